@@ -1,7 +1,7 @@
 //! Prints what checkpoints cost: `cargo run --release -p checkpoint --example cost [RAM pages]`.
 //!
-//! The pages look like a kernel's: records of a few words with pointers and counters. A third of the dirty
-//! pages changes a little, as most do between two checkpoints of a second; the other rows show the extremes.
+//! The pages look like a kernel's: records of a few words with pointers and counters. Most pages of a real guest change
+//! by a few words within a second, as in the rows with changed words. The other rows show the extremes.
 
 use std::fs;
 
@@ -18,7 +18,7 @@ impl Random {
     }
 }
 
-/// A page of records: pointers that share their upper half, small numbers, zeroes.
+/// A page of records: pointers with equal upper halves, small numbers, zeroes.
 fn records(random: &mut Random) -> Page {
     let mut page = [0; PAGE_BYTES];
     for word in page.chunks_exact_mut(8) {
@@ -86,8 +86,8 @@ fn main() {
     }
 }
 
-/// The processor time of this thread (not of a second one that helps to restore), in microseconds: other work
-/// on the host does not count.
+/// The processor time of this thread in microseconds. It excludes a second thread that helps to restore, and other work
+/// on the host.
 fn cpu_us() -> f64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").expect("a Linux host");
     let ns: u64 = text.split(' ').next().and_then(|word| word.parse().ok()).expect("a number");

@@ -1,4 +1,4 @@
-//! Writing checkpoints on a thread of its own while the guest runs on.
+//! Writes checkpoints on a separate thread while the guest continues.
 //!
 //! ```text
 //!  recorder                           writer thread
@@ -8,11 +8,10 @@
 //!  take_done ◄───────────────────────────────────────────────────┘
 //! ```
 //!
-//! A checkpoint that cannot be written, because the disk is full for one, costs that checkpoint only. The
-//! recorder learns of it by [`BackgroundWriter::take_lost`], and hands its pages in with the next one.
+//! A failure to write, for example because the disk is full, loses only that checkpoint. The recorder gets its pages
+//! from [`BackgroundWriter::take_lost`], and hands them in with the next checkpoint.
 //!
-//! The recorder waits only when 6 MiB are under way. Nothing here depends on how fast the thread is, except
-//! when a checkpoint becomes readable.
+//! The recorder waits only if 6 MiB are under way. The thread's speed decides only when a checkpoint becomes readable.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -32,43 +31,43 @@ use crate::store::Store;
 use crate::store::lock;
 use crate::thin::{Policy, too_old};
 
-/// Pages that are handed over together.
+/// Number of pages that are sent together.
 const BATCH_PAGES: usize = 64;
 
-/// Batches under way: with those at both ends 6 MiB.
+/// Number of batches in the channel. With the batches at both ends they hold 6 MiB.
 const BATCHES: usize = (6 << 20) / (BATCH_PAGES * PAGE_BYTES) - 2;
 
-/// Too old checkpoints are removed this many at once, or a quarter of all: each merge copies their file.
+/// Number of too old checkpoints that are removed at once, unless a quarter of all is more. Each merge copies a file.
 const PATIENCE: usize = 8;
 
 /// A checkpoint that has been written.
 #[derive(Clone, Debug)]
 pub struct Done {
-    /// What the store says about it.
+    /// The store's entry for it.
     pub entry: Entry,
-    /// Where the contents of each disk block that was handed in are now.
+    /// The place of the contents of each disk block that was handed in.
     pub disk: Vec<(u64, PageRef)>,
 }
 
-/// Writes checkpoints to a store in the background and thins it out after each.
+/// Writes checkpoints to a store in the background, and thins the store out after each.
 pub struct BackgroundWriter {
     store: Arc<Store>,
     policy: Policy,
     send: Option<SyncSender<Message>>,
-    /// Batches that the thread has emptied.
+    /// Empty batches that the thread returns.
     empty: Receiver<Batch>,
     batch: Batch,
     shared: Arc<Mutex<Shared>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Pages, and the contents of those that are not zero in the same order: a guest that starts writes zeroes to a third of
-/// its pages, which need not be copied.
+/// Pages, and the contents of non-zero pages in the same order. A guest that starts writes zeroes to a third of its
+/// pages, which need no copy.
 struct Batch {
     pages: Vec<(Space, u64, bool)>,
-    /// Room for all of them. The host hands it out at once: page by page, each costs more than copying it does.
+    /// Room for all of them, allocated by the host at once. Allocation page by page would cost more than the copy.
     contents: MmapMut,
-    /// How many of the contents mean something.
+    /// Number of contents in use.
     filled: usize,
 }
 
@@ -111,7 +110,8 @@ enum Message {
         head: Vec<u8>,
         state: Vec<u8>,
     },
-    /// Everything before this is written, or lost: asks for the pages of what is lost. What comes behind it has them.
+    /// Waits until everything before this is written or lost, and asks for the pages of lost checkpoints. The
+    /// checkpoints after this contain these pages.
     Recover(Sender<BTreeSet<(Space, u64)>>),
 }
 
@@ -120,17 +120,17 @@ struct Shared {
     done: Vec<Done>,
     error: Option<StoreError>,
     full: bool,
-    /// Checkpoints could not be written, and the recorder has not asked for their pages yet.
+    /// Whether checkpoints could not be written, and the recorder has not asked for their pages yet.
     is_lost: bool,
 }
 
 impl BackgroundWriter {
-    /// Starts the thread. While it works, no other thread of this process should write to the store for long: the writer
-    /// thread would have to wait for it.
+    /// Starts the thread. While it works, no other thread of this process should write to the store for long, because
+    /// the writer thread would have to wait.
     ///
     /// # Errors
     ///
-    /// If another process writes to the store, or the host gives no thread.
+    /// If another process writes to the store, or the host cannot start a thread.
     pub fn start(store: Arc<Store>, policy: Policy) -> Result<BackgroundWriter> {
         drop(store.writer()?);
         let (send, receive) = sync_channel(BATCHES);
@@ -157,18 +157,18 @@ impl BackgroundWriter {
         Ok(BackgroundWriter { store, policy, send: Some(send), empty, batch, shared, thread })
     }
 
-    /// Begins a checkpoint. One that was not finished is given up.
+    /// Begins a checkpoint. Drops an earlier one that was not finished.
     ///
     /// # Errors
     ///
-    /// If an earlier one was refused, or the thread is gone. That a disk is full is no error: see
+    /// If an earlier one was refused, or the thread has ended. A full disk is not an error: see
     /// [`BackgroundWriter::take_lost`].
     pub fn begin(&mut self, position: u64, time_ns: u64) -> Result<()> {
         self.batch.clear();
         self.send(Message::Begin { position, time_ns })
     }
 
-    /// Copies a page of the checkpoint that was begun; see [`CheckpointDraft::page`]. Waits while too much is under way.
+    /// Copies a page of the current checkpoint; see [`CheckpointDraft::page`]. Waits while too much is under way.
     ///
     /// # Errors
     ///
@@ -178,26 +178,26 @@ impl BackgroundWriter {
         if self.batch.pages.len() == BATCH_PAGES { self.send_batch() } else { Ok(()) }
     }
 
-    /// Completes the checkpoint that was begun and returns at once.
+    /// Completes the current checkpoint and returns at once.
     ///
     /// # Errors
     ///
-    /// As [`BackgroundWriter::begin`]; trouble with this checkpoint is reported by the calls that follow.
+    /// As [`BackgroundWriter::begin`]. Later calls report errors of this checkpoint.
     pub fn finish(&mut self, head: Vec<u8>, state: Vec<u8>) -> Result<()> {
         self.send_batch()?;
         self.send(Message::Finish { head, state })
     }
 
-    /// The checkpoints that were written since the last call, in the order in which they were begun. They may
-    /// have been thinned out already.
+    /// The checkpoints that were written since the last call, in the order in which they were begun. Some may already
+    /// be thinned out.
     pub fn take_done(&mut self) -> Vec<Done> {
         std::mem::take(&mut lock(&self.shared).done)
     }
 
-    /// The pages of the checkpoints that could not be written, because a disk is full for one, since this was last
-    /// asked; mostly there are none. Those checkpoints are given up, and all that were begun behind them. From
-    /// here on checkpoints are written again, if they can be: the next one must have these pages besides those
-    /// that changed since the last one was begun.
+    /// The pages of checkpoints that could not be written since the last call, for example because a disk is full.
+    /// Usually there are none. These checkpoints are lost, and so are later ones that had begun. From here on the thread
+    /// tries to write checkpoints again. The next one must contain these pages, and the pages that changed since the
+    /// last one was begun.
     ///
     /// # Errors
     ///
@@ -207,7 +207,7 @@ impl BackgroundWriter {
         if is_lost { self.wait_and_take_lost() } else { Ok(BTreeSet::new()) }
     }
 
-    /// Waits until everything that was begun is written or lost, and then does what [`BackgroundWriter::take_lost`] does.
+    /// Waits until every begun checkpoint is written or lost. Then does the same as [`BackgroundWriter::take_lost`].
     ///
     /// # Errors
     ///
@@ -219,8 +219,8 @@ impl BackgroundWriter {
         lost.recv().map_err(|_| StoreError::new(self.store.dir(), StoreErrorKind::WriterGone))
     }
 
-    /// Whether a checkpoint did not fit beneath the policy's cap, whatever else was removed. From then on all are
-    /// ignored, without errors: a later one would lack what changed before it.
+    /// Whether a checkpoint did not fit under the policy's cap, even after removing others. From then on all are
+    /// ignored without errors, because a later one would lack its changes.
     pub fn is_full(&self) -> bool {
         lock(&self.shared).full
     }
@@ -239,8 +239,8 @@ impl BackgroundWriter {
         }
     }
 
-    /// As [`BackgroundWriter::close`], at the end of a run. Checkpoints that are too old for a run that ended at `end_ns` are
-    /// removed: none will follow for whose sake that could wait.
+    /// As [`BackgroundWriter::close`], at the end of a run. Also removes checkpoints that are too old for a run that
+    /// ended at `end_ns`. No later checkpoint will follow to do that.
     ///
     /// # Errors
     ///
@@ -278,7 +278,7 @@ impl BackgroundWriter {
         let Some(thread) = self.thread.take() else { return };
         if thread.join().is_err() {
             let gone = StoreError::new(self.store.dir(), StoreErrorKind::WriterGone);
-            // The lock may be poisoned by the thread's panic; the message below is then all there is to say.
+            // The thread's panic may have poisoned the lock. The message below then reports this.
             if let Ok(mut shared) = self.shared.lock() {
                 shared.error.get_or_insert(gone);
             }
@@ -300,16 +300,16 @@ struct Job<'a> {
     pages: Vec<(Space, u64)>,
 }
 
-/// What becomes of the checkpoints that are handed in.
+/// How to treat checkpoints that are handed in.
 enum Fate {
     Written,
-    /// One could not be written, and the next ones lack what changed before it. These pages were in them.
+    /// A checkpoint could not be written, so the next ones lack its changes. It had these pages.
     Lost(BTreeSet<(Space, u64)>),
-    /// There will be no more. The channel is emptied all the same, so that the recorder does not wait for it.
+    /// No more checkpoints will be written. The channel is still emptied, so that the recorder does not wait.
     Over,
 }
 
-/// The thread.
+/// The state of the thread.
 struct Worker<'a> {
     store: &'a Store,
     policy: &'a Policy,
@@ -317,7 +317,7 @@ struct Worker<'a> {
     give_back: &'a Sender<Batch>,
     job: Option<Job<'a>>,
     fate: Fate,
-    /// Whether it was told that checkpoints are left out, and that none can be removed.
+    /// Whether warnings were logged that checkpoints are left out, and that none can be removed.
     told_lost: bool,
     told_thinning: bool,
 }
@@ -334,7 +334,7 @@ impl Worker<'_> {
     fn work(&mut self, message: Message) -> Result<()> {
         match message {
             Message::Begin { position, time_ns } => {
-                // The one that was not finished must go first: there is one writer at a time.
+                // Drop an unfinished checkpoint first: there can be only one writer.
                 self.job = None;
                 if matches!(self.fate, Fate::Written) {
                     let draft = self.store.draft(position, time_ns, Some(*self.policy))?;
@@ -366,7 +366,7 @@ impl Worker<'_> {
                     self.fate = Fate::Written;
                     lock(self.shared).is_lost = false;
                 }
-                // A recorder that has left needs no answer.
+                // A recorder that has gone needs no answer.
                 let _ = answer.send(lost);
             }
         }
@@ -387,12 +387,12 @@ impl Worker<'_> {
             _ => Ok(()),
         };
         batch.clear();
-        // If the recorder has left, the batch is not needed any more.
+        // If the recorder has gone, the batch is not needed any more.
         let _ = self.give_back.send(batch);
         written
     }
 
-    /// The checkpoint under way cannot be written. Where that is the disk's fault, another one may succeed.
+    /// Gives up the current checkpoint. If the disk caused the error, another checkpoint may succeed.
     fn fail(&mut self, error: StoreError) {
         let mut lost = match std::mem::replace(&mut self.fate, Fate::Over) {
             Fate::Lost(pages) => pages,
@@ -418,8 +418,8 @@ impl Worker<'_> {
         }
     }
 
-    /// A checkpoint that cannot be removed stays: the one that was just written is none the worse for it, and the cap holds, for
-    /// the next one does not fit then.
+    /// Thins out the store. A checkpoint that cannot be removed stays. The one that was just written is valid anyway,
+    /// and the cap still holds, because the next one will not fit.
     fn thin(&mut self) {
         let entries = self.store.entries();
         let patience =

@@ -1,6 +1,6 @@
-//! Reading many versions for a restore, on two threads, in the order of their places.
+//! Reads many versions for a restore, on two threads, in the order of their places.
 //!
-//! What is handed out does not depend on the threads, only the order in which it is.
+//! The threads affect only the order of the pages, not their contents.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,10 +21,10 @@ use crate::table::{Digest, Row};
 /// Pages that are decoded together.
 const BATCH: usize = 128;
 
-/// Below this many a second thread is not worth its start.
+/// With fewer pages, a second thread does not pay for its start.
 const MIN_FOR_THREAD: usize = 8 * BATCH;
 
-/// Blobs this near to one another are read together with what lies between them.
+/// Blobs that are this close to each other are read together, including the gap.
 const MAX_GAP: u64 = 8 << 10;
 
 /// The largest single read.
@@ -44,19 +44,19 @@ struct Blob {
 /// A page to be read.
 struct Request {
     page: u64,
-    /// The version itself, or what it differs from.
+    /// The full version: the version itself, or the base of its delta.
     full: Blob,
     delta: Option<Blob>,
 }
 
 impl Request {
-    /// The files that have it.
+    /// The files that this request needs.
     fn files(&self) -> impl Iterator<Item = u32> + use<> {
         [Some(self.full.file), self.delta.map(|delta| delta.file)].into_iter().flatten()
     }
 }
 
-/// Requests one behind the other that need no more files than these: at least two.
+/// Splits the requests into groups of neighbours. A group needs at most this many files, which must be at least two.
 fn groups(mut requests: &[Request], most_files: usize) -> impl Iterator<Item = &[Request]> {
     std::iter::from_fn(move || {
         let mut files = BTreeSet::new();
@@ -72,20 +72,20 @@ fn groups(mut requests: &[Request], most_files: usize) -> impl Iterator<Item = &
 
 type Files = BTreeMap<u32, OpenFile>;
 
-/// Pages that one thread hands to another.
+/// Pages that one thread passes to another.
 struct Pages {
     numbers: Vec<u64>,
     contents: Vec<Page>,
 }
 
 impl Store {
-    /// Reads the contents of many versions, each for a page, and hands them to `sink` in any order.
+    /// Reads the contents of many versions, each for a page, and passes them to `sink` in any order.
     ///
     /// # Errors
     ///
-    /// As [`Store::read`]. Pages that were handed out before the error are right.
+    /// As [`Store::read`]. Pages that were passed on before the error are right.
     pub fn read_many(&self, wanted: &[(u64, BlobId)], mut sink: impl FnMut(u64, &Page)) -> Result<()> {
-        // Files that are named in the index are there while it is held.
+        // Files in the index exist as long as the index is locked.
         let index = self.read_index();
         let mut requests = self.requests(&index, wanted)?;
         requests.sort_unstable_by_key(|request| (request.full, request.delta));
@@ -141,7 +141,7 @@ impl Store {
         })
     }
 
-    /// The second thread: stops at an error, or when the first one has given up.
+    /// Decodes batches on the second thread. Stops at an error, or when the first thread has given up.
     fn decode_batches<'a>(
         &self,
         take: &impl Fn() -> Option<&'a [Request]>,
@@ -229,10 +229,10 @@ fn place(blob: &Blob, files: &Files) -> Place {
     Place { id: blob.id, file, path, offset: blob.offset, len, digest: blob.digest, crc: blob.crc }
 }
 
-/// The bytes of a batch's blobs, with some of what lies between them.
+/// The bytes of a batch's blobs, including some gaps between them.
 struct Bytes {
     bytes: Vec<u8>,
-    /// File and offset of each extent's first byte, and where in `bytes` that is.
+    /// For each extent: the file, the offset of its first byte, and its place in `bytes`.
     extents: Vec<(u32, u64, usize)>,
 }
 

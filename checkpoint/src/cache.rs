@@ -1,6 +1,6 @@
-//! The store's three small memories: decoded pages, recent contents, and maps that were asked for.
+//! The store's three small caches: decoded pages, recent contents, and requested maps.
 //!
-//! All are bounded and deterministic; losing an entry costs time or room, never correctness.
+//! All are bounded and deterministic. A lost entry costs time or room, never correctness.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::table::Digest;
 /// 16 MiB of decoded pages.
 const PAGES: usize = 4096;
 
-/// Decoded full versions by id, one place for each. An entry that was of use since the last competitor came
-/// survives it, so that part of a scan over more pages than fit still hits.
+/// Decoded full versions by id, with one place for each id. An entry that was used since its last competitor came
+/// survives the next. So a part of a scan over more pages than fit still hits.
 #[derive(Default)]
 pub(crate) struct PageCache {
     places: Vec<Option<CachedPage>>,
@@ -47,16 +47,16 @@ impl PageCache {
 
 const RECENT: usize = 1 << 16;
 
-/// Which version may have given contents, among those written lately: a block read from the disk into guest memory
-/// is then stored once. 512 KiB.
+/// Maps contents to a recent version that may hold them. A block that is read from the disk into guest memory is then
+/// stored once. Takes 512 KiB.
 #[derive(Default)]
 pub(crate) struct Recent {
-    /// Ids by a part of the digest; 0 is none.
+    /// Ids by a part of the digest; 0 means none.
     places: Vec<u64>,
 }
 
 impl Recent {
-    /// The only version that may have this digest, of those that are known here. Its own may be another.
+    /// The only known version that may have this digest. Its actual digest may differ.
     pub fn get(&self, digest: &Digest) -> Option<u64> {
         self.places.get(place(digest)).copied().filter(|id| *id != 0)
     }
@@ -73,14 +73,14 @@ fn place(digest: &Digest) -> usize {
     usize::from(u16::from_le_bytes([digest[0], digest[1]]))
 }
 
-/// More than the steps that double from one to the largest store; a map of 512 MiB is at most 2 MiB.
+/// More than the number of doublings from one to the largest store. A map of 512 MiB takes at most 2 MiB.
 const MAPS: usize = 14;
 
-/// The maps that were asked for last, by position and by the number of the file that they belong to.
+/// The maps that were requested last, by position and by the number of their file.
 #[derive(Default)]
 pub(crate) struct MapsCache {
     maps: BTreeMap<u64, CachedMaps>,
-    /// Position and file of the checkpoints whose maps are known to be right, cached or not.
+    /// Position and file of the checkpoints whose maps passed the check, cached or not.
     checked: BTreeSet<(u64, u32)>,
     clock: u64,
 }
@@ -92,7 +92,7 @@ struct CachedMaps {
 }
 
 impl MapsCache {
-    /// The cached position at or before `position` that is nearest to it and that `is_live`, given its file.
+    /// The nearest cached position at or before `position` whose file `is_live`.
     pub fn nearest(&mut self, position: u64, is_live: impl Fn(u64, u32) -> bool) -> Option<(u64, Maps)> {
         self.clock += 1;
         let mut earlier = self.maps.range_mut(..=position).rev();
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (None, Some(1)));
         cache.put(second, &page(2));
         assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (None, Some(1)));
-        // Without any use between two competitors it goes.
+        // An entry without any use between two competitors is replaced.
         cache.put(second, &page(2));
         cache.put(second, &page(2));
         assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (Some(2), None));

@@ -1,16 +1,16 @@
-//! One number for everything that a checkpoint's maps say.
+//! A checksum of a checkpoint's maps.
 //!
-//! A checkpoint's file lists only what changed, so its contents depend on the files before it. If one of those is
-//! missing, or belongs to another store, every file may still be whole by itself; the number that was
-//! written down when the checkpoint was taken tells.
+//! A checkpoint's file lists only changes, so its contents depend on the files before it. If one of these is missing,
+//! or belongs to another store, each remaining file may still be valid alone. The checksum from the time of the
+//! checkpoint shows the error.
 
 use twox_hash::XxHash3_128;
 
 use crate::map::{Maps, PageMap, PageRef, Space};
 use crate::table::{BlobTable, Digest};
 
-/// The check of `maps`, whose versions are in `blobs`: a sum with one term for each page that is not as at
-/// power-on, which depends on the contents alone and not on the numbers of versions.
+/// The check of `maps`, whose versions are in `blobs`. It is a sum with one term for each page that is not as at
+/// power-on. It depends on the contents alone, not on the numbers of versions.
 pub(crate) fn maps_check(maps: &Maps, blobs: &BlobTable) -> u64 {
     let of_space = |space: Space| sum(maps.space(space), space as u64, blobs);
     of_space(Space::Ram).wrapping_add(of_space(Space::Disk))
@@ -23,7 +23,8 @@ fn sum(map: &PageMap, space: u64, blobs: &BlobTable) -> u64 {
     })
 }
 
-/// Of a page of zeroes there is no digest in the table; no page's is likely to be that of no bytes at all.
+/// The digest of a version. The table has no digest of a zero page, which gets zero bytes instead. No page is likely to
+/// have that digest.
 fn digest_of(version: &PageRef, blobs: &BlobTable) -> Digest {
     let row = version.stored().and_then(|id| blobs.get(id));
     row.map_or([0; 16], |row| row.digest)

@@ -1,7 +1,7 @@
-//! How one page becomes a blob: compressed by itself, or as its difference from another page, of which a few
-//! words are written down as they are.
+//! Encodes one page as a blob: compressed by itself, or as its difference from another page. A difference of a few
+//! words is stored uncompressed.
 //!
-//! The stored form is described in `FORMAT.md`; RFC 8878 and LZ4's block format describe the compressed ones.
+//! `FORMAT.md` describes the stored form. RFC 8878 and LZ4's block format describe the compressed ones.
 
 use std::io;
 
@@ -13,28 +13,29 @@ use zstd::bulk::{Compressor, Decompressor};
 use crate::page::{PAGE_BYTES, Page};
 use crate::table::Digest;
 
-/// One of zstd's fast levels: it takes half the time of the first ordinary level, for an eighth more bytes. A recorder needs
-/// the time more.
+/// One of zstd's fast levels. It takes half the time of the first normal level, for an eighth more bytes. The recorder
+/// needs the time more.
 const LEVEL: i32 = -1;
 
-/// How LZ4 packs a page's first version: its fast mode, as fast as here, takes a quarter of the ordinary one's time, for a third
-/// more bytes. A guest that boots writes ten thousand such pages within a second.
+/// LZ4's mode for a page's first version. Its fast mode, as fast as here, takes a quarter of the normal mode's time,
+/// for a third more bytes. A guest that boots writes ten thousand such pages within a second.
 const FIRST_MODE: CompressionMode = CompressionMode::FAST(64);
 
-/// The first byte of a patch: no frame of zstd's begins with it (RFC 8878, section 3.1.1).
+/// The first byte of a patch. No zstd frame begins with this byte (RFC 8878, section 3.1.1).
 const PATCH_TAG: u8 = 0;
 
-/// The first byte before an LZ4 block: no frame of zstd's begins with this byte either.
+/// The first byte before an LZ4 block. No zstd frame begins with this byte either.
 const LZ4_TAG: u8 = 1;
 
-/// A patch this small is kept without compressing the difference: most are, and that is ten times as quick.
+/// Largest patch that is stored without compressing the difference. Most patches are this small, and this is ten times
+/// as fast.
 const SMALL_PATCH_BYTES: usize = 256;
 
-/// A difference this small is kept without asking what the page by itself would take.
+/// Largest difference that is stored without comparing it with the size of the page by itself.
 const SMALL_DELTA_BYTES: usize = 512;
 
-/// The most words, of a page's 512, that may differ for a difference to be tried: beyond that it seldom compresses better
-/// than the page.
+/// Most words, of a page's 512, that may differ for a delta. Beyond this number a delta rarely compresses better than
+/// the page.
 const MAX_DELTA_WORDS: usize = 320;
 
 /// The digest that identifies a page's contents: XXH3-128, little endian.
@@ -42,14 +43,14 @@ pub fn digest(page: &Page) -> Digest {
     XxHash3_128::oneshot(page).to_le_bytes()
 }
 
-/// What [`Codec::encode`] made of a page.
+/// The result of [`Codec::encode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Encoded {
     Full,
     Delta,
 }
 
-/// Compression state and scratch space, worth keeping between pages.
+/// Compression state and scratch space, reused between pages.
 pub(crate) struct Codec {
     compressor: Compressor<'static>,
     decompressor: Decompressor<'static>,
@@ -57,23 +58,23 @@ pub(crate) struct Codec {
     delta: Buffer,
 }
 
-/// A compressed page: never longer than the page itself.
+/// A compressed page, which is never longer than the page itself.
 struct Buffer {
     bytes: Box<Page>,
     len: usize,
 }
 
 impl Codec {
-    /// Fails only for want of memory.
+    /// Fails only if memory is exhausted.
     pub fn new() -> io::Result<Codec> {
         let buffer = || Buffer { bytes: Box::new([0; PAGE_BYTES]), len: 0 };
         let (full, delta) = (buffer(), buffer());
         Ok(Codec { compressor: Compressor::new(LEVEL)?, decompressor: Decompressor::new()?, full, delta })
     }
 
-    /// The smaller form of `page`, where a full version `base` exists that it can be compared with. Prefers a full one when it
-    /// costs little more: the differences that follow become smaller. A page's first version is packed with LZ4, which takes a
-    /// seventh of the time for half more bytes: a guest that starts writes nothing else.
+    /// The smaller form of `page`, if a full version `base` exists for a delta. A full version that costs little more
+    /// is preferred, because the deltas after it become smaller. A page's first version is packed with LZ4, which takes
+    /// a seventh of the time for half more bytes. A guest that starts writes only such pages.
     pub fn encode(&mut self, page: &Page, base: Option<&Page>) -> (Encoded, &[u8]) {
         let Some(base) = base else {
             self.full.pack_first(page);
@@ -98,7 +99,7 @@ impl Codec {
         (Encoded::Delta, self.delta.packed())
     }
 
-    /// Undoes the compression of a blob. False if it does not yield a page.
+    /// Decompresses a blob. Returns false if it does not yield a page.
     pub fn unpack(&mut self, blob: &[u8], to: &mut Page) -> bool {
         if let Ok(page) = <&Page>::try_from(blob) {
             *to = *page;
@@ -115,7 +116,7 @@ impl Codec {
 impl Buffer {
     fn pack_first(&mut self, page: &Page) {
         self.bytes[0] = LZ4_TAG;
-        // Where there is not room enough, the page does not shrink.
+        // If the room is too small, the page does not shrink.
         match compress_to_buffer(page, Some(FIRST_MODE), false, &mut self.bytes[1..PAGE_BYTES - 1]) {
             Ok(len) => self.len = 1 + len,
             Err(_) => self.keep(page),
@@ -123,7 +124,7 @@ impl Buffer {
     }
 
     fn pack(&mut self, compressor: &mut Compressor<'_>, page: &Page) {
-        // A page that does not shrink is an error of the compressor, whose room is one byte too small for it.
+        // If a page does not shrink, the compressor reports an error, because the room is one byte too small.
         let room = &mut self.bytes[..PAGE_BYTES - 1];
         match compressor.compress_to_buffer(&page[..], room) {
             Ok(len) => self.len = len,
@@ -131,7 +132,7 @@ impl Buffer {
         }
     }
 
-    /// The page as it is.
+    /// Stores the page uncompressed.
     fn keep(&mut self, page: &Page) {
         *self.bytes = *page;
         self.len = PAGE_BYTES;
@@ -142,8 +143,8 @@ impl Buffer {
     }
 }
 
-/// Writes the words of a page that are not zero, each group of them behind two bytes: how many zero words
-/// precede it, and how many there are. None if there is not enough room.
+/// Writes the non-zero words of a page. Two bytes precede each group of words: the number of zero words before the
+/// group, and the number of words. `None` if there is not enough room.
 fn write_patch(page: &Page, to: &mut [u8]) -> Option<usize> {
     to[0] = PATCH_TAG;
     let (mut len, mut group, mut skip) = (1, None, 0_usize);
@@ -172,7 +173,7 @@ fn write_patch(page: &Page, to: &mut [u8]) -> Option<usize> {
     Some(len)
 }
 
-/// The page that a patch (without its tag) was written from. False if there is none.
+/// Reads the page of a patch without its tag. Returns false if it is not valid.
 fn read_patch(mut patch: &[u8], page: &mut Page) -> bool {
     page.fill(0);
     let mut at = 0;
@@ -187,14 +188,15 @@ fn read_patch(mut patch: &[u8], page: &mut Page) -> bool {
     patch.is_empty()
 }
 
-/// Replaces `page` by its exclusive-or with `base`, which turns a difference into the page and back.
+/// Replaces `page` by its exclusive-or with `base`. This turns a difference into the page, and a page into the
+/// difference.
 pub(crate) fn xor(page: &mut Page, base: &Page) {
     for (byte, other) in page.iter_mut().zip(base) {
         *byte ^= other;
     }
 }
 
-/// The exclusive-or of the pages unless most of their words differ.
+/// The exclusive-or of the pages, unless most of their words differ.
 fn difference(page: &Page, base: &Page) -> Option<Page> {
     let mut difference = *page;
     xor(&mut difference, base);
@@ -206,7 +208,7 @@ fn difference(page: &Page, base: &Page) -> Option<Page> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A page that cannot be packed.
+    /// A page that cannot be compressed.
     pub(crate) fn noise(seed: u64) -> Page {
         let mut state = seed;
         std::array::from_fn(|_| {
@@ -238,17 +240,17 @@ pub(crate) mod tests {
         assert!(kind == Encoded::Delta && len < 100, "{len}");
         let (kind, len) = roundtrip(&[7; PAGE_BYTES], None);
         assert!(kind == Encoded::Full && len < 100, "{len}");
-        // A third of the page changes: the difference is much smaller than the page, which does not compress.
+        // A third of the page changes. The difference is much smaller than the page, which does not compress.
         let mut third = random;
         third[..1360].copy_from_slice(&noise(9)[..1360]);
         assert_eq!(roundtrip(&third, Some(&random)).0, Encoded::Delta);
-        // Half of a compressible page is random: the difference is as large as the page.
+        // Half of a compressible page is random. The difference is as large as the page.
         let mut half = [7; PAGE_BYTES];
         half[..2000].copy_from_slice(&random[..2000]);
         assert_eq!(roundtrip(&half, Some(&[7; PAGE_BYTES])).0, Encoded::Full);
     }
 
-    /// A blob as long as a page is taken for the page as it is, so nothing that was packed may be.
+    /// A blob as long as a page is read as an uncompressed page, so no packed blob may have that length.
     #[test]
     fn a_page_that_hardly_shrinks_comes_back() {
         let mut lens = Vec::new();
@@ -284,7 +286,7 @@ pub(crate) mod tests {
         assert!(!read_patch(&[255, 0, 255, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0], &mut back), "beyond the end");
     }
 
-    /// FORMAT.md: two bytes for each group of words, of which there are 255 at most, and for each 255 zeroes before it.
+    /// FORMAT.md: each group of at most 255 words takes two bytes, and so does each run of 255 zero words before it.
     #[test]
     fn a_patch_is_as_long_as_its_format_says() {
         let range = |words: std::ops::Range<usize>| words.collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! Adding a checkpoint: deciding what each page that may have changed costs, and writing the file.
+//! Adds a checkpoint: chooses the form of each page that may have changed, and writes the file.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
@@ -20,10 +20,10 @@ use crate::store::{Store, Writer};
 use crate::table::{Digest, Row};
 use crate::thin::Policy;
 
-/// How far a file that is being written grows before the cap is looked at again, at most.
+/// Most bytes that a file grows before the cap is checked again.
 const ROOM_BYTES: u64 = 1 << 20;
 
-/// A checkpoint that is being written. Dropping it leaves the store as it was.
+/// A checkpoint that is being written. Dropping it leaves the store as before.
 pub struct CheckpointDraft<'a> {
     store: &'a Store,
     writer: MutexGuard<'a, Writer>,
@@ -32,22 +32,22 @@ pub struct CheckpointDraft<'a> {
     number: u32,
     position: u64,
     time_ns: u64,
-    /// The maps at the checkpoint before this one.
+    /// The maps at the previous checkpoint.
     previous: Maps,
     /// The maps at this checkpoint, as far as its pages have arrived.
     maps: Maps,
-    /// What this file's list is relative to: `previous`, after the pages in the previous checkpoint's `back` list went back.
+    /// The maps that this file's list changes: `previous` after its `back` list.
     incoming: Maps,
-    /// The checkpoint that follows, if this one is not the last.
+    /// The next checkpoint, if this one is not the last.
     next: Option<Next>,
     codec: Codec,
     blobs: Vec<BlobEntry>,
-    /// Ids of this file's blobs, from the first of them on.
+    /// Id of this file's first blob; the others follow.
     first_blob: u64,
-    /// Versions that this file will refer to; counted as references until its list is written.
+    /// Versions that this file will refer to, counted as references until its list is written.
     pins: Vec<u64>,
     dirtied_bytes: u64,
-    /// Bytes that may be written before the cap must be looked at again.
+    /// Bytes that may be written before the cap must be checked again.
     room: u64,
     done: bool,
 }
@@ -58,7 +58,7 @@ struct Next {
 }
 
 impl Store {
-    /// Begins a checkpoint at `position`, before, between or behind the others.
+    /// Begins a checkpoint at `position`, before, between or after the others.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl Store {
         self.draft(position, time_ns, None)
     }
 
-    /// Begins a checkpoint that thins others out while it grows, so that the policy's cap always holds.
+    /// Begins a checkpoint that thins out others while it grows, so that the policy's cap always holds.
     pub(crate) fn draft(
         &self,
         position: u64,
@@ -112,7 +112,7 @@ impl Store {
         })
     }
 
-    /// The positions of the checkpoints on either side.
+    /// The positions of the previous and the next checkpoint.
     fn neighbours(&self, position: u64) -> Result<(Option<u64>, Option<u64>)> {
         let index = self.read_index();
         let previous = index.order.range(..position).next_back().map(|(at, _)| *at);
@@ -133,18 +133,18 @@ impl Store {
 }
 
 impl CheckpointDraft<'_> {
-    /// Where in the run it is.
+    /// Its position in the run.
     pub(crate) fn position(&self) -> u64 {
         self.position
     }
 
-    /// Says what a page holds at this checkpoint. Pages that hold what they held at the checkpoint before it
-    /// may be left out; those that cost nothing (unchanged, zero, or equal to another) may be handed in.
-    /// Returns where the contents are stored; read it once the checkpoint is finished.
+    /// Sets the contents of a page at this checkpoint. Pages that did not change since the previous checkpoint may be
+    /// omitted. Unchanged pages, zero pages, and pages equal to another cost nothing. Returns the place of the
+    /// contents, which can be read once the checkpoint is finished.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written, or it does not fit beneath the cap. The draft is then of no more use.
+    /// If the file cannot be written, or does not fit under the cap. The draft is then useless.
     ///
     /// # Panics
     ///
@@ -162,12 +162,12 @@ impl CheckpointDraft<'_> {
         Ok(version)
     }
 
-    /// Says that a page holds what it held at power-on.
+    /// Sets a page to its contents at power-on.
     pub(crate) fn base_page(&mut self, space: Space, number: u64) {
         self.maps.space_mut(space).set(number, PageRef::Base);
     }
 
-    /// The id of a version with these contents, which is new only if no equal one is known.
+    /// The id of a version with these contents. The version is new only if no equal one is known.
     fn version(&mut self, space: Space, number: u64, contents: &Page) -> Result<u64> {
         let digest = digest(contents);
         let before = self.previous.space(space).get(number).stored();
@@ -187,7 +187,7 @@ impl CheckpointDraft<'_> {
         self.write_version(digest, contents, base)
     }
 
-    /// Keeps a version while checkpoints around it are removed to make room.
+    /// Keeps a version while other checkpoints are removed to make room.
     fn pin(&mut self, id: u64) {
         self.store.write_index().blobs.refer(id, 1);
         self.pins.push(id);
@@ -196,7 +196,7 @@ impl CheckpointDraft<'_> {
     fn write_version(&mut self, digest: Digest, contents: &Page, base: Option<u64>) -> Result<u64> {
         self.make_room(PAGE_BYTES as u64)?;
         let base_page = match base.map(|base| self.store.full_page_of(base)).transpose() {
-            // What is damaged is not built upon.
+            // A damaged page must not become a base.
             Err(error) if error.is_damage() => None,
             page => page?,
         };
@@ -213,14 +213,14 @@ impl CheckpointDraft<'_> {
         if let Some(base) = base {
             index.blobs.refer(base.get(), 1);
         }
-        // The first blob's id counts from 0, the others from the one before.
+        // The first blob's id counts from 0, later ones from the previous blob.
         let step = if self.blobs.is_empty() { id } else { 1 };
         let step = NonZeroU64::new(step).expect("ids begin with 1");
         self.blobs.push(BlobEntry { step, base, len, digest, crc });
         Ok(id)
     }
 
-    /// Thins out others until `bytes` more fit beneath the cap.
+    /// Thins out other checkpoints until `bytes` more fit under the cap.
     fn make_room(&mut self, bytes: u64) -> Result<()> {
         let Some(policy) = self.policy else { return Ok(()) };
         if self.room < bytes {
@@ -235,13 +235,13 @@ impl CheckpointDraft<'_> {
         Ok(())
     }
 
-    /// Writes the rest of the file and makes it part of the store. `head` are at most 4096 bytes that
-    /// [`Store::entries`] gives back, `state` any number that [`Store::state_at`] reads.
+    /// Writes the rest of the file and adds it to the store. `head` holds at most 4096 bytes, which [`Store::entries`]
+    /// returns. `state` holds any number of bytes, which [`Store::state_at`] reads.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written, does not fit beneath the cap, or the head is too long. The store is then as
-    /// it was before the draft.
+    /// If the file cannot be written, does not fit under the cap, or the head is too long. The store is then as before
+    /// the draft.
     pub fn finish(mut self, head: &[u8], state: &[u8]) -> Result<Entry> {
         if head.len() > MAX_HEAD_BYTES {
             return Err(StoreError::new(&self.store.dir, StoreErrorKind::HeadTooLong(head.len())));
@@ -268,8 +268,8 @@ impl CheckpointDraft<'_> {
         self.put(footer, &directory, head)
     }
 
-    /// What this checkpoint changes in its incoming maps (`list`), and which of these changes are taken back before the next
-    /// checkpoint (`back`).
+    /// The directory of this checkpoint: the changes to its incoming maps (`list`), and the changes that are undone
+    /// before the next checkpoint (`back`).
     fn directory(&mut self) -> Directory {
         let list = Lists::changes(&self.maps, &self.incoming);
         let back = |space: Space| {
@@ -286,7 +286,7 @@ impl CheckpointDraft<'_> {
         Directory { dirtied_bytes, maps_check, list, back, blobs }
     }
 
-    /// Gives the file its name and enters it in the store.
+    /// Gives the file its name and adds it to the index.
     fn put(mut self, footer: Footer, directory: &Directory, head: &[u8]) -> Result<Entry> {
         let (listed, file) = self.part.listed(self.number)?;
         let mut index = self.store.write_index();
@@ -304,7 +304,7 @@ impl CheckpointDraft<'_> {
 }
 
 impl Drop for CheckpointDraft<'_> {
-    /// Removes the blobs of a file that was not finished from the table.
+    /// Removes the blobs of an unfinished file from the table.
     fn drop(&mut self) {
         if self.done {
             return;
@@ -367,11 +367,11 @@ mod tests {
         };
         fill(10, &|n| noise(n + 1));
         fill(20, &|_| ZERO_PAGE);
-        // The first checkpoint and the draft do not fit beneath it together.
+        // The first checkpoint and the draft do not fit under the cap together.
         let max = 400 << 10;
         let policy = Policy { max_bytes: Some(max), ..Policy::default() };
         let mut draft = store.draft(30, 0, Some(policy)).unwrap();
-        // One page's contents are those that the first checkpoint has, and no other.
+        // One page has contents that only the first checkpoint has.
         draft.page(Space::Ram, 100, &noise(1)).unwrap();
         for n in 101..161 {
             draft.page(Space::Ram, n, &noise(n)).unwrap();

@@ -1,4 +1,4 @@
-//! What can go wrong with a store: one sentence each, naming the file and the place in it.
+//! Errors of a store: one sentence each, with the file and the place in it.
 
 use std::error::Error;
 use std::fmt;
@@ -6,33 +6,33 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A store, or one of its files, that could not be used. Cloning shares the cause.
+/// A store, or one of its files, that could not be used. A clone shares the cause.
 #[derive(Clone, Debug)]
 pub struct StoreError {
-    /// The file, or the store's folder where no single file is to blame.
+    /// The file, or the store's folder if no single file caused the error.
     pub path: PathBuf,
-    /// What happened to it.
+    /// The kind of error.
     pub kind: StoreErrorKind,
 }
 
-/// What happened to a store's file.
+/// The kinds of errors.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// The host refused, for example because its disk is full.
+    /// The host refused an operation, for example because its disk is full.
     #[error("cannot {what}")]
     Io {
-        /// What was tried, as a verb phrase.
+        /// The operation, as a verb phrase.
         what: &'static str,
-        /// The host's answer.
+        /// The host's error.
         source: Arc<io::Error>,
     },
-    /// The bytes are not what a writer of this format leaves behind.
+    /// The bytes are not valid in this format.
     #[error("damaged {place}: {what}")]
     Damaged {
         /// The part of the file.
         place: String,
-        /// What is wrong with it.
+        /// The fault.
         what: String,
     },
     /// A later program wrote this file.
@@ -49,13 +49,13 @@ pub enum StoreErrorKind {
     /// Another process merged or deleted the file after this store was opened.
     #[error("was replaced by another process; the store must be opened again")]
     Replaced,
-    /// `create` found a store in its place.
+    /// `create` found an existing store.
     #[error("is a checkpoint store already")]
     AlreadyExists,
     /// The machine has more pages than a store can number.
     #[error("cannot number {0} pages")]
     TooLarge(u64),
-    /// The opaque bytes for the list of checkpoints are too many.
+    /// The opaque head for the list of checkpoints is too long.
     #[error("cannot hold a head of {0} bytes")]
     HeadTooLong(usize),
     /// There is a checkpoint at this position already.
@@ -64,18 +64,18 @@ pub enum StoreErrorKind {
     /// There is no checkpoint at this position.
     #[error("holds no checkpoint at position {0}")]
     Missing(u64),
-    /// The page version with this number is (no longer) part of the store.
+    /// The store does not hold the page version with this number (any more).
     #[error("does not hold page version {0}")]
     Gone(u64),
-    /// The checkpoint does not fit, whatever else is thinned out.
+    /// The checkpoint does not fit, even after thinning out others.
     #[error("has no room for another checkpoint within its {0} bytes")]
     Full(u64),
-    /// The thread that writes in the background is gone.
+    /// The background writer's thread has ended.
     #[error("lost its background writer")]
     WriterGone,
 }
 
-/// The result of everything that touches a store's files.
+/// The result of operations on a store's files.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
 impl StoreError {
@@ -87,17 +87,17 @@ impl StoreError {
         StoreError::new(path, StoreErrorKind::Damaged { place: place.into(), what: what.into() })
     }
 
-    /// For `map_err`: the host's answer when `what` was tried with the file at `path`.
+    /// For `map_err`: turns the host's error into one that says `what` was tried with the file at `path`.
     pub(crate) fn io(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> StoreError {
         move |source| StoreError::new(path, StoreErrorKind::Io { what, source: Arc::new(source) })
     }
 
-    /// Whether the file was not there.
+    /// Whether the error is a missing file.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(&self.kind, StoreErrorKind::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Whether the stored bytes are wrong, as opposed to trouble on this host or in the request.
+    /// Whether the stored bytes are wrong, as opposed to errors of this host or of the request.
     pub fn is_damage(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Damaged { .. })
     }
@@ -119,7 +119,7 @@ impl Error for StoreError {
 mod tests {
     use super::*;
 
-    /// What is damaged is dropped or not built upon. A full disk, or a file of a later program, is not damage.
+    /// Damaged data is dropped or never used as a base. A full disk, or a file of a later program, is not damage.
     #[test]
     fn only_wrong_bytes_are_damage() {
         let path = Path::new("file");

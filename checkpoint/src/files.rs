@@ -14,15 +14,14 @@ pub struct StoreFile {
     pub number: Option<u32>,
     /// Its name in the store's folder.
     pub name: String,
-    /// The file. What is read from it stays the same whatever happens to the folder.
+    /// The file. Its content stays the same, whatever happens to the folder.
     pub file: Arc<File>,
     /// Its size in bytes.
     pub bytes: u64,
 }
 
 impl Store {
-    /// The header, and then the files of all checkpoints by number: what another folder must have to be the
-    /// same store.
+    /// The header, and then the files of all checkpoints by number. A copy of the store needs exactly these files.
     ///
     /// # Errors
     ///
@@ -42,8 +41,7 @@ impl Store {
     }
 }
 
-/// The name that a store's file must have: of the checkpoint with this number, or of the header. `None` if there is
-/// no such number.
+/// The name of a store's file: of the checkpoint with this number, or of the header. `None` if the number is not valid.
 pub fn file_name(number: Option<u32>) -> Option<String> {
     match number {
         None => Some(HEADER_NAME.to_string()),

@@ -1,7 +1,7 @@
-//! The store's folder: names, the header, the writers' lock, and putting whole files in place.
+//! The store's folder: file names, the header, the writers' lock, and placing complete files.
 //!
-//! A file with a `.part` at the end of its name is unfinished, or was left behind by a writer that was killed. Only whole
-//! files ever get another name.
+//! A file whose name ends in `.part` is unfinished, or a killed writer left it behind. Only complete files get another
+//! name.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
@@ -21,7 +21,7 @@ const LOCK_NAME: &str = "lock";
 /// The largest number that fits the eight digits of a name.
 pub(crate) const MAX_NUMBER: u32 = 99_999_999;
 
-/// A file as the folder lists it. Two that are equal have the same contents.
+/// A file in the folder's listing. Two equal ones have equal contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Listed {
     pub number: u32,
@@ -37,7 +37,7 @@ pub(crate) fn checkpoint_name(number: u32) -> String {
     format!("{number:08}.ckpt")
 }
 
-/// The finished checkpoints' files by number. Files that vanish meanwhile are left out.
+/// The finished checkpoint files by number. Omits files that vanish in the meantime.
 pub(crate) fn list(dir: &Path) -> Result<Vec<Listed>> {
     let mut listed = Vec::new();
     for entry in fs::read_dir(dir).map_err(StoreError::io(dir, "list the folder"))? {
@@ -58,7 +58,7 @@ fn number_of(name: &str) -> Option<u32> {
     is_number.then(|| digits.parse().ok())?
 }
 
-/// Removes what writers that were killed left unfinished. Call it with the lock held.
+/// Removes unfinished files of killed writers. The caller must hold the lock.
 pub(crate) fn remove_parts(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir).map_err(StoreError::io(dir, "list the folder"))? {
         let path = entry.map_err(StoreError::io(dir, "list the folder"))?.path();
@@ -69,7 +69,7 @@ pub(crate) fn remove_parts(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes the folder and its header.
+/// Creates the folder and its header.
 pub(crate) fn create(dir: &Path, shape: Shape) -> Result<()> {
     check_shape(dir, shape)?;
     fs::create_dir_all(dir).map_err(StoreError::io(dir, "make the folder"))?;
@@ -100,13 +100,13 @@ fn header(shape: Shape) -> Vec<u8> {
     bytes
 }
 
-/// The size of a store with one checkpoint of this state, and of no pages.
+/// The size of a store with one checkpoint that has this state and no pages.
 pub fn least_bytes(state: &[u8]) -> u64 {
     let (state, _) = pack_section(state);
     HEADER_BYTES as u64 + MAGIC.len() as u64 + state.len() as u64 + FOOTER_BYTES
 }
 
-/// The numbers of pages that the header gives.
+/// Reads the numbers of pages in the header.
 pub(crate) fn read_header(dir: &Path) -> Result<Shape> {
     let path = dir.join(HEADER_NAME);
     let len = fs::metadata(&path).map_err(StoreError::io(&path, "open the store's header"))?.len();
@@ -134,7 +134,7 @@ pub(crate) fn read_header(dir: &Path) -> Result<Shape> {
     Ok(shape)
 }
 
-/// Takes the writers' lock, which lasts as long as the file is open.
+/// Takes the writers' lock, which is held as long as the file is open.
 pub(crate) fn lock(dir: &Path) -> Result<File> {
     let path = dir.join(LOCK_NAME);
     let file = plain_file::lock_file(&path).map_err(StoreError::io(&path, "open the lock"))?;
@@ -145,7 +145,7 @@ pub(crate) fn lock(dir: &Path) -> Result<File> {
     }
 }
 
-/// A file that gets its name when it is whole; dropping it before removes it.
+/// A file that gets its name once it is complete. Dropping it earlier removes it.
 pub(crate) struct Part {
     path: PathBuf,
     part: PathBuf,
@@ -163,7 +163,7 @@ impl Part {
         let part = PathBuf::from(part);
         let create = || File::options().create_new(true).read(true).write(true).open(&part);
         let file = match create() {
-            // What was left behind goes, and is not written to: it may be a link.
+            // A left-over file is removed, not written to, because it may be a link.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 fs::remove_file(&part).and_then(|()| create())
             }
@@ -191,14 +191,14 @@ impl Part {
         Ok(())
     }
 
-    /// Brings the bytes to the disk; what follows is quick.
+    /// Flushes the bytes to the disk, so that the following steps are fast.
     pub fn sync(&mut self) -> Result<()> {
         self.flush()?;
         let file = self.file.as_ref().expect("it is open until it is finished");
         file.sync_data().map_err(StoreError::io(&self.part, "flush"))
     }
 
-    /// What the folder will list, and the open file. Call it when everything is written.
+    /// The file's future entry in the listing, and the open file. Call it after writing everything.
     pub fn listed(&self, number: u32) -> Result<(Listed, Arc<File>)> {
         let file = self.file.as_ref().expect("it is open until it is finished");
         let file = file.try_clone().map_err(StoreError::io(&self.part, "open"))?;
@@ -206,7 +206,7 @@ impl Part {
         Ok((Listed { number, inode, len: self.len() }, Arc::new(file)))
     }
 
-    /// Gives the file its name, in place of one that has it. It must have been synced.
+    /// Gives the file its name, and replaces an existing file. It must have been synced.
     pub fn rename(&mut self) -> Result<()> {
         fs::rename(&self.part, &self.path).map_err(StoreError::io(&self.part, "rename"))?;
         self.file = None;
@@ -227,8 +227,8 @@ impl Drop for Part {
     }
 }
 
-/// Writes renamed and removed names to the disk. If the host cannot do that, a power cut may cost the last checkpoint and no
-/// more, which is no reason to stop recording.
+/// Writes renamed and removed names to the disk. If the host cannot do that, a power cut may cost the last checkpoint.
+/// That is no reason to stop recording.
 fn sync_folder(dir: &Path) {
     if let Err(error) = File::open(dir).and_then(|folder| folder.sync_all()) {
         log::warn!("{} cannot be flushed: {error}", dir.display());

@@ -1,7 +1,7 @@
-//! The bytes of a checkpoint's file: `FORMAT.md` is the description that this follows.
+//! The bytes of a checkpoint's file. `FORMAT.md` describes the format.
 //!
-//! Reading trusts no length: sections must fill the file exactly, and what is unpacked from one is at most
-//! [`MAX_RATIO`] times its size.
+//! The reader trusts no length. Sections must fill the file exactly, and a section unpacks to at most [`MAX_RATIO`]
+//! times its size plus [`UNPACK_FREE_BYTES`].
 
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -17,7 +17,7 @@ use crate::table::Digest;
 /// The first bytes of every checkpoint's file.
 pub(crate) const MAGIC: [u8; 8] = *b"ttvmckpt";
 
-/// Of this format. A reader refuses others.
+/// The version of this format. A reader refuses others.
 pub(crate) const VERSION: u32 = 2;
 
 /// The largest number of pages of either space: 4 TiB.
@@ -26,10 +26,10 @@ pub(crate) const MAX_PAGES: u64 = 1 << 30;
 /// The largest head.
 pub(crate) const MAX_HEAD_BYTES: usize = 4096;
 
-/// Versions are numbered below this, so that no sum of a version and a length overflows.
+/// Versions have ids below this limit, so that no sum of an id and a length overflows.
 pub(crate) const MAX_BLOB_ID: u64 = 1 << 62;
 
-/// What a section may unpack to, in multiples of its size in the file and beyond [`UNPACK_FREE_BYTES`].
+/// Limit for the unpacked size of a section: a multiple of its size in the file, plus [`UNPACK_FREE_BYTES`].
 const MAX_RATIO: u64 = 64;
 const UNPACK_FREE_BYTES: u64 = 1 << 20;
 
@@ -43,7 +43,7 @@ pub(crate) struct Shape {
     pub disk_blocks: u64,
 }
 
-/// Where the sections of a file are and what it says about itself.
+/// The places of a file's sections, and the file's own data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Footer {
     pub number: u32,
@@ -56,42 +56,43 @@ pub(crate) struct Footer {
     pub directory: Section,
 }
 
-/// A section behind the blobs.
+/// A section after the blobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Section {
-    /// Bytes in the file.
+    /// Its length in the file.
     pub len: u64,
-    /// Bytes when unpacked: the same if the section is not compressed.
+    /// Its length when unpacked; the same if the section is not compressed.
     pub raw_len: u64,
-    /// CRC-32 of the bytes in the file.
+    /// CRC-32 of its bytes in the file.
     pub crc: u32,
 }
 
-/// What is in a checkpoint.
+/// The contents of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Directory {
-    /// Of the pages that were handed in, whether or not they had changed.
+    /// Bytes of the pages that were handed in, whether or not they had changed.
     pub dirtied_bytes: u64,
-    /// Of the maps at this checkpoint; see [`crate::check`].
+    /// The check of the maps at this checkpoint; see [`crate::check`].
     pub maps_check: u64,
-    /// Pages that are not what they are after the previous checkpoint's `back` list.
+    /// Pages whose version differs from the version after the previous checkpoint's `back` list.
     pub list: Lists,
-    /// What listed pages return to for the checkpoints that follow, where those do not list them.
+    /// Listed pages that change back for the next checkpoints, and their versions then. Pages in the next checkpoint's
+    /// list are omitted.
     pub back: Lists,
-    /// The blobs in this file, in order of their ids and of their places.
+    /// The blobs in this file, sorted by id and by place.
     pub blobs: Vec<BlobEntry>,
 }
 
 /// One blob in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlobEntry {
-    /// How much its id is above that of the blob before it; above 0 for the first.
+    /// Its id minus the previous blob's id; for the first blob, the id itself.
     pub step: NonZeroU64,
     pub base: Option<NonZeroU64>,
     pub len: u16,
-    /// Of the page, unpacked.
+    /// The digest of the unpacked page.
     pub digest: Digest,
-    /// CRC-32 of the blob: a page can be packed in many ways, so that a damaged blob can yield the right one still.
+    /// CRC-32 of the blob. A page can be packed in many ways, so a damaged blob can still yield the right page.
     #[serde(with = "postcard::fixint::le")]
     pub crc: u32,
 }
@@ -108,12 +109,12 @@ impl Directory {
         })
     }
 
-    /// Id and base of each difference.
+    /// Id and base of each delta.
     pub fn bases(&self) -> impl Iterator<Item = (u64, u64)> {
         self.places().filter_map(|(id, _, blob)| Some((id, blob.base?.get())))
     }
 
-    /// What is wrong with a directory by itself, if anything.
+    /// The first fault of a directory by itself, if there is one.
     fn fault(&self, footer: &Footer) -> Option<&'static str> {
         let Shape { ram_pages, disk_blocks } = footer.shape;
         for lists in [&self.list, &self.back] {
@@ -180,7 +181,7 @@ impl Footer {
         bytes
     }
 
-    /// Reads and checks the footer, and the first bytes, of a file of `file_len` bytes.
+    /// Reads and checks the footer and the first bytes of a file of `file_len` bytes.
     pub fn read(file: &File, path: &Path, file_len: u64) -> Result<Footer> {
         let wrong = |what: &str| StoreError::damaged(path, "footer", what);
         let at = file_len.checked_sub(FOOTER_BYTES).ok_or_else(|| wrong("the file is too short for one"))?;
@@ -248,13 +249,13 @@ impl Footer {
         read_section(file, path, "state", self.state_at(), &self.state)
     }
 
-    /// The state as it is in the file, for a copy of it.
+    /// The state as stored in the file, for copying.
     pub fn read_packed_state(&self, file: &File, path: &Path) -> Result<Vec<u8>> {
         let as_it_is = Section { raw_len: self.state.len, ..self.state };
         read_section(file, path, "state", self.state_at(), &as_it_is)
     }
 
-    /// Reads the directory and checks everything that can be checked without the other files.
+    /// Reads the directory, and checks everything that does not need the other files.
     pub fn read_directory(&self, file: &File, path: &Path) -> Result<Directory> {
         let bytes = read_section(file, path, "directory", self.directory_at(), &self.directory)?;
         let wrong = |what: &str| StoreError::damaged(path, "directory", what);
@@ -269,7 +270,7 @@ impl Footer {
     }
 }
 
-/// A section's bytes for the file and their description.
+/// A section's bytes in the file, and their description.
 pub(crate) fn pack_section(raw: &[u8]) -> (Vec<u8>, Section) {
     let packed = zstd::bulk::compress(raw, 1).ok();
     let bytes = packed.filter(|p| p.len() < raw.len() && raw.len() as u64 <= unpack_limit(p.len() as u64));
@@ -279,7 +280,7 @@ pub(crate) fn pack_section(raw: &[u8]) -> (Vec<u8>, Section) {
     (bytes, section)
 }
 
-/// The description of a section that is stored as it is.
+/// The description of an uncompressed section.
 pub(crate) fn plain_section(bytes: &[u8]) -> Section {
     Section { len: bytes.len() as u64, raw_len: bytes.len() as u64, crc: crc32fast::hash(bytes) }
 }
@@ -288,7 +289,7 @@ fn unpack_limit(len: u64) -> u64 {
     len.saturating_mul(MAX_RATIO).saturating_add(UNPACK_FREE_BYTES)
 }
 
-/// Reads a section that lies within the file, as the footer's check has shown.
+/// Reads a section. The footer's check has shown that it lies within the file.
 fn read_section(file: &File, path: &Path, name: &'static str, at: u64, section: &Section) -> Result<Vec<u8>> {
     let wrong = |what: &str| StoreError::damaged(path, name, what);
     let len = usize::try_from(section.len).map_err(|_| wrong("it does not fit into memory"))?;

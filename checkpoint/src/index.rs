@@ -1,4 +1,5 @@
-//! Which files a store has, and where in them each page version is: in memory, as of the last look at the folder.
+//! The index of a store in memory: its files, and the place of each page version. It reflects the last reading of the
+//! folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -12,51 +13,51 @@ use crate::folder::{self, HEADER_BYTES, Listed};
 use crate::format::{Directory, Footer};
 use crate::table::BlobTable;
 
-/// Files that a store keeps open if nothing else was said. More are opened when they are needed.
+/// Default for the number of files that a store keeps open. More are opened when needed.
 const HELD_FILES: usize = 512;
 
 static MOST_HELD: AtomicUsize = AtomicUsize::new(HELD_FILES);
 
-/// Says how many files each store of this process may keep open from now on, up to 512: a process has few to give by default.
-/// Each thread that reads pages opens some more for a moment: a quarter of these, and eight at least.
+/// Sets how many files each store of this process may keep open from now on, up to 512. A process may open only few
+/// files by default. Each thread that reads pages temporarily opens more: a quarter of this number, and at least eight.
 pub fn hold_open_at_most(files: usize) {
     MOST_HELD.store(files.min(HELD_FILES), Ordering::Relaxed);
 }
 
-/// How many files a thread may open together to read pages.
+/// Number of files that a thread may open together to read pages.
 pub(crate) fn files_at_once() -> usize {
     (MOST_HELD.load(Ordering::Relaxed) / 4).max(8)
 }
 
-/// A checkpoint in a list of them.
+/// A checkpoint in the list of checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Of its file: in order of creation, never reused while the store is open.
+    /// The number of its file. Numbers follow the order of creation, and are never reused while the store is open.
     pub number: u32,
-    /// Where in the run it is: the number of steps before it. No two checkpoints have the same.
+    /// Its position in the run: the number of steps before it. No two checkpoints have the same position.
     pub position: u64,
-    /// Guest time there, in nanoseconds.
+    /// Its guest time in nanoseconds.
     pub time_ns: u64,
-    /// Small opaque bytes of the caller, at hand without reading the state.
+    /// A few opaque bytes of the caller, available without reading the state.
     pub head: Vec<u8>,
     /// The size of its file.
     pub bytes: u64,
-    /// What its file holds.
+    /// The contents of its file.
     pub counts: Counts,
 }
 
-/// What a checkpoint's file holds.
+/// The contents of a checkpoint's file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// RAM pages that changed since the checkpoint before it.
+    /// RAM pages that changed since the previous checkpoint.
     pub ram: u64,
-    /// Disk blocks that changed since then.
+    /// Disk blocks that changed since the previous checkpoint.
     pub disk: u64,
-    /// Of both, those that became zero.
+    /// Changed pages and blocks that became zero.
     pub zero: u64,
-    /// Versions in the file that are stored as differences.
+    /// Versions in the file that are stored as deltas.
     pub delta: u64,
-    /// Versions in the file that are stored by themselves.
+    /// Versions in the file that are stored in full.
     pub full: u64,
     /// Bytes of the pages that the recorder handed in because they might have changed.
     pub dirtied_bytes: u64,
@@ -72,14 +73,14 @@ impl Counts {
     }
 }
 
-/// The files as they are now.
+/// The current files.
 #[derive(Default)]
 pub(crate) struct Index {
     pub files: BTreeMap<u32, StoredFile>,
     /// File numbers by position.
     pub order: BTreeMap<u64, u32>,
     pub blobs: BlobTable,
-    /// Files that only those behind them still need: what was at their checkpoints is not known any more.
+    /// Files that only later files still need. The contents at their own checkpoints are not known any more.
     pub left_out: BTreeSet<u32>,
     held: usize,
 }
@@ -89,15 +90,15 @@ pub(crate) struct Index {
 pub(crate) struct StoredFile {
     pub entry: Entry,
     pub footer: Footer,
-    /// Whether it has a list of pages that return to what they were.
+    /// Whether it has a `back` list.
     pub goes_back: bool,
-    /// Of the maps there.
+    /// The check of the maps at this checkpoint.
     pub maps_check: u64,
     pub listed: Listed,
     held: Option<Arc<File>>,
 }
 
-/// A checkpoint's file, to be read from.
+/// A checkpoint's file, open for reading.
 #[derive(Clone)]
 pub(crate) struct OpenFile {
     pub file: Arc<File>,
@@ -126,7 +127,7 @@ impl Index {
         HEADER_BYTES as u64 + self.files.values().map(|file| file.entry.bytes).sum::<u64>()
     }
 
-    /// Adds a file, or replaces the one with its number. The blobs are the caller's business.
+    /// Adds a file, or replaces the file with its number. The caller updates the blobs.
     pub fn insert(
         &mut self,
         footer: Footer,
@@ -153,7 +154,7 @@ impl Index {
         }
     }
 
-    /// A file to read from: the one that was open, or the same again.
+    /// A file for reading: the one that is held open, or the same file opened again.
     pub fn open(&self, dir: &Path, number: u32) -> Result<OpenFile> {
         let stored = &self.files[&number];
         let path = folder::checkpoint_path(dir, number);
@@ -165,7 +166,7 @@ impl Index {
     }
 }
 
-/// Opens a file that was seen before, if it is still the one.
+/// Opens a file that was listed before, if it is still the same file.
 fn open_again(path: &Path, listed: Listed) -> Result<File> {
     let replaced = || StoreError::new(path, StoreErrorKind::Replaced);
     let file = match plain_file::open(path).map_err(StoreError::io(path, "open")) {
@@ -191,12 +192,12 @@ mod tests {
             let listed = Listed { number, inode: 0, len: 0 };
             index.insert(footer, &Directory::default(), Vec::new(), listed, &file);
         };
-        // The one of the test is one more than those of the index.
+        // The test itself holds one more reference than the index.
         let held = || Arc::strong_count(&file) - 1;
         const MORE: u32 = HELD_FILES as u32 + 10;
         (1..=MORE).for_each(|number| insert(&mut index, number));
         assert_eq!(held(), HELD_FILES);
-        // Some that are held, and some that are not.
+        // Remove some that are held open, and some that are not.
         (1..=5).chain(MORE - 5..=MORE).for_each(|number| index.remove(number));
         assert_eq!(held(), HELD_FILES - 5);
         (MORE + 1..=MORE + 20).for_each(|number| insert(&mut index, number));

@@ -16,11 +16,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Store`] is the folder. [`Maps`] say which version of a page belongs to which checkpoint. [`BackgroundWriter`]
-//! fills a store while a guest runs. The crate knows pages and opaque bytes; the caller knows what a machine is, and
-//! what its pages held at power-on. `FORMAT.md` describes the files.
+//! A [`Store`] is the folder. [`Maps`] name the version of each page at a checkpoint. [`BackgroundWriter`] fills a
+//! store while a guest runs. The crate knows pages and opaque bytes. The caller knows the machine, and the contents of
+//! its pages at power-on. `FORMAT.md` describes the files.
 //!
-//! The file format is the crate's own, because a file may be a stranger's or be cut off anywhere. The codecs under it
+//! The file format is the crate's own, because a file may come from a stranger or be cut off anywhere. Its codecs
 //! (postcard, CRC-32, LZ4, Zstandard) are libraries.
 
 #![forbid(unsafe_code)]

@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 
 use crate::map::{BlobId, Maps, PageMap, PageRef, Space};
 
-/// What a list says about a page: [`PageRef`] without contents in memory.
+/// The version of a page in a list: [`PageRef`] without contents in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
     Base,
@@ -33,7 +33,7 @@ impl Slot {
     }
 }
 
-/// `count` pages, `skip` pages behind the end of the previous run.
+/// `count` pages that start `skip` pages after the end of the previous run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Run {
     skip: u64,
@@ -45,8 +45,8 @@ pub(crate) struct Run {
 enum What {
     Base,
     Zero,
-    /// The first page's version is this far from the one after the last that was listed; those of the pages
-    /// behind it follow without gaps.
+    /// Distance of the first page's version from the one after the last listed version. The versions of the other pages
+    /// follow without gaps.
     Stored(i64),
 }
 
@@ -55,7 +55,7 @@ enum What {
 pub(crate) struct Runs(Vec<Run>);
 
 impl Runs {
-    /// The list of `pages`, which must ascend.
+    /// The list of `pages`, which must be sorted.
     pub fn of(pages: impl Iterator<Item = (u64, Slot)>) -> Runs {
         let mut runs: Vec<Run> = Vec::new();
         let (mut end, mut next_id) = (0, 1_u64);
@@ -80,7 +80,7 @@ impl Runs {
         Runs(runs)
     }
 
-    /// First page, number of pages and first version of each run; `None` where the numbers overflow.
+    /// First page, number of pages and first version of each run; `None` if the numbers overflow.
     pub fn iter(&self) -> impl Iterator<Item = Option<(u64, u64, Slot)>> {
         let (mut end, mut next_id) = (0_u64, 1_u64);
         self.0.iter().map(move |run| {
@@ -99,7 +99,7 @@ impl Runs {
         })
     }
 
-    /// Whether all pages are below `pages` and no number overflows. The other functions rely on it.
+    /// Whether all pages are below `pages` and no number overflows. The other functions rely on this.
     pub fn is_within(&self, pages: u64) -> bool {
         self.iter().all(|run| run.is_some_and(|(first, count, _)| first + count <= pages))
     }
@@ -114,7 +114,7 @@ impl Runs {
         })
     }
 
-    /// Every version that a page refers to, as often as it is referred to.
+    /// Every version that a page refers to, once for each reference.
     pub fn versions(&self) -> impl Iterator<Item = u64> {
         self.iter().flatten().flat_map(|(_, count, slot)| match slot {
             Slot::Stored(id) => id..id + count,
@@ -122,7 +122,7 @@ impl Runs {
         })
     }
 
-    /// The number of pages in the list, and of those that are zero.
+    /// The number of pages in the list, and the number of zero pages among them.
     pub fn count(&self) -> (u64, u64) {
         self.iter().flatten().fold((0, 0), |(pages, zero), (_, count, slot)| {
             (pages + count, if slot == Slot::Zero { zero + count } else { zero })
@@ -145,7 +145,7 @@ impl Runs {
     }
 }
 
-/// Whether a page continues the run before it, of `run` kind.
+/// Whether a page continues the previous run, which has kind `run`.
 fn continues(run: What, page: What) -> bool {
     match (run, page) {
         (What::Base, What::Base) | (What::Zero, What::Zero) => true,
@@ -162,7 +162,7 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
-    /// The pages whose versions in `now` are not those in `before`.
+    /// The pages whose versions in `now` differ from `before`.
     pub fn changes(now: &Maps, before: &Maps) -> Lists {
         let runs = |now: &PageMap, before: &PageMap| {
             Runs::of(now.changed_since(before).map(|(page, version)| (page, Slot::of(version))))
@@ -177,7 +177,7 @@ impl Lists {
         }
     }
 
-    /// Gives the listed pages their listed versions.
+    /// Applies the list: gives the listed pages their listed versions.
     pub fn apply(&self, maps: &mut Maps) {
         self.ram.apply(&mut maps.ram);
         self.disk.apply(&mut maps.disk);
@@ -191,7 +191,7 @@ impl Lists {
         self.ram.is_empty() && self.disk.is_empty()
     }
 
-    /// The lists in which each page has what the last of `layers` that lists it says.
+    /// The union of `layers`. For each page, the last layer that lists it decides.
     pub fn overlay(layers: &[&Lists]) -> Lists {
         let runs = |space: Space| {
             let mut pages = BTreeMap::new();

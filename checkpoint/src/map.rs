@@ -1,7 +1,7 @@
-//! Which version every page of a machine has at one point of its run.
+//! Maps name the version of every page of a machine at one point of its run.
 //!
-//! A map is cheap to copy: copies share chunks of 512 pages until one of them is written to. It holds
-//! references only; the contents are in the [`Store`](crate::store::Store), with the caller, or shared in memory.
+//! A map is cheap to copy: copies share chunks of 512 pages until one is changed. A map holds only references. The
+//! contents are in the [`Store`](crate::store::Store), with the caller, or shared in memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::page::{PAGE_BYTES, Page};
 
-/// Pages in a chunk. A chunk of references is then two pages of host memory.
+/// Pages in a chunk. A chunk of references takes two pages of host memory.
 const CHUNK_PAGES: u64 = 512;
 
 /// A page of zeroes.
@@ -26,7 +26,7 @@ pub enum Space {
     Disk,
 }
 
-/// One stored version of a page: never reused and never moved to other contents while its store is open.
+/// One stored version of a page. While its store is open, its id is never reused for other contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlobId(pub(crate) u64);
 
@@ -36,10 +36,10 @@ impl fmt::Display for BlobId {
     }
 }
 
-/// Where the contents of a page are.
+/// The place of a page's contents.
 #[derive(Clone, Debug, Default)]
 pub enum PageRef {
-    /// As at power-on: the loader's RAM or the base image. The store does not hold it.
+    /// Contents as at power-on: the loader's RAM or the base image. The store does not hold them.
     #[default]
     Base,
     /// All zeroes.
@@ -51,8 +51,8 @@ pub enum PageRef {
 }
 
 impl PageRef {
-    /// Whether both name the same version: equal without looking at the contents. Different references may
-    /// still have equal contents.
+    /// Whether both name the same version, without comparing contents. Different references may still have equal
+    /// contents.
     pub fn same_as(&self, other: &PageRef) -> bool {
         match (self, other) {
             (PageRef::Base, PageRef::Base) | (PageRef::Zero, PageRef::Zero) => true,
@@ -62,7 +62,7 @@ impl PageRef {
         }
     }
 
-    /// The stored version, if it is one.
+    /// The stored version, if there is one.
     pub(crate) fn stored(&self) -> Option<u64> {
         match self {
             PageRef::Stored(BlobId(id)) => Some(*id),
@@ -93,7 +93,7 @@ impl PageMap {
         map
     }
 
-    /// This map with the versions of `base` for pages that are as at power-on.
+    /// This map, in which pages as at power-on take their versions from `base`.
     pub fn over(&self, base: &PageMap) -> PageMap {
         let mut map = base.clone();
         let chunks = Arc::make_mut(&mut map.chunks);
@@ -109,12 +109,12 @@ impl PageMap {
         map
     }
 
-    /// The number of pages, of whatever version.
+    /// The number of pages.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether the space has no pages at all.
+    /// Whether the space has no pages.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -124,7 +124,7 @@ impl PageMap {
         self.chunks.get(&(page / CHUNK_PAGES)).map_or(&BASE, |chunk| &chunk[(page % CHUNK_PAGES) as usize])
     }
 
-    /// Gives a page another version.
+    /// Sets the version of a page.
     ///
     /// # Panics
     ///
@@ -139,7 +139,7 @@ impl PageMap {
         Arc::make_mut(chunk)[(page % CHUNK_PAGES) as usize] = to;
     }
 
-    /// Gives `count` pages from `first` the same version. Whole chunks of it share their memory.
+    /// Sets `count` pages from `first` on to the same version. Whole chunks share their memory.
     pub(crate) fn fill(&mut self, first: u64, count: u64, to: &PageRef) {
         let end = first + count;
         assert!(end <= self.len, "pages up to {end} of {}", self.len);
@@ -156,8 +156,8 @@ impl PageMap {
         }
     }
 
-    /// The pages, in order, whose version here is not the one in `earlier`, each with its version here. Chunks
-    /// that the two maps share are not looked at.
+    /// The pages, in order, whose version differs from `earlier`, with their versions here. Skips chunks that both maps
+    /// share.
     pub fn changed_since<'a>(&'a self, earlier: &'a PageMap) -> impl Iterator<Item = (u64, &'a PageRef)> {
         self.differing_chunks(earlier).into_iter().flat_map(move |number| {
             let first = number * CHUNK_PAGES;
@@ -205,7 +205,7 @@ pub struct Maps {
 }
 
 impl Maps {
-    /// The maps of a machine that has just been switched on.
+    /// The maps of a machine that was just switched on.
     pub fn new(ram_pages: u64, disk_blocks: u64) -> Maps {
         Maps { ram: PageMap::new(ram_pages), disk: PageMap::new(disk_blocks) }
     }
@@ -218,7 +218,7 @@ impl Maps {
         }
     }
 
-    /// The map of one space, to be changed.
+    /// The map of one space, mutable.
     pub fn space_mut(&mut self, space: Space) -> &mut PageMap {
         match space {
             Space::Ram => &mut self.ram,

@@ -1,8 +1,8 @@
-//! Removing a checkpoint: the blobs of its file that other checkpoints refer to move into a neighbour's file.
+//! Removes a checkpoint. Blobs of its file that other checkpoints refer to move into a neighbour's file.
 //!
-//! The writer first writes the neighbour's file anew under its old name, and then deletes the removed one. If the writer is
-//! killed in between, or the file cannot be deleted, the checkpoint is still there, and some blobs are in both files. What is
-//! copied is checked: a damaged file is not made part of a whole one.
+//! The writer first replaces the neighbour's file under its old name, and then deletes the removed file. If the writer
+//! is killed in between, or cannot delete the file, the checkpoint still exists, and some blobs are in both files. All
+//! copied data is checked, so that damage never spreads to another file.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -19,31 +19,31 @@ use crate::page::PAGE_BYTES;
 use crate::store::{Store, Writer};
 use crate::table::Row;
 
-/// Neighbouring blobs that are copied at a time: at most 1 MiB.
+/// Number of neighbouring blobs to copy at a time: at most 1 MiB.
 const COPY_BLOBS: usize = (1 << 20) / PAGE_BYTES;
 
-/// What becomes of a file that is removed.
+/// The plan for removing a checkpoint.
 struct Plan {
     /// The checkpoint to be removed, and its file.
     position: u64,
     number: u32,
-    /// The neighbour's file written anew, unless no other checkpoint refers to any blob of this one.
+    /// The neighbour's new file. `None` if no other checkpoint refers to a blob of the removed file.
     carrier: Option<Carrier>,
-    /// Changes in how often versions are referred to, and those where the removed file stays.
+    /// Changes of reference counts: if the removed file is deleted, and if it stays.
     refs: BTreeMap<u64, i64>,
     refs_beside: BTreeMap<u64, i64>,
-    /// Versions that cease to exist with the removed file, and those that the neighbour's file no longer has.
+    /// Versions that disappear with the removed file, and versions that the neighbour's new file omits.
     lost: Vec<u64>,
     lost_beside: Vec<u64>,
 }
 
-/// A file that takes over another's blobs.
+/// A file that takes over the blobs of another.
 struct Carrier {
     old: OpenFile,
     directory: Directory,
     packed_directory: Vec<u8>,
     section: Section,
-    /// Id, and where each blob is now.
+    /// Id and current place of each blob.
     blobs: Vec<(u64, Row)>,
 }
 
@@ -59,21 +59,21 @@ impl Carrier {
 }
 
 impl Store {
-    /// Removes the checkpoint at `position`. Those that remain are what they were, down to the numbers of
-    /// their page versions; versions that none of them has are gone.
+    /// Removes the checkpoint at `position`. The others do not change, nor do the ids of their page versions. Versions
+    /// that no other checkpoint has disappear.
     ///
     /// # Errors
     ///
-    /// If there is no such checkpoint, another process writes to the store, a file cannot be read, written or deleted, or what
-    /// would have to be copied is damaged. All checkpoints are then what they were, in this `Store` and in any that is opened
-    /// later.
+    /// If there is no such checkpoint, another process writes to the store, or a file cannot be read, written or
+    /// deleted. Also if data to be copied is damaged. No checkpoint changes then, in this `Store` or in any that is
+    /// opened later.
     pub fn remove(&self, position: u64) -> Result<Entry> {
         let mut writer = self.writer()?;
         let removed = self.remove_within(&mut writer, position, u64::MAX)?;
         Ok(removed.expect("no file is larger than all numbers"))
     }
 
-    /// Removes a checkpoint unless that needs a temporary file of more than `limit` bytes.
+    /// Removes a checkpoint, unless that needs a temporary file of more than `limit` bytes.
     pub(crate) fn remove_within(
         &self,
         writer: &mut Writer,
@@ -99,7 +99,7 @@ impl Store {
         let gone = removed.directory()?;
         let (mut refs, mut refs_beside) = (BTreeMap::new(), BTreeMap::new());
         count(&mut refs, &[&gone.list, &gone.back], -1);
-        // A successor takes over the list and the blobs. If the last checkpoint is removed, its predecessor takes over blobs.
+        // A successor takes over the list and the blobs. If there is none, the predecessor takes over the blobs.
         let heir = match (&next, &previous) {
             (Some(next), previous) => {
                 let mut directory = next.directory()?;
@@ -118,7 +118,8 @@ impl Store {
         let index = self.read_index();
         let own = heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&index, file.footer.number, own));
         let gone_blobs = held_by(&index, number, &gone);
-        // The neighbour's file keeps what the removed one refers to: until that is deleted, it is a checkpoint.
+        // The neighbour's new file keeps everything that the removed checkpoint refers to, because until its file is
+        // deleted it is still a checkpoint.
         for base in bases_of_lost(&own, &refs_beside) {
             [&mut refs, &mut refs_beside].into_iter().for_each(|refs| *refs.entry(base).or_default() -= 1);
         }
@@ -134,7 +135,7 @@ impl Store {
         Ok(Plan { position, number, carrier, refs, refs_beside, lost, lost_beside })
     }
 
-    /// The file of a checkpoint and those of its neighbours.
+    /// The file of a checkpoint and the files of its neighbours.
     fn around(&self, position: u64) -> Result<(OpenFile, Option<OpenFile>, Option<OpenFile>)> {
         let index = self.read_index();
         let open = |number: &u32| index.open(&self.dir, *number);
@@ -145,7 +146,7 @@ impl Store {
         Ok((open(removed)?, previous.transpose()?, next.transpose()?))
     }
 
-    /// What the successor must list when `gone` is no longer before it.
+    /// The successor's list without the checkpoint `gone` before it.
     fn joined(&self, gone: &Directory, next: &Lists, before: Option<u64>, position: u64) -> Result<Lists> {
         if gone.back.is_empty() {
             return Ok(Lists::overlay(&[&gone.list, next]));
@@ -204,7 +205,7 @@ impl Store {
             take_over(&mut index, &carrier, listed, &file);
         }
         if let Err(error) = folder::remove(&checkpoint_path(&self.dir, plan.number)) {
-            // Its blobs that others need are in two files now, and the others where they were.
+            // The file stays: blobs that others need are in two files now, and its other blobs are still in its own.
             plan.refs_beside.into_iter().for_each(|(id, change)| index.blobs.refer(id, change));
             plan.lost_beside.iter().for_each(|id| index.blobs.remove(*id));
             return Err(error);
@@ -221,7 +222,7 @@ impl Store {
     }
 }
 
-/// Enters a file that has been written anew.
+/// Enters a replaced file in the index.
 fn take_over(index: &mut Index, carrier: &Carrier, listed: folder::Listed, file: &Arc<std::fs::File>) {
     let footer = carrier.footer();
     let head = index.files[&footer.number].entry.head.clone();
@@ -239,19 +240,19 @@ fn count(refs: &mut BTreeMap<u64, i64>, lists: &[&Lists], change: i64) {
     }
 }
 
-/// The blobs that are read from this file. A blob that is in two files is read from one of them only.
+/// The blobs that are read from this file. A blob that is in two files is read from one only.
 fn held_by(index: &Index, number: u32, directory: &Directory) -> Vec<(u64, Row)> {
     let rows = directory.places().filter_map(|(id, _, _)| Some((id, *index.blobs.get(id)?)));
     rows.filter(|(_, row)| row.file == number).collect()
 }
 
-/// What lost differences are from: such a full version may be lost in turn.
+/// The bases of lost deltas. Such a full version may be lost too.
 fn bases_of_lost(blobs: &[(u64, Row)], refs: &BTreeMap<u64, i64>) -> Vec<u64> {
     let lost = blobs.iter().filter(|(id, row)| is_lost(*id, row, refs));
     lost.filter_map(|(_, row)| row.base).map(NonZeroU64::get).collect()
 }
 
-/// Separates the blobs that are still referred to from those that are lost.
+/// Separates the blobs with references from the lost ones.
 fn sort_out(blobs: Vec<(u64, Row)>, refs: &BTreeMap<u64, i64>) -> (Vec<(u64, Row)>, Vec<u64>) {
     let (lost, kept): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|(id, row)| is_lost(*id, row, refs));
     (kept, lost.into_iter().map(|(id, _)| id).collect())

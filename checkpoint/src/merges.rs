@@ -1,17 +1,17 @@
-//! How much room merges need, by those of late.
+//! Estimates the room that merges need, from recent merges.
 
-/// How large the temporary files of merges were lately.
+/// The sizes of recent merges' temporary files.
 #[derive(Default)]
 pub(crate) struct Merges {
     seen: u32,
-    /// The largest, or somewhat less if it was long ago.
+    /// The largest size, or somewhat less if it was long ago.
     largest_bytes: u64,
 }
 
 impl Merges {
-    /// Merges that say enough about the next ones.
+    /// Number of merges after which the estimate is used.
     const ENOUGH: u32 = 64;
-    /// The next merges may be so much larger.
+    /// How many times as large the next merges may be.
     const MARGIN: u64 = 4;
 
     pub fn note(&mut self, bytes: u64) {
@@ -20,7 +20,7 @@ impl Merges {
         self.largest_bytes = faded.max(bytes);
     }
 
-    /// What the next merge may need. Few files hold more than two versions of the whole RAM.
+    /// The room that the next merge may need. Few files hold more than two versions of the whole RAM.
     pub fn room(&self, ram_bytes: u64) -> u64 {
         let most = ram_bytes.saturating_mul(2);
         let of_these = self.largest_bytes.saturating_mul(Merges::MARGIN);

@@ -1,4 +1,4 @@
-//! Opening a store: finding a set of files that belong together and checking all references between them.
+//! Opens a store: finds a set of files that belong together, and checks all references between them.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -12,14 +12,14 @@ use crate::index::Index;
 use crate::list::Lists;
 use crate::table::Row;
 
-/// How often to try. A writer merges files about once per checkpoint, so it will not change the folder during this many
-/// attempts in a row.
+/// Number of attempts. A writer merges files about once per checkpoint, so it does not change the folder during this
+/// many attempts in a row.
 const ATTEMPTS: usize = 100;
 
 /// Reads all files of a folder to which another process may be writing.
 ///
-/// A writer first puts the merged file in its place and then deletes the other. So files that were all there
-/// at one time belong together, and if one vanishes between listing and opening, the next listing is newer.
+/// A writer first puts the merged file in place and then deletes the other file. So files that all existed at one time
+/// belong together. If a file vanishes between listing and opening, the next listing is newer.
 pub(crate) fn load(dir: &Path, shape: Shape) -> Result<Index> {
     for _ in 1..ATTEMPTS {
         let before = folder::list(dir)?;
@@ -75,8 +75,8 @@ pub(crate) fn add_file(
     Ok(directory)
 }
 
-/// Enters a file's blobs in the table. A writer that was killed between putting a merged file in place and
-/// deleting the one that went into it leaves some in both files; they are equal, and the first one is used.
+/// Enters a file's blobs in the table. A writer may be killed after putting a merged file in place and before deleting
+/// the other. Some blobs are then in both files; they are equal, and the first one is used.
 pub(crate) fn add_blobs(index: &mut Index, path: &Path, number: u32, directory: &Directory) -> Result<()> {
     for (id, offset, blob) in directory.places() {
         if let Some(twin) = index.blobs.get(id) {
@@ -100,7 +100,7 @@ pub(crate) fn add_blobs(index: &mut Index, path: &Path, number: u32, directory: 
     Ok(())
 }
 
-/// Checks that differences are from full versions, and counts those.
+/// Checks that bases of deltas are full versions, and counts these references.
 fn check_bases(index: &mut Index, dir: &Path) -> Result<()> {
     let deltas: Vec<_> =
         index.blobs.iter().filter_map(|(id, row)| Some((id, row.base?.get(), row.file))).collect();

@@ -1,4 +1,4 @@
-//! What a page is.
+//! The page, the unit of storage.
 
 /// Bytes in a page.
 pub const PAGE_BYTES: usize = 4096;

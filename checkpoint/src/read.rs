@@ -1,4 +1,4 @@
-//! Reading stored versions: one at a time through a small cache, or many by their places.
+//! Reads stored versions: one at a time through a small cache, or many by their places.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -31,7 +31,7 @@ impl Place {
         StoreError::damaged(&self.path, format!("version {id} at byte {offset}"), what)
     }
 
-    /// Reads and unpacks the blob, which is a page or a difference.
+    /// Reads and unpacks the blob, which is a page or a delta.
     pub fn load(&self, codec: &mut Codec, to: &mut Page) -> Result<()> {
         let mut bytes = [0; PAGE_BYTES];
         let bytes = &mut bytes[..self.len];
@@ -44,7 +44,7 @@ impl Place {
     }
 }
 
-/// Unpacks a blob's `bytes`, which have this CRC-32, into a page or a difference. An error says what is wrong.
+/// Unpacks a blob's `bytes` into a page or a delta, after checking their CRC-32. An error says what is wrong.
 pub(crate) fn unpack(
     codec: &mut Codec,
     bytes: &[u8],
@@ -57,7 +57,7 @@ pub(crate) fn unpack(
     if codec.unpack(bytes, to) { Ok(()) } else { Err("it cannot be unpacked") }
 }
 
-/// Compares a page with the digest that was stored. An error says what is wrong.
+/// Compares a page with the stored digest. An error says what is wrong.
 pub(crate) fn check(page: &Page, expected: Digest) -> std::result::Result<(), &'static str> {
     if digest(page) == expected { Ok(()) } else { Err("its digest is another") }
 }
@@ -67,8 +67,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If the store does not hold it (any more), or it is damaged: what was read has the digest that was
-    /// computed when it was written.
+    /// If the store does not hold it (any more), or it is damaged. The contents have been checked against the digest
+    /// from when they were written.
     pub fn read(&self, id: BlobId, to: &mut Page) -> Result<()> {
         let (place, base) = self.places(id.0)?;
         let Some(base) = base else {
@@ -81,13 +81,13 @@ impl Store {
         place.check(to)
     }
 
-    /// The digest of a stored version's contents, as it was when they were written. `None` if the store does not hold it (any
-    /// more).
+    /// The digest of a stored version's contents, from when they were written. `None` if the store does not hold it
+    /// (any more).
     pub fn digest_of(&self, id: BlobId) -> Option<Digest> {
         self.read_index().blobs.get(id.0).map(|row| row.digest)
     }
 
-    /// Where a version is, and the full one that it differs from.
+    /// The place of a version, and the place of its base if it is a delta.
     fn places(&self, id: u64) -> Result<(Place, Option<Place>)> {
         let index = self.read_index();
         let row = self.row(&index, id)?;
@@ -100,7 +100,7 @@ impl Store {
     }
 
     fn row<'a>(&self, index: &'a Index, id: u64) -> Result<&'a Row> {
-        // The file of a draft's versions is not there yet.
+        // Versions of a draft have no file yet.
         let row = index.blobs.get(id).filter(|row| index.files.contains_key(&row.file));
         row.ok_or_else(|| StoreError::new(&self.dir, StoreErrorKind::Gone(id)))
     }

@@ -1,8 +1,8 @@
-//! What a damaged store still has.
+//! Recovers the intact part of a damaged store.
 //!
-//! A checkpoint's file lists only what changed, so one that cannot be read takes those behind it along, except where they
-//! list all of it anew. The check of the maps, which every file has, tells which are still right. A file that refers to
-//! a version which is nowhere counts as one that cannot be read. Nothing is repaired.
+//! A checkpoint's file lists only changes. So an unreadable file also loses the later checkpoints, unless they list all
+//! its changes anew. The check of the maps, in every file, shows which checkpoints are still right. A file that refers
+//! to a missing version counts as unreadable. Nothing is repaired.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,21 +22,21 @@ use crate::read::Place;
 use crate::store::Store;
 use crate::table::BlobTable;
 
-/// What [`Store::drop_damaged`] did.
+/// The result of [`Store::drop_damaged`].
 #[derive(Debug)]
 pub struct Dropped {
-    /// The checkpoints that are left.
+    /// The remaining checkpoints.
     pub kept: Vec<Entry>,
-    /// What was damaged; nothing was changed if there is nothing.
+    /// The damage. If there is none, nothing was changed.
     pub damage: Vec<StoreError>,
-    /// How many checkpoints there were that are gone.
+    /// Number of dropped checkpoints.
     pub dropped: usize,
 }
 
 impl Store {
-    /// Opens a store; if it is damaged, with those checkpoints only that do not need what is damaged in directories. What is
-    /// damaged is told by [`Store::damage`]. Damaged pages are noticed when they are read. The files stay as they
-    /// are, and nothing can be added or removed.
+    /// Opens a store, even if it is damaged. Omits checkpoints that depend on damaged directories; [`Store::damage`]
+    /// lists the damage. Damaged pages are noticed when they are read. The files do not change, and nothing can be
+    /// added or removed.
     ///
     /// # Errors
     ///
@@ -50,18 +50,18 @@ impl Store {
         }
     }
 
-    /// What was damaged when the store was opened.
+    /// The damage that was found when the store was opened.
     pub fn damage(&self) -> &[StoreError] {
         &self.damage
     }
 
-    /// Reads a whole store, and makes it one that holds those checkpoints only of which everything can be read. Numbers of
-    /// files change; if nothing is damaged, nothing does.
+    /// Reads a whole store, and keeps only the checkpoints that are readable as a whole. The numbers of files change.
+    /// If nothing is damaged, nothing changes.
     ///
     /// # Errors
     ///
     /// If the store's header is damaged, another process writes to the store, or a file cannot be read or written. The
-    /// store is then as it was.
+    /// store is then unchanged.
     pub fn drop_damaged(dir: impl Into<PathBuf>) -> Result<Dropped> {
         let dir = dir.into();
         let _lock = folder::lock(&dir)?;
@@ -84,7 +84,7 @@ impl Store {
         Ok(Dropped { kept, damage, dropped })
     }
 
-    /// The versions that cannot be read, and the first of them in each file.
+    /// The versions that cannot be read. Adds the first of each file to `damage`.
     fn bad_versions(&self, damage: &mut Vec<StoreError>) -> Result<BTreeSet<u64>> {
         let (mut bad, mut deltas) = (BTreeSet::new(), Vec::new());
         let numbers: Vec<u32> = self.read_index().files.keys().copied().collect();
@@ -134,7 +134,7 @@ impl Store {
         Ok(is_good(&maps.ram) && is_good(&maps.disk))
     }
 
-    /// Writes a store with these checkpoints only beside this one, and puts it in its place.
+    /// Writes a new store with only these checkpoints beside this one, and replaces this one.
     fn replace_by(&self, kept: &[Entry]) -> Result<Vec<Entry>> {
         let (new, old) = (beside(&self.dir, ".new"), beside(&self.dir, ".damaged"));
         for left_behind in [&new, &old] {
@@ -145,14 +145,14 @@ impl Store {
         let written = self.write_anew(&new, kept).and_then(|entries| {
             fs::rename(&self.dir, &old).map_err(StoreError::io(&self.dir, "rename"))?;
             fs::rename(&new, &self.dir).map_err(|source| {
-                // Both names are in one folder, and the first change of names has succeeded just now.
+                // Both names are in one folder, and the first rename has just succeeded.
                 let _ = fs::rename(&old, &self.dir);
                 StoreError::io(&new, "rename")(source)
             })?;
             Ok(entries)
         });
         if written.is_err() {
-            // Half a store is of no use; that it stays behind is no news.
+            // Half a store is useless. It does not matter if it stays behind.
             let _ = fs::remove_dir_all(&new);
             return written;
         }
@@ -197,14 +197,14 @@ impl Store {
     }
 }
 
-/// A folder's name with something behind it.
+/// A folder's name with a suffix.
 fn beside(dir: &Path, suffix: &str) -> PathBuf {
     let mut name = dir.as_os_str().to_os_string();
     name.push(suffix);
     PathBuf::from(name)
 }
 
-/// Loads what can be read, and leaves out checkpoints that are not what they were.
+/// Loads all readable files, and leaves out checkpoints whose maps fail the check.
 fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
     let (mut index, mut damage) = (Index::default(), Vec::new());
     let mut directories: BTreeMap<u32, Directory> = BTreeMap::new();
@@ -219,7 +219,7 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
             Err(error) => return Err(error),
         }
     }
-    // Each file that goes may take others along.
+    // Each dropped file may make others unreadable.
     while let Some((number, error)) = misfit(&mut index, &dir, &directories) {
         damage.push(error);
         directories.remove(&number);
@@ -244,7 +244,7 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
     Ok(store)
 }
 
-/// Enters the blobs of all these files, and gives one that does not fit the others, if there is any.
+/// Enters the blobs of all these files. Returns a file that does not fit the others, if there is one.
 fn misfit(
     index: &mut Index,
     dir: &Path,

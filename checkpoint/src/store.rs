@@ -1,8 +1,8 @@
-//! The store of checkpoints: which there are, and the page versions and state of each.
+//! The store of checkpoints: their list, and the page versions and state of each.
 //!
-//! A checkpoint is a file of its own in the store's folder (`FORMAT.md`): the versions of the pages that changed
-//! since the checkpoint before it. Reading takes no lock and every file stays open, so that a recorder may
-//! thin out what a reader looks at. Adding, removing and thinning take the writers' lock at their first use.
+//! A checkpoint is one file in the store's folder (`FORMAT.md`), with the versions of the pages that changed since the
+//! previous checkpoint. Reading takes no lock, and files stay open, so that a recorder may thin out checkpoints while a
+//! reader uses them. Adding, removing and thinning take the writers' lock at their first use.
 
 use std::fs::File;
 use std::ops::Bound;
@@ -21,8 +21,8 @@ use crate::merges::Merges;
 
 /// A folder of checkpoints. Share it between threads behind an `Arc`.
 ///
-/// One thread writes at a time and others wait for it: a [`CheckpointDraft`](crate::draft::CheckpointDraft) is a writer from
-/// [`Store::add`] until it is finished or dropped, so the thread that has one must not add, remove or thin.
+/// One thread writes at a time and others wait. A [`CheckpointDraft`](crate::draft::CheckpointDraft) is a writer from
+/// [`Store::add`] until it is finished or dropped. So the thread that has a draft must not add, remove or thin.
 pub struct Store {
     pub(crate) dir: PathBuf,
     pub(crate) shape: Shape,
@@ -31,29 +31,29 @@ pub struct Store {
     pub(crate) pages: Mutex<PageCache>,
     maps: Mutex<MapsCache>,
     codecs: Mutex<Vec<Codec>>,
-    /// What was found damaged when it was opened around damage.
+    /// The damage that was found when the store was opened.
     pub(crate) damage: Vec<StoreError>,
 }
 
-/// What only the thread that writes needs.
+/// State that only the writing thread needs.
 #[derive(Default)]
 pub(crate) struct Writer {
     lock: Option<File>,
     pub next_blob: u64,
     pub next_file: u32,
     pub recent: Recent,
-    /// How much merges take.
+    /// The sizes of recent merges.
     pub merges: Merges,
-    /// Whether it was told that something cannot be thinned out because it is damaged.
+    /// Whether a warning was logged that damage keeps something from being thinned out.
     pub told_damage: bool,
 }
 
 impl Store {
-    /// Makes a store without checkpoints in a folder that need not exist, and takes its writers' lock.
+    /// Creates a store without checkpoints, and takes its writers' lock. The folder need not exist.
     ///
     /// # Errors
     ///
-    /// If the folder has a store already or cannot be written to, or a space has more than 2^30 pages.
+    /// If the folder already has a store or cannot be written to, or a space has more than 2^30 pages.
     pub fn create(dir: impl Into<PathBuf>, ram_pages: u64, disk_blocks: u64) -> Result<Store> {
         let dir = dir.into();
         let shape = Shape { ram_pages, disk_blocks };
@@ -63,11 +63,11 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens a store, to which a writer may be adding. The checkpoints are those of this moment.
+    /// Opens a store, which another process may be writing. The checkpoints are the ones that exist at this moment.
     ///
     /// # Errors
     ///
-    /// If a file cannot be read or is damaged. No bytes in them can do worse than that.
+    /// If a file cannot be read or is damaged. Arbitrary bytes in the files cause nothing worse.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Store> {
         let dir = dir.into();
         let shape = folder::read_header(&dir)?;
@@ -118,19 +118,20 @@ impl Store {
             .map(|number| index.files[number].entry.clone())
     }
 
-    /// The size of the store's files, in bytes, without one that is being written.
+    /// The size of the store's files in bytes, without a file that is being written.
     pub fn total_bytes(&self) -> u64 {
         self.read_index().total_bytes()
     }
 
-    /// The version of every page at a checkpoint. Quick for a position near one that was asked for lately.
+    /// The version of every page at a checkpoint. Fast for a position near a recently requested one.
     ///
     /// # Errors
     ///
-    /// If there is no such checkpoint, a file cannot be read, or the files before it are not those that it was
-    /// written after.
+    /// If there is no such checkpoint, a file cannot be read, or the earlier files are not the ones from when it was
+    /// written.
     pub fn maps_at(&self, position: u64) -> Result<Maps> {
-        // Files that are named in the index are there while it is held. They are opened one after the other: there may be thousands.
+        // Files in the index exist as long as the index is locked. They are opened one after the other, because there
+        // may be thousands.
         let index = self.read_index();
         let directory = |number: u32| index.open(&self.dir, number)?.directory();
         let (mut maps, start, steps) = self.path_to(&index, position)?;
@@ -144,7 +145,7 @@ impl Store {
             }
             let directory = directory(step)?;
             directory.list.apply(&mut maps);
-            // Maps at distances 0, 1, 2, 4, ... before the end make a walk backwards cheap.
+            // Cached maps at distances 0, 1, 2, 4, ... before the end make a walk backwards cheap.
             let distance = steps.len() - 1 - at;
             if distance == 0 || distance.is_power_of_two() {
                 self.remember(index.files[&step].footer.position, step, maps.clone());
@@ -156,7 +157,7 @@ impl Store {
         Ok(maps)
     }
 
-    /// Compares the maps at a checkpoint with the check that was written down for them, once.
+    /// Compares the maps at a checkpoint with its stored check, once per checkpoint.
     fn check_maps(&self, position: u64, maps: &Maps) -> Result<()> {
         let index = self.read_index();
         let number = *index.order.get(&position).ok_or_else(|| self.missing(position))?;
@@ -173,8 +174,8 @@ impl Store {
         Ok(())
     }
 
-    /// The nearest cached maps, the number of their file if it has pages that go back, and those of the files from there to
-    /// `position`.
+    /// The start and the steps for computing the maps at `position`. Returns the nearest cached maps, the number of
+    /// their file if it has a `back` list, and the files from there on.
     fn path_to(&self, index: &Index, position: u64) -> Result<(Maps, Option<u32>, Vec<u32>)> {
         if index.number_at(position).is_none() {
             return Err(self.missing(position));
@@ -189,7 +190,7 @@ impl Store {
         Ok((maps, start, files.map(|(_, &number)| number).collect()))
     }
 
-    /// The maps that a checkpoint behind `position` builds upon: with the pages gone back that do so.
+    /// The incoming maps of a checkpoint after `position`: the maps at `position` after its `back` list.
     pub(crate) fn maps_behind(&self, position: u64) -> Result<Maps> {
         let mut maps = self.maps_at(position)?;
         let open = {
@@ -207,7 +208,7 @@ impl Store {
         lock(&self.maps).put(position, file, maps);
     }
 
-    /// Notes that the maps of a checkpoint need no check, because they were just written down.
+    /// Marks the maps of a checkpoint as checked, because they were just written.
     pub(crate) fn trust(&self, position: u64, file: u32) {
         lock(&self.maps).set_checked(position, file);
     }
@@ -216,7 +217,7 @@ impl Store {
         lock(&self.maps).remove(position);
     }
 
-    /// The opaque state that was stored with a checkpoint.
+    /// The opaque state that is stored with a checkpoint.
     ///
     /// # Errors
     ///
@@ -242,8 +243,8 @@ impl Store {
         self.index.write().expect("no thread panics while it changes the store")
     }
 
-    /// Waits for other writers in this process, and locks writers in other processes out. If one of those has written since
-    /// the store was opened, the store is loaded again.
+    /// Waits for other writers in this process, and locks out writers in other processes. If another process has
+    /// written since the store was opened, loads the store again.
     pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
         let mut writer = lock(&self.writer);
         if let Some(damage) = self.damage.first() {
@@ -265,7 +266,7 @@ impl Store {
         Ok(writer)
     }
 
-    /// Runs `use_it` with compression state from the store's supply.
+    /// Runs `use_it` with a codec from the store's pool.
     pub(crate) fn with_codec<T>(&self, use_it: impl FnOnce(&mut Codec) -> Result<T>) -> Result<T> {
         let spare = lock(&self.codecs).pop();
         let mut codec = match spare {
@@ -288,12 +289,12 @@ mod tests {
     use crate::map::{PageRef, Space};
     use crate::page::PAGE_BYTES;
 
-    /// A reader that was slow puts maps in the cache whose checkpoint has gone meanwhile.
+    /// A slow reader may cache maps whose checkpoint has been removed in the meantime.
     #[test]
     fn maps_of_a_checkpoint_that_is_gone_are_not_built_upon() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::create(dir.path(), 4, 0).unwrap();
-        // The one between has a page that goes back behind it.
+        // The middle checkpoint has a page in its `back` list.
         for (position, page) in [(10, 0), (30, 1), (20, 2)] {
             let mut draft = store.add(position, 0).unwrap();
             draft.page(Space::Ram, page, &[position as u8; PAGE_BYTES]).unwrap();

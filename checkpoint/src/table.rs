@@ -1,4 +1,4 @@
-//! Where every stored version of a page is: a sorted table with 48 bytes for each.
+//! The place of every stored version of a page: a sorted table with 48 bytes for each.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -6,23 +6,23 @@ use std::num::NonZeroU64;
 /// XXH3-128 of a page's contents, little endian.
 pub type Digest = [u8; 16];
 
-/// What the store knows about one stored version.
+/// The store's data about one stored version.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
-    /// Of the page's contents.
+    /// The digest of the page's contents.
     pub digest: Digest,
-    /// Where its bytes begin in the file.
+    /// Offset of its bytes in the file.
     pub offset: u64,
-    /// The full version that this one is a difference from.
+    /// The full version from which this delta differs.
     pub base: Option<NonZeroU64>,
     /// The number of the file that holds it.
     pub file: u32,
-    /// How many page lists and differences refer to it. Without any it stays in its file until that is
-    /// rewritten.
+    /// Number of page lists and deltas that refer to it. A version without references stays in its file until the file
+    /// is rewritten.
     pub refs: u32,
     /// CRC-32 of its bytes in the file.
     pub crc: u32,
-    /// Its bytes in the file.
+    /// Number of its bytes in the file.
     pub len: u16,
     /// The low bits of its id; [`BlobTable`] sets them.
     pub low: u16,
@@ -31,7 +31,7 @@ pub(crate) struct Row {
 const LOW_BITS: u32 = 12;
 const LOW_MASK: u64 = (1 << LOW_BITS) - 1;
 
-/// Rows by id. Ids are given out in ascending order, so that nearly all insertions append.
+/// Rows by id. Ids are assigned in ascending order, so that nearly all insertions append.
 #[derive(Default)]
 pub(crate) struct BlobTable {
     chunks: BTreeMap<u64, Vec<Row>>,
@@ -72,8 +72,8 @@ impl BlobTable {
     ///
     /// # Panics
     ///
-    /// If there is no such version, or its count of references would leave its range: every reference is counted when it is
-    /// made and again when it is dropped.
+    /// If there is no such version, or its count would leave its range. Every reference is counted when it is made and
+    /// again when it is dropped.
     pub fn refer(&mut self, id: u64, change: i64) {
         let row = self.get_mut(id).expect("a version that is referred to is in the table");
         let refs = i64::from(row.refs) + change;
@@ -86,7 +86,7 @@ impl BlobTable {
             .flat_map(|(high, rows)| rows.iter().map(move |r| (high << LOW_BITS | u64::from(r.low), r)))
     }
 
-    /// The largest id in the table, 0 if it is empty.
+    /// The largest id in the table; 0 if it is empty.
     pub fn last(&self) -> u64 {
         self.chunks.last_key_value().map_or(0, |(high, rows)| {
             high << LOW_BITS | u64::from(rows.last().expect("empty chunks are removed").low)

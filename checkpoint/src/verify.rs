@@ -1,4 +1,4 @@
-//! Checking a whole store: every section, every blob, every reference.
+//! Checks a whole store: every section, every blob, every reference.
 
 use crate::codec::xor;
 use crate::error::{Result, StoreError};
@@ -7,17 +7,17 @@ use crate::map::ZERO_PAGE;
 use crate::read::Place;
 use crate::store::Store;
 
-/// How many blobs are checked between two reports of progress.
+/// Number of blobs between two reports of progress.
 const REPORT_BLOBS: usize = 1024;
 
 impl Store {
-    /// Reads everything: unpacks every blob, compares every digest and checksum, and looks at the maps
-    /// of every checkpoint. Opening the store has checked the
-    /// references already. `progress` is told the bytes done and the bytes in all.
+    /// Reads everything: unpacks every blob, compares every digest and checksum, and checks the maps of every
+    /// checkpoint. Opening the store has already checked the references. `progress` gets the number of bytes done and
+    /// the total number.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong, with its file and place.
+    /// The first error, with its file and place.
     pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Result<()> {
         let files: Vec<(u32, u64)> = {
             let index = self.read_index();
@@ -58,7 +58,8 @@ impl Store {
         Ok(())
     }
 
-    /// A base may be gone because a writer thins the store out meanwhile. That is no damage, but the version cannot be checked.
+    /// A base may be missing because a writer is thinning the store out. That is no damage, but the version cannot be
+    /// checked.
     fn base_error(&self, place: &Place, error: StoreError) -> StoreError {
         log::debug!("version {} of {} needs another: {error}", place.id, place.path.display());
         error

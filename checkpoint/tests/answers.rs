@@ -1,4 +1,4 @@
-//! What a store and its writer tell of themselves.
+//! Information that a store and its writer return about themselves.
 
 mod common;
 
@@ -12,7 +12,7 @@ use checkpoint::{
 };
 use common::{Machine, StoreModel, example, new_store, page};
 
-/// The names and contents of a store's files, but for the lock.
+/// The names and contents of a store's files, except the lock.
 fn contents(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     let mut files: Vec<_> = entries
@@ -119,7 +119,7 @@ fn verifying_tells_how_far_it_is() {
     assert!(told.is_sorted());
     assert!(told.iter().all(|&(_, total)| total == told[0].1));
     assert_eq!(told.last(), Some(&(told[0].1, told[0].1)));
-    // At most one report for each thousand versions, and one at each file's end.
+    // At most one report for each thousand versions, and one at the end of each file.
     let files = model.copies.len();
     assert!((files..=2 * files).contains(&told.len()), "{} reports", told.len());
     let header = store.files().unwrap()[0].bytes;
@@ -150,7 +150,7 @@ fn the_writer_tells_what_it_has_written_once_and_ends_with_its_work_done() {
 fn a_store_without_damage_stays_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let (store, mut model) = example(dir.path());
-    // Its files have other numbers than they would have if they were written anew.
+    // The files' numbers differ from the numbers in a newly written store.
     for position in [20, 10] {
         store.remove(position).unwrap();
         model.copies.remove(&position);
@@ -166,7 +166,7 @@ fn a_store_without_damage_stays_as_it_is() {
     model.check(&store);
 }
 
-/// Two checkpoints of which the second needs the first one's pages; the pages of the first are damaged.
+/// Two checkpoints, of which the second needs pages of the first. The pages of the first are damaged.
 fn damaged_in_the_first(dir: &Path) -> (Store, StoreModel) {
     let store = new_store(dir);
     let (mut model, mut machine) = (StoreModel::default(), Machine::new());
@@ -180,7 +180,7 @@ fn damaged_in_the_first(dir: &Path) -> (Store, StoreModel) {
     let mut bytes = fs::read(&path).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x40;
-    // The store has the file open: it is written, not replaced.
+    // The store has the file open, so write to it and do not replace it.
     fs::write(&path, bytes).unwrap();
     (store, model)
 }
@@ -193,7 +193,7 @@ fn what_would_need_a_copy_of_damage_is_not_thinned_out() {
     assert_eq!(store.thin(&old).unwrap(), []);
     assert_eq!(store.entries().len(), 2);
     assert!(store.remove(10).unwrap_err().is_damage());
-    // Where one must go, it is the newest then.
+    // If one must go, it is then the newest.
     let removed = store.thin(&Policy { max_checkpoints: 1, ..Policy::default() }).unwrap();
     assert_eq!(removed.iter().map(|entry| entry.position).collect::<Vec<_>>(), [20]);
 }
@@ -210,7 +210,7 @@ fn what_cannot_be_deleted_is_not_taken_for_damaged() {
     assert!(error.to_string().contains("cannot delete"), "{error}");
 }
 
-/// So many that two threads read them, and that verifying tells of its progress within a file.
+/// Enough versions for two threads to read them, and for progress reports within a file.
 #[test]
 fn many_versions_in_one_file_are_read_and_verified() {
     const PAGES: u64 = 2500;
@@ -244,7 +244,7 @@ fn many_versions_in_one_file_are_read_and_verified() {
     let mut reports = 0;
     store.verify(|_, _| reports += 1).unwrap();
     assert_eq!(reports, 4, "one for each 1024 versions that are begun, and one at the end");
-    // In any batch, whichever thread reads it.
+    // Damage in any batch, on either thread.
     let path = dir.path().join(file_name(Some(number)).unwrap());
     let good = fs::read(&path).unwrap();
     for tenth in 0..10 {

@@ -1,4 +1,4 @@
-//! The background writer beneath a cap, in trouble, and with its windows of time.
+//! The background writer under a cap, with errors, and with limits of age.
 
 mod common;
 
@@ -14,7 +14,7 @@ fn folder_bytes(dir: &Path) -> u64 {
     fs::read_dir(dir).unwrap().filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len())).sum()
 }
 
-/// Records `rounds` checkpoints with a few new pages in each; calls `watch` after every page.
+/// Records `rounds` checkpoints with a few new pages in each. Calls `watch` after every page.
 fn record(store: &Arc<Store>, policy: Policy, rounds: u32, mut watch: impl FnMut()) -> (StoreModel, bool) {
     let mut writer = BackgroundWriter::start(store.clone(), policy).unwrap();
     let (mut model, mut machine, mut before) = (StoreModel::default(), Machine::new(), Machine::new());
@@ -87,12 +87,12 @@ fn old_checkpoints_go() {
     check_maps(&store, &maps, &model.copies[&4900].machine, 4900);
 }
 
-/// A recorder that asks for old checkpoints to be left out pays for merges seldom, and waits no longer than it must.
+/// A recorder that drops old checkpoints rarely pays for merges, and waits no longer than necessary.
 #[test]
 fn too_old_checkpoints_go_together_when_they_are_a_quarter_of_the_others() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(new_store(dir.path()));
-    // 41 stay: those of the last 40 ns, and the newest of the older ones.
+    // 41 stay: the checkpoints of the last 40 ns, and the newest older one.
     let policy = Policy { keep_last_ns: Some(40), ..Policy::default() };
     let mut writer = BackgroundWriter::start(store.clone(), policy).unwrap();
     for position in 0..=100 {
@@ -130,7 +130,7 @@ fn trouble_is_told() {
     let store = Arc::new(new_store(dir.path()));
     store.add(7, 0).unwrap().finish(&[], &[]).unwrap();
     let mut writer = BackgroundWriter::start(store, Policy::default()).unwrap();
-    // An error of the thread comes with one of the next calls.
+    // One of the next calls returns an error of the thread.
     let mut told = None;
     while told.is_none() {
         told = writer.begin(7, 0).and_then(|()| writer.finish(Vec::new(), Vec::new())).err();
@@ -141,7 +141,7 @@ fn trouble_is_told() {
     assert!(matches!(writer.close().unwrap_err().kind, StoreErrorKind::Taken(7)));
 }
 
-/// Hands in the machine's pages that changed since `before`, and those that were lost.
+/// Hands in the machine's pages that changed since `before`, and the lost pages.
 fn hand_in(
     writer: &mut BackgroundWriter,
     copy: &common::Copy,
@@ -160,14 +160,14 @@ fn hand_in(
 
 #[test]
 fn a_checkpoint_that_cannot_be_written_costs_no_other() {
-    // Whether the recorder learns of it before the next checkpoint, or some time after.
+    // The recorder learns of the loss before the next checkpoint, or some time later.
     for waits in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(new_store(dir.path()));
         let mut writer = BackgroundWriter::start(store.clone(), Policy::default()).unwrap();
         let (mut model, mut machine, mut before) = (StoreModel::default(), Machine::new(), Machine::new());
         let mut lost = BTreeSet::new();
-        // In the way of the file that comes next.
+        // An obstacle in place of the next file.
         let mut obstacle = None;
         for round in 0..16 {
             for page in 0..30 {

@@ -1,4 +1,4 @@
-//! Damaged, foreign and half-written files: an error or the right contents, never a panic or wrong bytes.
+//! Damaged, foreign and half-written files give an error or the right contents, never a panic or wrong bytes.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Reads everything. Every page that can be read must be right, and errors are told to the caller.
+/// Reads everything. Every readable page must be right; errors are returned.
 fn read_all(dir: &Path, model: &StoreModel) -> Result<()> {
     let store = Store::open(dir)?;
     for entry in store.entries() {
@@ -70,7 +70,7 @@ fn every_changed_byte_is_noticed() {
     read_all(dir.path(), &model).unwrap();
 }
 
-/// A page can be packed in many ways: that of equal bytes with any distance of its repetitions, for one.
+/// A page can be packed in many ways: equal bytes, for example, with repetitions at any distance.
 #[test]
 fn every_changed_bit_of_a_blob_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,7 +80,7 @@ fn every_changed_bit_of_a_blob_is_noticed() {
         let mut draft = store.add(position, 0).unwrap();
         draft.page(Space::Ram, 0, &contents).unwrap();
         draft.finish(&[], &[]).unwrap();
-        // First a small difference from the first version, which becomes a patch, then a large one.
+        // First a small difference from the first version, which becomes a patch; then a large one.
         let changed = if position == 10 { 1 } else { 150 };
         contents.chunks_exact_mut(16).take(changed).for_each(|words| words[3] ^= 0x21);
     }
@@ -125,7 +125,7 @@ fn files_in_the_wrong_place_are_refused() {
     let all = files(dir.path());
     let (first, second) = (&all[0], &all[1]);
     let good = fs::read(first).unwrap();
-    // A file under another's name, a missing file, a file of another machine.
+    // A file under another file's name, a missing file, a file of another machine.
     fs::copy(second, first).unwrap();
     assert!(Store::open(dir.path()).err().unwrap().is_damage());
     fs::remove_file(first).unwrap();
@@ -160,12 +160,12 @@ proptest! {
                 fs::write(path, bytes).unwrap();
             }
         }
-        // It may refuse or read the store, but neither panics nor returns other contents.
+        // It may refuse or read the store, but must not panic or return other contents.
         let _ = read_all(dir.path(), &model);
     }
 }
 
-/// The store as a writer leaves it that is killed somewhere in an addition or a removal.
+/// A store whose writer was killed at some point of an addition or a removal.
 #[test]
 fn a_killed_writer_leaves_a_store_that_opens() {
     for removed in [10, 25, 20, 40, 60] {
@@ -175,7 +175,7 @@ fn a_killed_writer_leaves_a_store_that_opens() {
             files(dir.path()).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
         store.remove(removed).unwrap();
         drop(store);
-        // Killed before the rename: the merged file is a part, whole or not; all others are as they were.
+        // Killed before the rename: the merged file is a part, complete or not, and all others are unchanged.
         let merged: Vec<(PathBuf, Vec<u8>)> =
             files(dir.path()).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
         let changed: Vec<_> = merged.iter().filter(|file| !before.contains(file)).collect();
@@ -190,7 +190,7 @@ fn a_killed_writer_leaves_a_store_that_opens() {
                 model.check(&Store::open(dir.path()).unwrap());
             }
             fs::remove_file(&part).unwrap();
-            // Killed between the rename and the deletion: the removed checkpoint is still there.
+            // Killed between the rename and the deletion: the removed checkpoint still exists.
             fs::write(path, bytes).unwrap();
         }
         let gone: Vec<_> = before.iter().filter(|(path, _)| !merged.iter().any(|(m, _)| m == path)).collect();
@@ -199,7 +199,7 @@ fn a_killed_writer_leaves_a_store_that_opens() {
         let store = Store::open(dir.path()).unwrap();
         model.check(&store);
         store.verify(|_, _| {}).unwrap();
-        // The next writer can go on from there, in whatever way.
+        // The next writer can continue with any operations.
         let machine = model.copies[&60].machine.clone();
         model.add(&store, 70, &machine);
         for position in [removed, 30, 70, 50] {
@@ -237,7 +237,7 @@ fn a_reader_keeps_what_a_writer_removes() {
         model.check(&reader);
     }
     assert_eq!(Store::open(dir.path()).unwrap().entries().len(), 0);
-    // A second writer waits its turn; then it sees what the first one did.
+    // A second writer waits for the first one, and then sees its changes.
     assert!(matches!(reader.remove(10).unwrap_err().kind, StoreErrorKind::Busy));
     drop(store);
     assert!(matches!(reader.remove(10).unwrap_err().kind, StoreErrorKind::Missing(10)));
@@ -272,7 +272,7 @@ fn opening_while_a_writer_merges_succeeds() {
     });
 }
 
-/// The model with those checkpoints only that a store has.
+/// The model with only the checkpoints that a store has.
 fn kept(model: &StoreModel, store: &Store) -> StoreModel {
     let positions: Vec<u64> = store.entries().iter().map(|entry| entry.position).collect();
     let mut model = model.clone();
@@ -298,7 +298,7 @@ fn a_file_that_cannot_be_deleted_is_still_a_checkpoint() {
         fs::rename(&aside, &path).unwrap();
         model.check(&store);
         model.check(&Store::open(dir.path()).unwrap());
-        // And it goes on from there, in whatever way: with those removed behind it that took over what it has, too.
+        // It can continue with any operations, including removals of later checkpoints that took over its data.
         let machine = model.copies[&60].machine.clone();
         model.add(&store, 70, &machine);
         let order =
@@ -324,14 +324,14 @@ fn what_is_damaged_is_not_copied() {
     let damaged = files(dir.path())[0].clone();
     let mut bytes = fs::read(&damaged).unwrap();
     bytes[100] ^= 1;
-    // In place: the store has the file open.
+    // In place, because the store has the file open.
     fs::write(&damaged, &bytes).unwrap();
     let before: Vec<Vec<u8>> = files(dir.path()).iter().map(|path| fs::read(path).unwrap()).collect();
     let error = store.remove(10).unwrap_err();
     assert!(error.is_damage() && error.path == damaged, "{error}");
     let after: Vec<Vec<u8>> = files(dir.path()).iter().map(|path| fs::read(path).unwrap()).collect();
     assert!(before == after, "nothing has changed");
-    // Thinning leaves what it cannot copy, and thins out the others.
+    // Thinning keeps checkpoints that it cannot copy, and thins out the others.
     let removed = store.thin(&Policy { max_checkpoints: 3, ..Policy::default() }).unwrap();
     assert_eq!((removed.len(), store.entries()[0].position), (4, 10));
     let error = Store::open(dir.path()).unwrap().verify(|_, _| {}).unwrap_err();
@@ -353,7 +353,7 @@ fn what_a_damaged_store_still_has_is_right() {
             bad[at] ^= 0x10;
             fs::write(path, &bad).unwrap();
             let what = format!("byte {at} of {}", path.display());
-            // Those that a reader is offered are right, but for pages that it is told of.
+            // Checkpoints offered to a reader are right, except for pages with a reported error.
             let opened = Store::open_around_damage(dir.path()).unwrap();
             for entry in opened.entries() {
                 let copy = &model.copies[&entry.position];
@@ -378,7 +378,7 @@ fn what_a_damaged_store_still_has_is_right() {
                 let machine = last.machine.clone();
                 model.add(&whole, 1_000, &machine);
                 model.check(&whole);
-                // It knows what is still needed.
+                // The store knows which versions are still needed.
                 whole.thin(&Policy { max_checkpoints: 2, ..Policy::default() }).unwrap();
                 kept(&model, &whole).check(&whole);
                 whole.verify(|_, _| {}).unwrap();
@@ -411,7 +411,7 @@ fn what_a_damaged_store_still_has_is_right() {
     assert!(some > none && none > 0, "{some} with checkpoints, {none} without");
 }
 
-/// The removed checkpoint refers to a version that has come to lie in its neighbour's file, and nothing else does.
+/// The removed checkpoint refers to a version in its neighbour's file, and nothing else refers to it.
 #[test]
 fn a_removal_that_is_cut_short_leaves_what_the_removed_checkpoint_needs() {
     let dir = tempfile::tempdir().unwrap();
@@ -434,7 +434,7 @@ fn a_removal_that_is_cut_short_leaves_what_the_removed_checkpoint_needs() {
     let store = Store::open(dir.path()).unwrap();
     model.check(&store);
     store.verify(|_, _| {}).unwrap();
-    // What nothing refers to any more goes with the next removal.
+    // Versions without references go with the next removal.
     for position in [20, 40] {
         store.remove(position).unwrap();
         model.copies.remove(&position);
@@ -448,7 +448,7 @@ fn a_removal_that_is_cut_short_leaves_what_the_removed_checkpoint_needs() {
 fn a_checkpoint_is_not_built_upon_a_damaged_page() {
     let dir = tempfile::tempdir().unwrap();
     let (mut model, mut machine) = (StoreModel::default(), Machine::new());
-    // Of the same family: the second would be a difference from the first.
+    // From the same family, so that the second would be a delta from the first.
     machine.write(Space::Ram, 3, 113);
     model.add(&new_store(dir.path()), 10, &machine);
     let path = files(dir.path())[0].clone();
@@ -467,7 +467,7 @@ fn a_checkpoint_is_not_built_upon_a_damaged_page() {
     model.check(&Store::open(dir.path()).unwrap());
 }
 
-/// Nothing but the check of the maps tells: no other file refers to a version in the one that is missing.
+/// Only the check of the maps shows the error, because no other file refers to a version in the missing file.
 #[test]
 fn a_missing_file_is_noticed_where_nothing_refers_to_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -482,14 +482,14 @@ fn a_missing_file_is_noticed_where_nothing_refers_to_it() {
     let store = Store::open(dir.path()).unwrap();
     let maps = store.maps_at(10).unwrap();
     common::check_maps(&store, &maps, &model.copies[&10].machine, 10);
-    // Asking again does not make it right.
+    // A second request fails too.
     for _ in 0..2 {
         assert!(store.maps_at(30).unwrap_err().is_damage());
     }
     assert!(store.verify(|_, _| {}).unwrap_err().is_damage());
 }
 
-/// Each of the files is whole, and the maps of the second are as they were. What its page differs from is not.
+/// Each file is valid, and the maps of the second are unchanged. But the base of its page is another page.
 #[test]
 fn a_difference_from_a_page_of_another_store_is_noticed() {
     let [dir, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -529,7 +529,7 @@ fn a_file_of_a_later_program_is_not_dropped_with_a_damaged_one() {
     damaged[last] ^= 1;
     fs::write(&all[0], damaged).unwrap();
     let mut later = fs::read(&all[1]).unwrap();
-    // FORMAT.md: a file ends in the version, the CRC-32 of the footer up to there, and the format's name.
+    // FORMAT.md: a file ends with the version, the CRC-32 of the footer up to there, and the format's name.
     let (at, footer) = (later.len() - 16, later.len() - 128);
     later[at..at + 4].copy_from_slice(&9_u32.to_le_bytes());
     let crc = crc32fast::hash(&later[footer..at + 4]);
@@ -551,7 +551,8 @@ fn damage_that_no_checkpoint_needs_goes_and_costs_none() {
         machine.write(Space::Ram, page, code);
         model.add(&store, position, &machine);
     }
-    // The first one's page moves into the second one's file for the third, and stays there without it.
+    // For the third checkpoint, the first one's page moves into the second one's file. It stays there after the third
+    // has gone.
     for position in [10, 30] {
         store.remove(position).unwrap();
         model.copies.remove(&position);
@@ -569,7 +570,7 @@ fn damage_that_no_checkpoint_needs_goes_and_costs_none() {
     store.verify(|_, _| {}).unwrap();
 }
 
-/// That a page cannot be read is trouble of the host, which the recorder is told of.
+/// An unreadable page is an error of the host, which is returned to the recorder.
 #[test]
 fn a_page_that_cannot_be_read_is_not_taken_for_damaged() {
     let dir = tempfile::tempdir().unwrap();
@@ -582,7 +583,7 @@ fn a_page_that_cannot_be_read_is_not_taken_for_damaged() {
     let number = add(10, 113).unwrap().number;
     let path = dir.path().join(checkpoint::file_name(Some(number)).unwrap());
     let good = fs::read(&path).unwrap();
-    // The store has the file open: it is cut short, not replaced.
+    // The store has the file open, so truncate it and do not replace it.
     fs::write(&path, &good[..20]).unwrap();
     store.maps_at(10).unwrap();
     let error = add(20, 114).unwrap_err();

@@ -1,7 +1,7 @@
-//! Two stores as the program that first wrote version 2 of the format left them, byte by byte.
+//! Two stores, byte by byte, from the program that first wrote version 2 of the format.
 //!
-//! A field of the footer or of the directory that is moved, added or retyped breaks these tests. Then make version 3 of the
-//! format and let version 2 be read: never renew the files.
+//! These tests fail if a field of the footer or the directory is moved, added or retyped. In that case, make version 3
+//! of the format and keep reading version 2. Never regenerate the files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,12 +29,12 @@ struct Checkpoint {
     state: &'static [u8],
     repeated: usize,
     written: Pages,
-    /// What the pages hold that were written here or before.
+    /// The contents of the pages that were written here or before.
     holds: Pages,
     counts: Counts,
 }
 
-/// In the order of their creation: the last one goes between the others.
+/// In the order of creation: the last one goes between the others.
 const EVERY_FORM: &[Checkpoint] = &[
     Checkpoint {
         position: 0x1_0000_0000_0010,
@@ -212,7 +212,8 @@ fn old_stores_are_read() {
     }
 }
 
-/// Of the store that no compressor touches. Those of other versions may compress better and still write the same format.
+/// For the store without compression only. Other versions of the compressors may compress better and still write the
+/// same format.
 #[test]
 fn new_stores_have_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();

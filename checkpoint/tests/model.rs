@@ -1,4 +1,4 @@
-//! Any sequence of additions, removals and reopenings against full copies.
+//! Compares any sequence of additions, removals and reopenings with full copies.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn space() -> impl Strategy<Value = Space> {
 }
 
 fn write() -> impl Strategy<Value = (Space, u64, u32)> {
-    // Few pages and contents, so that equal ones and changes of changes happen.
+    // Few pages and contents, so that equal contents and repeated changes occur.
     (space(), prop_oneof![0_u64..20, 500_u64..530], 0_u32..130)
 }
 
@@ -61,7 +61,7 @@ impl Run {
             Step::Write(space, page, code) => self.machine.write(space, page, code),
             Step::Append(distance) => {
                 let last = self.model.copies.last_key_value().map_or(0, |(position, _)| *position);
-                // Nothing turns back into what it was at power-on without being written.
+                // No page returns to its power-on contents without being written.
                 self.machine.inherit(&self.model.before(last + distance));
                 self.model.add(&self.store, last + distance, &self.machine);
             }
@@ -90,7 +90,7 @@ impl Run {
         (!positions.is_empty()).then(|| *at.get(&positions))
     }
 
-    /// Adds a checkpoint behind a random one if there is room before the next.
+    /// Adds a checkpoint after a random one, if there is room before the next.
     fn insert(&mut self, at: prop::sample::Index, writes: &[(Space, u64, u32)]) {
         let position = self.pick(at).map_or(5, |position| position + 1);
         if self.model.copies.contains_key(&position) {
@@ -172,7 +172,7 @@ fn equal_pages_are_stored_once() {
     let dir = tempfile::tempdir().unwrap();
     let (store, mut model) = example(dir.path());
     let before = store.entries();
-    // RAM and disk get what other pages have had; every page is handed in.
+    // RAM and disk get contents that other pages have had; every page is handed in.
     let mut machine = model.copies[&60].machine.clone();
     machine.write(Space::Ram, 300, 3);
     machine.write(Space::Disk, 30, 3);
@@ -199,7 +199,7 @@ fn small_changes_are_stored_as_differences() {
         assert_eq!((entry.counts.full, entry.counts.delta), (0, 20));
         assert!(entry.bytes < entries[0].bytes / 10, "{} of {}", entry.bytes, entries[0].bytes);
     }
-    // Without the full versions' own checkpoint the differences still have something to differ from.
+    // After removal of the full versions' own checkpoint, the deltas still have their bases.
     for position in 0..15 {
         store.remove(position).unwrap();
         model.copies.remove(&position);
@@ -229,14 +229,15 @@ fn what_nobody_needs_is_gone() {
     assert!(matches!(store.state_at(10).unwrap_err().kind, StoreErrorKind::Missing(10)));
 }
 
-/// A difference that its own checkpoint no longer has, and then no other either, stays in a neighbour's file until that is
-/// written anew. What it differs from is needed as long.
+/// A delta can lose its own checkpoint and then all other references. It stays in a neighbour's file until that file is
+/// rewritten, and so does its base.
 #[test]
 fn what_only_a_lost_difference_needs_goes_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let store = new_store(dir.path());
     let (mut model, mut machine) = (StoreModel::default(), Machine::new());
-    // The second is a difference from the first; the fourth refers to it, and the third and last have nothing.
+    // The second checkpoint has a delta from the first. The fourth refers to this delta, and the third and the last
+    // have no pages.
     for (position, page, code) in [(10, 0, 17), (20, 0, 18), (30, 0, 0), (40, 5, 18), (50, 5, 0)] {
         machine.write(Space::Ram, page, code);
         model.add(&store, position, &machine);
@@ -263,7 +264,7 @@ fn a_draft_that_is_given_up_needs_nothing() {
         machine.write(Space::Ram, 0, code);
         model.add(&store, position, &machine);
     }
-    // Equal contents are not stored again: it refers to the first checkpoint's.
+    // Equal contents are not stored again: the new checkpoint refers to the first one's.
     let mut draft = store.add(30, 0).unwrap();
     draft.page(Space::Ram, 1, &common::page(17)).unwrap();
     drop(draft);
@@ -273,7 +274,7 @@ fn a_draft_that_is_given_up_needs_nothing() {
     model.check(&store);
 }
 
-/// Numbers of files and of versions are given out again by a later process, and then mean something else.
+/// A later process reuses numbers of files and of versions, which then mean something else.
 #[test]
 fn a_store_that_another_process_has_changed_forgets_what_it_knew() {
     let dir = tempfile::tempdir().unwrap();
@@ -284,7 +285,7 @@ fn a_store_that_another_process_has_changed_forgets_what_it_knew() {
     drop(store);
     let reader = Store::open(dir.path()).unwrap();
     model.check(&reader);
-    // What a process has removed, the next one numbers anew.
+    // The next process reuses the numbers of removed files.
     let other = Store::open(dir.path()).unwrap();
     other.remove(70).unwrap();
     drop(other);
@@ -303,7 +304,7 @@ fn a_stored_page_that_becomes_zero_costs_nothing_and_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let store = new_store(dir.path());
     let (mut model, mut machine) = (StoreModel::default(), Machine::new());
-    // Stored, zero, zero still, another, zero again; RAM and disk.
+    // Stored, zero, still zero, other contents, zero again; in RAM and on disk.
     for (position, code) in [(10, 35), (20, 0), (30, 0), (40, 36), (50, 0)] {
         machine.write(Space::Ram, 7, code);
         machine.write(Space::Disk, 3, code);
@@ -314,7 +315,7 @@ fn a_stored_page_that_becomes_zero_costs_nothing_and_comes_back() {
     assert_eq!(counts, [(0, 1), (2, 0), (0, 0), (0, 1), (2, 0)]);
     model.check(&store);
     model.check(&Store::open(dir.path()).unwrap());
-    // Between others, and with each of them gone.
+    // A checkpoint between others, with each of them removed in turn.
     let between = model.copies[&40].machine.clone();
     model.add(&store, 25, &between);
     for position in [10, 40, 20, 50] {

@@ -1,7 +1,7 @@
-//! What the CPU needs from the machine around it. The machine implements [`Bus`]; the CPU calls it at exact
-//! points of the instruction stream and passes the step count of that point, so that time is an argument.
+//! The CPU's interface to the rest of the machine. The machine implements [`Bus`], and the CPU calls it at exact points
+//! of the instruction stream. Each call passes the step count of its point, so that time is an argument.
 
-/// What the board asks of the CPU, sampled between instructions after every bus access.
+/// Requests of the board to the CPU, sampled between instructions after every bus access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BusSignals {
     /// The INTR line: an interrupt controller has a vector to deliver.
@@ -23,9 +23,9 @@ pub trait Bus {
     fn mmio_read(&mut self, steps: u64, gpa: u64, data: &mut [u8]);
     /// Writes guest-physical memory that is not RAM. The access never crosses a page.
     fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]);
-    /// What the board asks for now.
+    /// The board's requests at this moment.
     fn signals(&mut self) -> BusSignals;
-    /// The interrupt acknowledge cycle; `None` when the request went away.
+    /// The interrupt acknowledge cycle; `None` if the request was withdrawn.
     fn acknowledge_interrupt(&mut self) -> Option<u8>;
     /// Consumes a waiting NMI.
     fn take_nmi(&mut self) -> bool;
@@ -34,7 +34,7 @@ pub trait Bus {
     /// Writes an MSR that belongs to the board; `None` raises #GP. A TSC deadline comes as raw ticks
     /// (without the guest's TSC offset).
     fn write_msr(&mut self, steps: u64, index: u32, value: u64) -> Option<()>;
-    /// IA32_APIC_BASE.EN, for CPUID: asking is no access, and changes nothing.
+    /// IA32_APIC_BASE.EN, for CPUID. The call is not an access and changes nothing.
     fn apic_enabled(&mut self) -> bool {
         true
     }
@@ -42,9 +42,9 @@ pub trait Bus {
     fn cr8(&mut self) -> u64;
     /// Sets CR8.
     fn set_cr8(&mut self, steps: u64, value: u64);
-    /// A HLT at privilege level 0 was executed; `following` is the byte of code behind it, in 64-bit mode. A value means
-    /// that these two bytes stand for an RDTSC of the kernel: the CPU does not halt, but gives the guest this value of the
-    /// (raw) time-stamp counter, and goes on behind both.
+    /// Tells the board that the CPU executed HLT at privilege level 0. `following` is the code byte after HLT, in
+    /// 64-bit mode. If the board returns a value, these two bytes stand for an RDTSC of the kernel. The CPU then does
+    /// not halt: it gives the guest this raw time-stamp counter and continues after both bytes.
     fn halt(&mut self, _steps: u64, _following: Option<u8>) -> Option<u64> {
         None
     }
@@ -52,8 +52,8 @@ pub trait Bus {
     fn tsc(&mut self, steps: u64) -> u64;
 }
 
-/// A board with nothing on it: reads give ones, nothing interrupts, and board MSRs raise #GP. For programs that need no
-/// devices; what they write to ports is kept.
+/// A board without devices, for programs that need none. Reads give ones, nothing interrupts, board MSRs raise #GP, and
+/// port writes are kept.
 #[derive(Clone, Debug, Default)]
 pub struct EmptyBus {
     /// Port and value of each write, in order.

@@ -1,5 +1,5 @@
-//! Decoded code: blocks of straight-line ops, keyed by the physical address and mode they were decoded under,
-//! and kept coherent with every store to the bytes they came from.
+//! Decoded code: blocks of straight-line ops. A block is keyed by the physical address and the mode that it was decoded
+//! for. A store to a block's bytes drops the block.
 
 use std::ops::RangeInclusive;
 
@@ -10,23 +10,24 @@ use translator::{Entry, Translation, Translator};
 use crate::code_lines::CodeLines;
 use crate::op::Op;
 
-/// Bytes of translations that are kept to be placed elsewhere; when there are more, all are forgotten.
+/// Limit for the bytes of stored translations. Above the limit, all are dropped.
 const MOST_KEPT: usize = 96 << 20;
-/// Addresses at which one block may have code each: a page can be mapped at many.
+/// Most addresses at which one block may have placed code: a page can be mapped at many addresses.
 const MOST_PLACES: usize = 4;
-/// Longest block, in instructions: every block can be translated.
+/// Longest block, in instructions. The translator accepts every block up to this length.
 pub(crate) const MAX_OPS: usize = translator::MAX_INSTRUCTIONS;
-/// When this many blocks exist, all are dropped: code that is still hot is decoded again soon.
+/// Limit for the number of blocks. At the limit all blocks are dropped; hot code is soon decoded again.
 const MAX_BLOCKS: usize = 1 << 18;
-/// Code of translations that is gone keeps its room until all is dropped. That is done once it is half of all, and so much:
-/// what is still hot is placed again, which is less than what was placed since.
+/// Least number of dropped translations before the code buffer is emptied. A dropped translation keeps its room in the
+/// buffer. The buffer is emptied once half of the placed translations are dropped, and at least this number. Hot code
+/// is then placed again.
 const MOST_GONE: u32 = 1 << 14;
 /// Slots of the table that finds a block from RIP alone.
 const JUMP_SLOTS: usize = 1 << 15;
-/// Those that the code in one page can be in, which lie side by side.
+/// Slots for the code of one page; they lie side by side.
 const JUMP_SLOTS_OF_PAGE: usize = 64;
 
-/// Bytes of a line of a page by which blocks are found.
+/// Size of a line in bytes. Blocks are listed by the lines of a page that they touch.
 const LINE_BYTES: u64 = 64;
 /// Lines of a page.
 const LINES: usize = (PAGE_SIZE / LINE_BYTES) as usize;
@@ -43,17 +44,17 @@ pub(crate) struct Block {
     pub length: u16,
     /// RAM page of the second half of a single instruction that crosses a page.
     pub second_page: Option<u64>,
-    /// A breakpoint may stand at the block's first instruction, or an observer may want its fetch.
+    /// Whether a breakpoint may stand at the block's first instruction, or an observer may want its fetch.
     pub check_first: bool,
-    /// How often it was interpreted, as long as it is not translated.
+    /// How often the block was interpreted, until it is translated.
     pub heat: u32,
-    /// It is never translated: that is not worth it.
+    /// Never translate the block: translation does not pay for it.
     pub interpreted: bool,
-    /// Tells it from others that had its number.
+    /// Distinguishes the block from earlier blocks with the same number.
     serial: u32,
-    /// Its translation, if that serves wherever the block is mapped.
+    /// The block's translation, if the translation is valid wherever the block is mapped.
     translation: Option<Translation>,
-    /// Addresses at which it has code of its translation.
+    /// Addresses at which the translation is placed, and the code there.
     placed: Vec<(u64, Entry)>,
     key: BlockKey,
 }
@@ -88,13 +89,13 @@ struct JumpSlot {
     serial: u32,
 }
 
-/// All decoded code, and what was translated of it.
+/// All decoded code, with its translations.
 pub(crate) struct CodeCache {
-    /// Of hosts that have one.
+    /// The translator, on hosts that have one.
     pub translator: Option<Translator>,
-    /// Translations that were placed since all were dropped.
+    /// Translations placed since the code buffer was last emptied.
     made: u32,
-    /// Those of them that are gone.
+    /// How many of the placed translations were dropped.
     gone: u32,
     /// Bytes of the translations that blocks keep.
     kept: usize,
@@ -102,12 +103,12 @@ pub(crate) struct CodeCache {
     free: Vec<BlockNumber>,
     by_key: FxHashMap<BlockKey, BlockNumber>,
     by_page: FxHashMap<u64, Vec<BlockNumber>>,
-    /// Blocks and their serial numbers, in any page, by the lines that they touch. Some may have gone.
+    /// Blocks of all pages with their serial numbers, by the lines that they touch. Dropped blocks may still be listed.
     by_line: Vec<Vec<(BlockNumber, u32)>>,
-    /// How many those are.
+    /// Number of entries in `by_line`.
     in_lines: usize,
     jumps: Box<[JumpSlot]>,
-    /// Blocks that there have been.
+    /// The last serial number given to a block.
     serial: u32,
 }
 
@@ -137,14 +138,14 @@ impl CodeCache {
         self.blocks[number as usize].as_ref().expect("only live blocks are remembered")
     }
 
-    /// The code of a block's translation at an address, if it still stands.
+    /// The code of a block's translation at an address, if that code is still valid.
     #[inline(always)]
     pub fn placed(&self, number: BlockNumber, rip: u64) -> Option<Entry> {
         let (_, entry) = self.block(number).placed.iter().find(|(at, _)| *at == rip)?;
         self.translator.as_ref()?.is_alive(*entry).then_some(*entry)
     }
 
-    /// As [`CodeCache::block`], to be changed.
+    /// As [`CodeCache::block`], but mutable.
     #[inline(always)]
     pub fn block_mut(&mut self, number: BlockNumber) -> &mut Block {
         self.blocks[number as usize].as_mut().expect("only live blocks are remembered")
@@ -155,8 +156,8 @@ impl CodeCache {
         (rip >> 6 ^ rip & (JUMP_SLOTS_OF_PAGE as u64 - 1)) as usize & (JUMP_SLOTS - 1)
     }
 
-    /// The block last found at this RIP under this tag, if it still stands. Whether its bytes are still there is another
-    /// question.
+    /// The block last found at this RIP under this tag, if the block still exists. The caller checks whether the page
+    /// still maps there.
     #[inline(always)]
     pub fn jump(&self, rip: u64, tag: u64) -> Option<BlockNumber> {
         let slot = &self.jumps[Self::jump_index(rip)];
@@ -164,24 +165,24 @@ impl CodeCache {
         (slot.rip == rip && slot.tag == tag && stands()).then_some(slot.block)
     }
 
-    /// Whether a number still is that of the block which it was when it had this serial number.
+    /// Whether the block with this number still has this serial number.
     #[inline(always)]
     fn stands(&self, number: BlockNumber, serial: u32) -> bool {
         self.blocks.get(number as usize).and_then(Option::as_ref).is_some_and(|block| block.serial == serial)
     }
 
-    /// Remembers where a RIP led to.
+    /// Remembers the block that a RIP led to.
     pub fn remember_jump(&mut self, rip: u64, tag: u64, block: BlockNumber) {
         let serial = self.block(block).serial;
         self.jumps[Self::jump_index(rip)] = JumpSlot { rip, tag, block, serial };
     }
 
-    /// The block of a key.
+    /// The block with a key.
     pub fn find(&self, key: BlockKey) -> Option<BlockNumber> {
         self.by_key.get(&key).copied()
     }
 
-    /// Adds a decoded block and flags the pages it came from.
+    /// Adds a decoded block and flags its pages as code.
     pub fn insert(
         &mut self,
         ram: &GuestRam,
@@ -235,7 +236,7 @@ impl CodeCache {
         (number, flagged)
     }
 
-    /// Forgets what has gone in the lists by lines.
+    /// Removes dropped blocks from the lists by lines.
     fn tidy_lines(&mut self) {
         let mut lines = std::mem::take(&mut self.by_line);
         lines.iter_mut().for_each(|list| list.retain(|&(number, serial)| self.stands(number, serial)));
@@ -246,7 +247,7 @@ impl CodeCache {
     fn next_serial(&mut self) -> u32 {
         self.serial = self.serial.wrapping_add(1);
         if self.serial == 0 {
-            // Numbers begin anew: nothing of the old ones may be remembered.
+            // Serial numbers start again at zero, so forget jumps remembered under old ones.
             self.jumps.fill(NO_JUMP);
         }
         self.serial
@@ -316,7 +317,7 @@ impl CodeCache {
         self.jumps.fill(NO_JUMP);
     }
 
-    /// Gives a block at an address the code of its translation; `None` if that does not serve there.
+    /// Places a block's translation at an address; `None` if the translation is not valid there.
     pub fn place(&mut self, number: BlockNumber, rip: u64, translation: &Translation) -> Option<Entry> {
         let translator = self.translator.as_ref()?;
         if translator.is_full() || self.gone >= MOST_GONE.max(self.made / 2) {
@@ -328,14 +329,14 @@ impl CodeCache {
         placed.retain(|(at, _)| *at != rip);
         let oldest = (placed.len() == MOST_PLACES).then(|| placed.remove(0));
         placed.push((rip, entry));
-        // A block that is dropped takes along the code that it knows.
+        // Limit the block's places: dropping a block also drops only the code that it lists.
         if let Some((_, oldest)) = oldest {
             self.forget_placed(oldest);
         }
         Some(entry)
     }
 
-    /// A block's translation, if it has one that serves wherever it is mapped.
+    /// A block's translation, if it has one that is valid wherever the block is mapped.
     pub fn translation(&self, number: BlockNumber) -> Option<&Translation> {
         self.block(number).translation.as_ref()
     }
@@ -343,7 +344,7 @@ impl CodeCache {
     /// Keeps a block's translation.
     pub fn keep(&mut self, number: BlockNumber, translation: Translation) {
         if self.kept >= MOST_KEPT {
-            // What was placed holds them too.
+            // Placed code holds references to the translations too.
             self.drop_placed();
             self.blocks.iter_mut().flatten().for_each(|block| block.translation = None);
             self.kept = 0;
@@ -353,7 +354,7 @@ impl CodeCache {
         self.kept -= old.map_or(0, |old| old.size());
     }
 
-    /// Forgets the code of a translation at one place.
+    /// Drops the code of a translation at one place.
     fn forget_placed(&mut self, entry: Entry) {
         let Some(translator) = &mut self.translator else { return };
         self.gone += u32::from(translator.is_alive(entry));
@@ -368,7 +369,7 @@ impl CodeCache {
     }
 }
 
-/// Lines of its page that a block touches, the byte behind it included.
+/// Lines of its page that a block touches, including the byte after the block.
 fn lines_touched(start: u64, length: u16) -> RangeInclusive<usize> {
     let first = start % PAGE_SIZE;
     let last = (first + u64::from(length)).min(PAGE_SIZE - 1);
@@ -434,7 +435,7 @@ mod tests {
         cache.keep(number, translation);
     }
 
-    /// RAM, and what is known of the code in it.
+    /// RAM, and the code cache over it.
     struct Bench {
         ram: GuestRam,
         lines: CodeLines,
@@ -447,7 +448,7 @@ mod tests {
             Bench { lines: CodeLines::new(&ram), ram, cache: CodeCache::new() }
         }
 
-        /// The same with a translator; `None` on hosts that have none.
+        /// A bench with a translator; `None` on hosts without one.
         fn translating() -> Option<Bench> {
             let mut bench = Bench::new();
             bench.cache.translator =
@@ -455,7 +456,7 @@ mod tests {
             Some(bench)
         }
 
-        /// Adds a block of some bytes at a RAM offset. Its pages are told of when they had no code before.
+        /// Adds a block of some bytes at a RAM offset. Also returns its pages that had no code before.
         fn add(&mut self, start: u64, length: u16) -> (BlockNumber, Vec<u64>) {
             let end = start + u64::from(length) - 1;
             let second_page = (end / PAGE_SIZE != start / PAGE_SIZE).then_some(end / PAGE_SIZE);
@@ -501,7 +502,7 @@ mod tests {
         assert_eq!(bench.cache.jump(0x4011, 7), None);
         bench.drop_page(1);
         assert_eq!(bench.cache.jump(0x4010, 7), None);
-        // Another block has its number now.
+        // Another block has the number now.
         assert_eq!(bench.add(0x2010, 5).0, number);
         assert_eq!(bench.cache.jump(0x4010, 7), None);
     }
@@ -534,7 +535,7 @@ mod tests {
         for dropped in [1, 2] {
             let mut bench = Bench::new();
             bench.add(0x1010, 5);
-            // Its last two bytes are in the next page.
+            // The block's last two bytes are in the next page.
             assert_eq!(bench.add(0x1ffe, 4).1, [2]);
             bench.add(0x2010, 5);
             let touches = |bench: &Bench| {
@@ -546,7 +547,7 @@ mod tests {
             assert_eq!(found, [dropped != 1, false, dropped != 2]);
             assert_eq!([bench.is_code(1), bench.is_code(2)], [dropped != 1, dropped != 2]);
             assert_eq!(touches(&bench), [dropped != 1, dropped != 2, dropped != 2]);
-            // What crossed leaves nothing in the list of the other page.
+            // A block that crosses pages leaves nothing in the other page's list.
             bench.drop_page(3 - dropped);
             assert!(bench.cache.by_key.is_empty() && bench.cache.by_page.is_empty());
         }
@@ -554,7 +555,7 @@ mod tests {
 
     #[test]
     fn blocks_are_dropped_by_an_offset_in_any_page() {
-        // The offset, and which of the blocks have it: bytes 0x10-0x14, 0x3e-0x45 and 0xffe-0xfff and on.
+        // An offset, and which of the blocks contain it: bytes 0x10-0x14, 0x3e-0x45 and 0xffe-0xfff and on.
         let cases = [
             (0x0f, [false, false, false]),
             (0x10, [true, false, false]),
@@ -577,7 +578,7 @@ mod tests {
             let gone = starts.map(|start| bench.cache.find(BlockKey::new(start, 0)).is_none());
             assert_eq!(gone, dropped, "{offset:#x}");
             bench.check_count();
-            // What stayed is still found by its own offsets.
+            // The remaining blocks are still found by their own offsets.
             for start in starts {
                 bench.cache.drop_offset((start % PAGE_SIZE) as u16);
             }
@@ -611,7 +612,7 @@ mod tests {
         let translation = cache.translation(number).expect("it serves anywhere").clone();
         let places =
             [0x7f12_3456_7000, 0x7f12_0000_0000, 0x5555_0000_2000, 0x7f00_0000_0000, 0x7f12_3456_7000];
-        // What was translated where addresses are short does not serve where they are long.
+        // A translation for short addresses is not valid at long ones.
         assert!(cache.place(number, places[0], &translation).is_none());
         translate(&mut cache, number, places[0]);
         let translation = cache.translation(number).expect("it serves anywhere").clone();
@@ -621,7 +622,7 @@ mod tests {
         }
         assert_eq!(cache.block(number).placed.len(), MOST_PLACES);
         assert!(cache.placed(number, 0x1000).is_none(), "the oldest goes");
-        // It outlives the code.
+        // The translation outlives its placed code.
         cache.drop_placed();
         assert!(places.iter().all(|&place| cache.placed(number, place).is_none()));
         assert!(cache.place(number, places[1], &translation).is_some());
@@ -658,7 +659,7 @@ mod tests {
             }
         }
         assert_eq!(dropped, 2);
-        // One that went with all the others is not counted once more.
+        // Code that was dropped with all the rest is not counted again.
         let gone = cache.gone;
         cache.drop_placed();
         cache.drop_page(&ram, &mut lines, 1);

@@ -1,15 +1,15 @@
-//! Which parts of RAM decoded code came from, so that stores to code are told apart from stores beside it.
+//! Records which lines of RAM hold decoded code, so that a store to code differs from a store beside it.
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 
-/// Bytes of a line: stores are told apart by these.
+/// Size of a line in bytes: the granularity at which stores to code are noticed.
 const LINE_BYTES: u64 = 64;
 
-/// Lines of each RAM page that decoded code came from.
+/// The lines of each RAM page that hold decoded code.
 pub(crate) struct CodeLines(Vec<u64>);
 
 impl CodeLines {
-    /// No lines, for all pages of RAM.
+    /// Creates an empty record for all pages of RAM.
     pub fn new(ram: &GuestRam) -> CodeLines {
         CodeLines(vec![0; (ram.size_bytes() / PAGE_SIZE) as usize])
     }
@@ -25,12 +25,12 @@ impl CodeLines {
         self.0[page as usize] & Self::mask(offset, length) != 0
     }
 
-    /// Decoded code came from a range inside a page.
+    /// Records that decoded code came from a range inside a page.
     pub fn add(&mut self, page: u64, offset: u64, length: u64) {
         self.0[page as usize] |= Self::mask(offset, length);
     }
 
-    /// No decoded code is left that came from a page.
+    /// Forgets a page's lines, once no decoded code came from the page.
     pub fn clear_page(&mut self, page: u64) {
         self.0[page as usize] = 0;
     }
@@ -43,7 +43,7 @@ mod tests {
     #[test]
     fn stores_are_told_apart_by_lines() {
         let ram = GuestRam::new(4 * PAGE_SIZE).unwrap();
-        // Where code is, and what is stored: do they meet?
+        // A range of code, a range of a store, and whether they share a line.
         let cases = [
             ((0x40, 1), (0x40, 1), true),
             ((0x40, 1), (0x7f, 1), true),
@@ -58,7 +58,7 @@ mod tests {
             ((0, 0x1000), (0xfc0, 1), true),
             ((0xfff, 1), (0xfc0, 8), true),
             ((0xfff, 1), (0xfb8, 8), false),
-            // No bytes are at the place where they would be; what goes on in the next page ends here.
+            // An empty range touches nothing; a range that continues in the next page ends with its own page.
             ((0x80, 0), (0x80, 1), true),
             ((0x80, 0), (0x7f, 1), false),
             ((0xff8, 16), (0xff0, 1), true),

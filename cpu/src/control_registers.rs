@@ -50,7 +50,7 @@ impl Core {
 
     pub(crate) fn write_cr3(&mut self, value: u64) -> Res<()> {
         if self.long_mode() {
-            // With PCIDs bit 63 says "keep translations", which makes no difference here; it is not stored.
+            // With PCIDs, bit 63 means "keep translations". It makes no difference here and is not stored.
             let pcids = self.state.cr4 & cr4::PCIDE != 0;
             let value = if pcids { value & !(1 << 63) } else { value };
             if value & BEYOND_PHYSICAL != 0 {
@@ -86,8 +86,8 @@ impl Core {
         Ok(())
     }
 
-    /// Loads the four PDPTEs of PAE paging; reserved bits in a present one raise #GP(0). What lies outside
-    /// RAM reads as absent.
+    /// Loads the four PDPTEs of PAE paging. Reserved bits in a present entry raise #GP(0). Entries outside RAM read as
+    /// absent.
     pub(crate) fn load_pdptes(&mut self, cr3: u64) -> Res<()> {
         const RESERVED: u64 = 0x1e6 | BEYOND_PHYSICAL;
         let table = cr3 & 0xffff_ffe0;

@@ -1,4 +1,4 @@
-//! The running CPU without its decoded code: registers, modes and everything the handlers change.
+//! The running CPU without its decoded code: registers, modes and all other state that handlers change.
 
 use guest_ram::GuestRam;
 use translator::Frame;
@@ -39,11 +39,11 @@ impl CodeSize {
     }
 }
 
-/// Registers, modes, translations: what instruction handlers work on.
+/// The state that instruction handlers work on: registers, modes, translations.
 pub struct Core {
-    /// What generated code works on too. Its `regs` are general registers 0 to 15, then constant zero
-    /// ([`crate::slots::REG_ZERO`]) and the running block's RIP. Its `seg_base` are segment bases by slot; slot 6 is always
-    /// zero, and in 64-bit mode ES, CS, SS and DS are zero too.
+    /// The part that generated code accesses too. `regs` are general registers 0 to 15, then constant zero
+    /// ([`crate::slots::REG_ZERO`]) and the running block's RIP. `seg_base` are segment bases by slot. Slot 6 is always
+    /// zero; in 64-bit mode ES, CS, SS and DS are zero too.
     pub frame: Frame,
     /// The six arithmetic flags.
     pub flags: LazyFlags,
@@ -59,15 +59,15 @@ pub struct Core {
     pub branches: u64,
     /// System calls entered.
     pub system_calls: u64,
-    /// Step count at which the present run ends; repeated string instructions honour it themselves.
+    /// Step count at which the current run ends. Repeated string instructions check this limit themselves.
     pub budget_end: u64,
-    /// Task switches whose faults are being delivered: zero between two steps.
+    /// Number of task switches whose faults are being delivered. Zero between two steps.
     pub faulting_tasks: u32,
     /// Set to leave the block after the running instruction.
     pub break_block: bool,
     /// See [`attention`].
     pub attention: u32,
-    /// An interrupt or NMI waited when signals were last looked at.
+    /// An interrupt or NMI waited when signals were last sampled.
     pub interrupts_wait: bool,
     /// Privilege level.
     pub cpl: u8,
@@ -75,31 +75,30 @@ pub struct Core {
     pub code_size: CodeSize,
     /// Wrap-around mask of the stack pointer.
     pub stack_mask: u64,
-    /// Base and limit of the last code segment that was not a 64-bit one: where RIP leads under it is
-    /// remembered by the code cache.
+    /// Base and limit of the last code segment that was not 64-bit. The code cache remembers jumps for this segment.
     last_code_segment: (u64, u32),
-    /// Counts how often it changed.
+    /// Counts the changes of `last_code_segment`.
     code_segments: u64,
     /// The exception of the last [`Break::Fault`].
     pub exception: Exception,
     /// Address translation.
     pub mmu: Mmu,
-    /// What is executed, and what CPUID says.
+    /// The CPU model: decides which instructions exist and what CPUID returns.
     pub(crate) model: CpuModel,
-    /// Where the model differs from others in what it executes.
+    /// The model's differences from other processors in how it executes instructions.
     pub(crate) quirks: Quirks,
     /// Guest memory.
     pub ram: GuestRam,
-    /// Everything that is not hot. `gpr`, `xmm`, `rip` and `rflags` in here are stale while the
-    /// CPU runs: their homes are the fields above.
+    /// The state that is not hot. `gpr`, `xmm`, `rip` and `rflags` in here are stale while the CPU runs: the fields
+    /// above hold them.
     pub state: CpuState,
-    /// RAM pages whose decoded code must go before the next instruction.
+    /// RAM pages whose decoded code must be dropped before the next instruction.
     pub stale_code: Vec<u64>,
     /// Which lines of which pages hold decoded code.
     pub(crate) code_lines: CodeLines,
     /// The debugger's and the guest's break- and watchpoints.
     pub debug: DebugPoints,
-    /// What is told of the run.
+    /// What the observer wants to know about the run.
     pub(crate) observing: Observing,
 }
 
@@ -140,14 +139,14 @@ impl Core {
         core
     }
 
-    /// Becomes another processor.
+    /// Switches to another CPU model.
     pub(crate) fn set_model(&mut self, model: CpuModel) {
         self.model = model;
         self.quirks = Quirks::of(model);
         self.update_mmu_index();
     }
 
-    /// The whole architectural state, canonical: two equal machines give equal values.
+    /// The whole architectural state in canonical form: two equal machines give equal values.
     pub fn save_state(&self) -> CpuState {
         let mut state = self.state.clone();
         state.gpr.copy_from_slice(&self.frame.regs[..16]);
@@ -157,13 +156,13 @@ impl Core {
         state
     }
 
-    /// Replaces the whole state. Translations and code derived from the old one are dropped.
+    /// Replaces the whole state. Drops translations and code derived from the old state.
     pub fn load_state(&mut self, state: &CpuState) {
         self.load_registers(state);
         self.mmu.flush_all();
     }
 
-    /// Replaces the whole state but keeps translations and code: RAM has not been replaced.
+    /// Replaces the whole state but keeps translations and code, for callers that did not replace RAM.
     pub(crate) fn load_registers(&mut self, state: &CpuState) {
         self.state = state.clone();
         self.frame.regs = [0; 32];
@@ -189,7 +188,7 @@ impl Core {
         self.update_debug_attention();
     }
 
-    /// Step count of the running instruction: all steps before it.
+    /// Step count of the running instruction: the number of steps before it.
     #[inline(always)]
     pub fn steps(&self) -> u64 {
         self.block_steps + self.index
@@ -287,7 +286,7 @@ impl Core {
         self.frame.seg_base[SEG_NONE as usize] = 0;
     }
 
-    /// To be called whenever CS, SS, CR0.PE, EFER.LMA or EFLAGS.VM may have changed.
+    /// Must be called whenever CS, SS, CR0.PE, EFER.LMA or EFLAGS.VM may have changed.
     pub fn mode_changed(&mut self) {
         let (cs, ss) = (self.state.segments[1], self.state.segments[2]);
         self.code_size = if self.long_mode() && cs.long() {
@@ -318,21 +317,21 @@ impl Core {
         self.break_block = true;
     }
 
-    /// What decoding depends on besides the bytes: code size, and where the code segment lies if that matters.
+    /// What decoding depends on besides the bytes: the code size and, outside 64-bit mode, the code segment.
     #[inline(always)]
     pub(crate) fn code_tag(&self) -> u64 {
         let segment = if self.is_64bit() { 0 } else { self.code_segments };
         segment << 3 | self.code_size as u64
     }
 
-    /// To be called whenever CR0, CR3, CR4 or EFER may have changed in a way that matters to paging.
+    /// Must be called whenever CR0, CR3, CR4 or EFER may have changed in a way that matters to paging.
     pub fn paging_changed(&mut self) {
         self.mmu.select_context(&self.state);
         self.update_mmu_index();
         self.break_block = true;
     }
 
-    /// To be called whenever CPL, CR0.AM, CR4.SMAP or RFLAGS.AC may have changed.
+    /// Must be called whenever CPL, CR0.AM, CR4.SMAP or RFLAGS.AC may have changed.
     pub fn update_mmu_index(&mut self) {
         let smap = self.state.cr4 & cr4::SMAP != 0 && self.rflags & flags::AC == 0;
         self.mmu.set_index(self.cpl == 3, smap, self.alignment_matters());
@@ -346,7 +345,7 @@ impl Core {
             && !self.quirks.no_alignment_checks
     }
 
-    /// To be called whenever TF, RF, DR7 or `pending_debug` may have changed.
+    /// Must be called whenever TF, RF, DR7 or `pending_debug` may have changed.
     pub fn update_debug_attention(&mut self) {
         let wanted = self.rflags & (flags::TF | flags::RF) != 0
             || self.state.pending_debug != 0
@@ -359,8 +358,8 @@ impl Core {
         self.break_block = true;
     }
 
-    /// Asks for the interrupt lines to be sampled before the next instruction, and ends the block. To be
-    /// called after every access to the bus.
+    /// Requests sampling of the interrupt lines before the next instruction, and ends the block. Must be called after
+    /// every bus access.
     #[inline]
     pub fn bus_was_used(&mut self) {
         self.attention |= attention::SIGNALS;
@@ -370,7 +369,7 @@ impl Core {
         self.break_block = true;
     }
 
-    /// Holds interrupts back for the next instruction (STI; with `mov_ss` debug traps too).
+    /// Holds interrupts back for the next instruction (STI); with `mov_ss`, debug traps too.
     pub fn set_interrupt_shadow(&mut self, mov_ss: bool) {
         self.state.interrupt_shadow = true;
         self.state.mov_ss_shadow = mov_ss;
@@ -410,14 +409,14 @@ impl Core {
         if self.cpl == 0 { Ok(()) } else { Err(self.gp(0)) }
     }
 
-    /// RIP behind an instruction: wraps by the width of the code segment.
+    /// The RIP after an instruction, wrapped to the width of the code segment.
     #[inline(always)]
     pub(crate) fn next_rip(&self, block_rip: u64, offset: u16) -> u64 {
         self.wrap_rip(block_rip.wrapping_add(u64::from(offset)))
     }
 
-    /// An instruction pointer wrapped to the code segment's width (16-bit code may still hold 32-bit EIPs
-    /// set by far transfers; those fault at the limit check of the fetch).
+    /// Wraps an instruction pointer to the code segment's width. 16-bit code may still hold a 32-bit EIP, set by a far
+    /// transfer; the limit check of the fetch faults then.
     #[inline(always)]
     pub fn wrap_rip(&self, rip: u64) -> u64 {
         match self.code_size {

@@ -1,4 +1,4 @@
-//! The processor's answer to CPUID: what the description of the [`CpuModel`] says, and what follows from the machine's state.
+//! The processor's answer to CPUID: the description of the [`CpuModel`], adjusted to the machine's state.
 
 use crate::bus::Bus;
 use crate::core::Core;
@@ -6,8 +6,8 @@ use crate::model::{CpuModel, Leaf};
 use crate::registers::cr4;
 
 impl CpuModel {
-    /// Every leaf with something in it: leaf, subleaf (where the leaf has several), and EAX, EBX, ECX, EDX. For an engine
-    /// that lets a processor answer CPUID, which fills in OSXSAVE and APIC.
+    /// Every non-zero leaf: leaf, subleaf (for leaves that have several), and EAX, EBX, ECX, EDX. An engine uses the
+    /// table to make a real processor answer CPUID; that engine fills in OSXSAVE and APIC.
     pub fn leaves(self) -> &'static [(u32, Option<u32>, [u32; 4])] {
         self.description().cpuid
     }
@@ -18,12 +18,13 @@ const OSXSAVE: u32 = 1 << 27;
 /// APIC, in leaf 1 EDX and its copy.
 const APIC: u32 = 1 << 9;
 
-/// What of CPUID's answers follows the machine's state.
+/// The parts of CPUID's answers that follow the machine's state.
 #[derive(Clone, Copy)]
 struct Changing {
     /// CR4.OSXSAVE.
     osxsave: bool,
-    /// IA32_APIC_BASE.EN. A local APIC that is switched off is not there (SDM vol. 3, 11.4.3; APM vol. 3, E.3.2 and E.4.2).
+    /// IA32_APIC_BASE.EN. CPUID does not report a local APIC that is switched off (SDM vol. 3, 11.4.3; APM vol. 3,
+    /// E.3.2 and E.4.2).
     apic: bool,
 }
 
@@ -54,7 +55,8 @@ mod tests {
 
     const GOLDEN: &str = include_str!("../tests/golden/cpuid.txt");
 
-    /// A line for each answer that is not zero; answers that depend on the subleaf or on the machine's state have more.
+    /// One line for each answer that is not zero; several lines if the answer depends on the subleaf or the machine's
+    /// state.
     fn described(model: CpuModel) -> String {
         let mut text = format!("{}\n", model.name());
         let leaves = (0..0x40).chain(0x4000_0000..0x4000_0010).chain(0x8000_0000..0x8000_0040);

@@ -1,5 +1,5 @@
-//! Breakpoints and watchpoints of the debugger, as features of the engine: any number, never visible in guest
-//! memory, free where none is set on the page. The guest's own debug registers share the machinery.
+//! The debugger's breakpoints and watchpoints as features of the engine. There can be any number, and guest memory
+//! never shows them. Pages without such points cost nothing. The guest's own debug registers share the machinery.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ use crate::exception;
 pub(crate) const DR6_BS: u64 = 1 << 14;
 
 impl Core {
-    /// Replaces the debugger's breakpoints. The caller drops the code that was decoded with others: that at these offsets in
-    /// any page.
+    /// Replaces the debugger's breakpoints. Returns the changed page offsets; the caller drops the code at these
+    /// offsets in all pages.
     pub(crate) fn set_breakpoints(
         &mut self,
         points: impl IntoIterator<Item = (AddressKind, u64)>,
@@ -34,7 +34,7 @@ impl Core {
         self.debug.replace_traps(traps);
     }
 
-    /// A system call was entered.
+    /// Counts a system call and reports it to traps and the observer.
     pub(crate) fn entered_system_call(&mut self) {
         self.system_calls += 1;
         let number = self.frame.regs[0];
@@ -44,7 +44,7 @@ impl Core {
         self.observe_system_call(number);
     }
 
-    /// Control passed through an entry of the interrupt table.
+    /// Reports a delivery through an entry of the interrupt table to traps and the observer.
     pub(crate) fn entered_vector(&mut self, vector: u8, error_code: Option<u32>) {
         if self.debug.traps_vector(vector) {
             self.note_trap(Trap::Vector(vector));
@@ -52,26 +52,26 @@ impl Core {
         self.observe_delivery(vector, error_code);
     }
 
-    /// An IRET, SYSRET or SYSEXIT completed.
+    /// Reports a completed IRET, SYSRET or SYSEXIT to traps.
     pub(crate) fn returned(&mut self) {
         if self.debug.traps_returns() {
             self.note_trap(Trap::Return);
         }
     }
 
-    /// Whether no access needs to be seen.
+    /// Whether neither the debugger, the guest nor the observer watches any access.
     #[inline]
     pub(crate) fn sees_no_access(&self) -> bool {
         self.debug.nothing_watched() && self.observing.sees_no_access()
     }
 
-    /// Whether the page of an access of this kind has bytes whose accesses must be seen, so that it stays off the fast path.
+    /// Whether the page has bytes whose accesses of this kind are watched. Such a page stays off the fast path.
     pub(crate) fn sees_page(&self, address: u64, gpa: u64, kind: WatchKind) -> bool {
         !self.sees_no_access()
             && (self.debug.watches_page(address, gpa, kind) || self.observing.sees_page(address, gpa, kind))
     }
 
-    /// Compares an access that missed the fast path with the debugger's watchpoints, and with what the observer wants.
+    /// Checks an access that missed the fast path against the debugger's watchpoints and the observer's wants.
     pub(crate) fn note_access(&mut self, access: &PageAccess<'_>) {
         if self.debug.note_access(access) {
             self.attention |= attention::HIT;
@@ -85,7 +85,7 @@ impl Core {
         self.attention |= attention::HIT;
     }
 
-    /// To be called after DR0-DR3 or DR7 changed: the pages that the guest watches leave the fast path.
+    /// Takes the pages that the guest watches off the fast path. Must be called after DR0-DR3 or DR7 changed.
     pub fn debug_registers_changed(&mut self) {
         let pages = (0..4)
             .filter(|&n| self.guest_watches(n))
@@ -135,7 +135,7 @@ impl Core {
         self.fault(exception::DB);
     }
 
-    /// Moves pending debug conditions into DR6: the debug exception that is delivered next is theirs too.
+    /// Moves pending debug conditions into DR6, which then also describes them to the next debug exception.
     pub(crate) fn take_pending_debug(&mut self) {
         if self.state.pending_debug != 0 {
             self.state.dr6 = self.state.dr6 & !0xf | self.state.pending_debug;

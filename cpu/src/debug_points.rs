@@ -1,11 +1,11 @@
-//! What a debugger, or the guest in its debug registers, waits for: breakpoints, watchpoints, traps; and what was hit.
+//! Breakpoints, watchpoints and traps of a debugger, pages that the guest's debug registers watch, and the hits.
 
 use std::collections::BTreeSet;
 
 pub use crate::ranges::AddressKind;
 use crate::ranges::{Spaces, last_of};
 
-/// What a watchpoint looks for.
+/// The kinds of access that a watchpoint catches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WatchKind {
     /// Reads.
@@ -19,7 +19,7 @@ pub enum WatchKind {
 /// A watched range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Watchpoint {
-    /// How `address` is meant.
+    /// The address space of `address`.
     pub space: AddressKind,
     /// First byte.
     pub address: u64,
@@ -30,7 +30,7 @@ pub struct Watchpoint {
 }
 
 impl Watchpoint {
-    /// The last byte, in an address space that may end there. `None` for a range that is empty.
+    /// The last byte of the range, cut off at the end of the address space. `None` for an empty range.
     fn last(&self) -> Option<u64> {
         last_of(self.address, self.length)
     }
@@ -46,16 +46,16 @@ impl Watchpoint {
 pub struct WatchHit {
     /// The watchpoint.
     pub watchpoint: Watchpoint,
-    /// The first byte of it that was accessed.
+    /// The watchpoint's first byte that the access touched.
     pub address: u64,
-    /// What the access was: a read or a write.
+    /// Whether the access was a read or a write.
     pub kind: WatchKind,
-    /// It was a write, and bytes of the watchpoint are others than before. What a device makes of a write is
-    /// not known: it counts.
+    /// Whether the access was a write that changed bytes of the watchpoint. A write to a device always counts, because
+    /// its effect is unknown.
     pub changed: bool,
-    /// How many bytes of it were accessed from `address` on, at most eight.
+    /// How many bytes of the watchpoint were accessed from `address` on, at most eight.
     pub length: u8,
-    /// What a write to RAM replaced in these, in the guest's order of bytes.
+    /// The old value of these bytes in the guest's byte order, for a write to RAM.
     pub old: Option<u64>,
 }
 
@@ -75,7 +75,7 @@ pub struct Traps {
 pub enum SystemCalls {
     /// Every one.
     All,
-    /// Those with these numbers.
+    /// System calls with these numbers.
     Numbered(BTreeSet<u64>),
 }
 
@@ -106,7 +106,7 @@ pub enum Trap {
     Return,
 }
 
-/// What the debugger waited for and the step that just completed did.
+/// Something that the debugger waited for, and that the step that just completed did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hit {
     /// An access to memory.
@@ -122,7 +122,7 @@ pub(crate) struct PageAccess<'a> {
     pub kind: WatchKind,
     /// The bytes that were read or written.
     pub bytes: &'a [u8],
-    /// What a write to RAM replaced.
+    /// The bytes that a write to RAM replaced.
     pub before: Option<&'a [u8]>,
 }
 
@@ -131,31 +131,31 @@ pub(crate) struct PageAccess<'a> {
 pub struct DebugPoints {
     traps: Traps,
     breakpoints: BTreeSet<(AddressKind, u64)>,
-    /// Offsets in the page of all breakpoints: linear and physical addresses agree in them.
+    /// Page offsets of all breakpoints. A linear address and its physical address have the same offset.
     breakpoint_offsets: BTreeSet<u16>,
     watchpoints: BTreeSet<Watchpoint>,
     watched: Spaces<Watchpoint>,
     /// Pages that the guest's own debug registers watch.
     guest_pages: BTreeSet<u64>,
-    /// What the running instruction hit, or the one that the last run stopped behind.
+    /// Hits of the running instruction, or of the last instruction of the last run.
     pub(crate) hits: Vec<Hit>,
 }
 
 impl DebugPoints {
-    /// Whether any watchpoint, of the debugger or the guest, exists.
+    /// Whether neither the debugger nor the guest has a watchpoint.
     #[inline]
     pub(crate) fn nothing_watched(&self) -> bool {
         self.watchpoints.is_empty() && self.guest_pages.is_empty()
     }
 
-    /// Whether the page of an access of this kind holds a byte watched for it, so that it must stay off the fast path.
+    /// Whether the page holds a byte that is watched for this kind of access. Such a page must stay off the fast path.
     pub(crate) fn watches_page(&self, address: u64, gpa: u64, kind: WatchKind) -> bool {
         !self.nothing_watched()
             && (self.watched.touch_page(address, gpa, |point| point.counts(kind))
                 || self.guest_pages.contains(&(address >> 12)))
     }
 
-    /// Whether a breakpoint exists at this offset of any page: code must not run across it unchecked.
+    /// Whether a breakpoint has this page offset. If so, code must not run across the address unchecked.
     #[inline]
     pub(crate) fn breaks_at_offset(&self, address: u64) -> bool {
         !self.breakpoints.is_empty() && self.breakpoint_offsets.contains(&((address & 0xfff) as u16))
@@ -167,7 +167,7 @@ impl DebugPoints {
             || self.breakpoints.contains(&(AddressKind::Physical, gpa))
     }
 
-    /// Compares an access with the watchpoints; true when one is hit.
+    /// Checks an access against the watchpoints. Returns true if it hits one.
     pub(crate) fn note_access(&mut self, access: &PageAccess<'_>) -> bool {
         let before = self.hits.len();
         let length = access.bytes.len() as u64;
@@ -182,7 +182,7 @@ impl DebugPoints {
         self.hits.len() > before
     }
 
-    /// Replaces the breakpoints. Gives the offsets in a page of those that come or go.
+    /// Replaces the breakpoints. Returns the page offsets of added and removed ones.
     pub(crate) fn replace_breakpoints(&mut self, points: BTreeSet<(AddressKind, u64)>) -> BTreeSet<u16> {
         if self.breakpoints == points {
             return BTreeSet::new();
@@ -192,7 +192,7 @@ impl DebugPoints {
         offsets_in_page(before.symmetric_difference(&self.breakpoints))
     }
 
-    /// Replaces the watchpoints. Says whether they differ from those before.
+    /// Replaces the watchpoints. Returns whether they changed.
     pub(crate) fn replace_watchpoints(&mut self, points: BTreeSet<Watchpoint>) -> bool {
         let changed = self.watchpoints != points;
         if changed {
@@ -202,7 +202,7 @@ impl DebugPoints {
         changed
     }
 
-    /// Replaces the pages that the guest's own debug registers watch. Says whether they differ from those before.
+    /// Replaces the pages that the guest's own debug registers watch. Returns whether they changed.
     pub(crate) fn replace_guest_pages(&mut self, pages: BTreeSet<u64>) -> bool {
         let changed = self.guest_pages != pages;
         self.guest_pages = pages;
@@ -283,7 +283,7 @@ mod tests {
         for (address, watched) in [(0, true), (i64::MAX as u64, true), (1 << 63, false), (u64::MAX, true)] {
             assert_eq!(points.watches_page(address, 0, WatchKind::Read), watched, "{address:#x}");
             let access = read(address, 0, &[0]);
-            // The half does not hold its last byte.
+            // The lower half of the address space does not hold the range's last byte.
             assert_eq!(points.note_access(&access), watched && address != i64::MAX as u64, "{address:#x}");
         }
         assert_eq!(points.hits.len(), 2);
@@ -294,7 +294,7 @@ mod tests {
         let point = |address, length, space| Watchpoint { space, ..watch(address, length) };
         let linear = |address, length| point(address, length, AddressKind::Linear);
         let physical = |address, length| point(address, length, AddressKind::Physical);
-        // One that reaches over many which lie behind its beginning, some that overlap, one at the same address twice.
+        // One watchpoint spans many that begin later; some overlap; two share an address.
         let mut all = vec![linear(0x1000, 0x3000), linear(0x1ffc, 8), linear(0x2000, 1), linear(0x2000, 4)];
         all.extend((0..1000).map(|number| linear(0x2100 + 0x10 * number, 8)));
         all.extend([physical(0x7004, 4), physical(0x8000, 0x1000)]);

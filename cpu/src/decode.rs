@@ -1,5 +1,5 @@
-//! From bytes to ops. `iced-x86` decodes; each family of instructions lowers its own to [`Op`]s. An instruction raises #UD
-//! if the CPU model lacks a feature that it needs, or if no family takes it.
+//! From bytes to ops. `iced-x86` decodes, and each family of instructions lowers its own instructions to [`Op`]s. An
+//! instruction raises #UD if the CPU model lacks a feature that it needs, or if no family takes it.
 
 use iced_x86::{Decoder, DecoderError, DecoderOptions};
 
@@ -9,7 +9,7 @@ use crate::ops;
 
 /// Result of decoding one instruction.
 pub(crate) enum Decoded {
-    /// An instruction, or the #UD that stands for it.
+    /// An instruction, or the #UD that replaces it.
     Op(Op),
     /// The bytes end inside an instruction.
     NeedsMore,
@@ -18,7 +18,7 @@ pub(crate) enum Decoded {
 /// Longest instruction.
 pub(crate) const MAX_LENGTH: usize = 15;
 
-/// Decodes the first instruction of `bytes`, which stands at `rip`, `offset` bytes into its block.
+/// Decodes the first instruction of `bytes`, which is at address `rip`, `offset` bytes into its block.
 pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded {
     let mut decoder = Decoder::with_ip(mode.bitness(), bytes, rip, DecoderOptions::NONE);
     let instruction = decoder.decode();
@@ -27,7 +27,7 @@ pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded
         if short {
             return Decoded::NeedsMore;
         }
-        // All 15 bytes were used up: taken for too long rather than for undefined.
+        // The instruction used all 15 bytes, so it is too long rather than undefined.
         let op = if decoder.position() >= MAX_LENGTH { too_long() } else { undefined(1) };
         return Decoded::Op(placed(op, offset, 1));
     }
@@ -40,7 +40,7 @@ pub(crate) fn decode(bytes: &[u8], rip: u64, offset: u16, mode: Mode) -> Decoded
     Decoded::Op(placed(op, offset, length))
 }
 
-/// The op of an instruction; `None` if it is undefined on the CPU model. Families need not ask for features.
+/// The op of an instruction; `None` if the instruction is undefined on the CPU model. Families need not check features.
 fn op_of(insn: &Insn<'_>) -> Option<Op> {
     let is_there = insn.mode.features.include(insn.raw.cpuid_features());
     if is_there { ops::lower(insn) } else { None }
@@ -51,7 +51,7 @@ pub(crate) fn undefined(length: u16) -> Op {
     placed(Op::new(|core, _, _| Err(core.ud())).with(Op::ENDS_BLOCK), 0, length)
 }
 
-/// The op that raises #GP(0): more than 15 bytes do not make an instruction.
+/// The op that raises #GP(0), for an instruction of more than 15 bytes.
 fn too_long() -> Op {
     Op::new(|core, _, _| Err(core.gp(0))).with(Op::ENDS_BLOCK)
 }

@@ -1,4 +1,4 @@
-//! Exception vectors, the description of one raised exception, and how instructions report one (SDM vol. 3, chapter 6).
+//! Exception vectors, the description of a raised exception, and how instructions report one (SDM vol. 3, chapter 6).
 
 /// A raised exception that waits to be delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,11 +9,11 @@ pub struct Exception {
     pub error_code: Option<u32>,
     /// New value of CR2, for #PF. Set when the exception is delivered.
     pub cr2: Option<u64>,
-    /// It is a #GP for an address that is not canonical, in place of which an access to the stack raises #SS.
+    /// Whether it is a #GP for a non-canonical address. A stack access raises #SS instead.
     pub noncanonical: bool,
 }
 
-/// Something that goes through the interrupt descriptor table from outside the instruction stream.
+/// An event that is delivered through the interrupt descriptor table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// A fault or trap of the instruction stream. A fault's return address is the faulting instruction.
@@ -28,14 +28,14 @@ pub enum Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Break {
-    /// The instruction faulted: `Core::exception` says how, nothing else changed.
+    /// The instruction faulted. `Core::exception` describes the fault; nothing else changed.
     Fault,
-    /// The instruction set RIP and the step count itself and did not complete as one step (a repeated string
-    /// instruction that stopped between iterations, a trap-like software interrupt).
+    /// The instruction set RIP and the step count itself and did not complete as one step. Examples are a repeated
+    /// string instruction that stopped between iterations and a trap-like software interrupt.
     Done,
 }
 
-/// Result of anything that may fault.
+/// Result of an operation that may fault.
 pub type Res<T> = Result<T, Break>;
 
 /// Divide error.

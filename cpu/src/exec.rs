@@ -1,5 +1,5 @@
-//! The run loop: finds or decodes the block at RIP, executes it, and between blocks looks after interrupts,
-//! traps, break- and watchpoints and the budget.
+//! The run loop. It finds or decodes the block at RIP and executes it. Between blocks it handles interrupts, traps,
+//! breakpoints, watchpoints and the budget.
 
 mod observed;
 mod tier;
@@ -35,38 +35,38 @@ pub enum Stop {
     Budget,
     /// The bus asked for control ([`BusSignals::stop`]).
     Bus,
-    /// HLT with nothing to deliver: time must pass.
+    /// The CPU executed HLT and has nothing to deliver: time must pass.
     Halted,
     /// Triple fault.
     Shutdown,
-    /// Something that was to be stopped at.
+    /// The run met a condition to stop at.
     Met(Met),
 }
 
-/// What a run met that it was to stop at, from the processor up to the machine.
+/// A condition that a run stops at. The machine above the processor uses this type too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Met {
     /// The next instruction has a breakpoint.
     Breakpoint,
-    /// The step that just completed hit a watchpoint. It may have hit more: [`Cpu::hits`].
+    /// The step that just completed hit a watchpoint. [`Cpu::hits`] lists all hits.
     Watchpoint(WatchHit),
-    /// The step that just completed was an event that a trap waits for. It may have hit more: [`Cpu::hits`].
+    /// The step that just completed was an event that a trap waits for. [`Cpu::hits`] lists all hits.
     Trap(Trap),
-    /// The observer asked for it in the step that just completed, which hit nothing of the debugger's.
+    /// The observer asked to stop in the step that just completed, which hit nothing of the debugger's.
     Observer,
 }
 
-/// How the run loop goes on behind [`Cpu::attend`].
+/// What the run loop does after [`Cpu::attend`].
 enum Attended {
-    /// It is left.
+    /// Leave the run loop.
     Stop(Stop),
-    /// Something was delivered: look again.
+    /// Something was delivered: check again.
     Again,
-    /// With the next instruction.
+    /// Continue with the next instruction.
     Done,
 }
 
-/// How much is decoded at once; the number is a bit of the block's key.
+/// How much code is decoded at once. The number is a bit of the block's key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Extent {
     /// Up to the end of the block.
@@ -95,7 +95,7 @@ impl Cpu {
         cpu
     }
 
-    /// Chooses what executes the guest. Nothing that the guest can see depends on it.
+    /// Chooses what executes the guest. The guest cannot see the difference.
     pub fn set_tier(&mut self, tier: Tier) {
         self.drop_code();
         let (after, undefined, parts) = match tier {
@@ -111,8 +111,8 @@ impl Cpu {
         }
     }
 
-    /// Becomes another processor: CPUID describes it, its features are executed, with its quirks. Code that was decoded for
-    /// another model is dropped.
+    /// Switches to another CPU model: its CPUID answers, its features and its quirks. Drops code decoded for another
+    /// model.
     pub fn set_model(&mut self, model: CpuModel) {
         if model != self.core.model {
             self.drop_code();
@@ -135,7 +135,7 @@ impl Cpu {
         self.core.save_state()
     }
 
-    /// Replaces the architectural state. RAM may have been replaced too: nothing derived from it survives.
+    /// Replaces the architectural state. Drops everything derived from RAM, because RAM may have been replaced too.
     pub fn set_state(&mut self, state: &CpuState) {
         self.core.ram.take_foreign_writes();
         self.drop_code();
@@ -146,16 +146,16 @@ impl Cpu {
         self.core.stale_code.clear();
     }
 
-    /// Replaces the architectural state over RAM that was replaced by writes that its page flags saw
-    /// ([`GuestRam::replace_bytes`], devices): what was derived from other pages stays.
+    /// Replaces the architectural state after RAM was changed by writes that its page flags saw
+    /// ([`GuestRam::replace_bytes`], devices). Keeps everything derived from other pages.
     pub fn restore_state(&mut self, state: &CpuState) {
         self.drop_stale();
         self.set_registers(state);
     }
 
-    /// Replaces the architectural state, as [`Cpu::set_state`] does, over RAM that only the CPU and
-    /// [`GuestRam`] writes that it was told of have changed: what was derived from RAM stays, which makes this
-    /// cheap enough for every instruction.
+    /// Replaces the architectural state, as [`Cpu::set_state`] does, but keeps everything derived from RAM. Only the
+    /// CPU and [`GuestRam`] writes that the CPU was told of may have changed RAM. This is cheap enough for every
+    /// instruction.
     pub fn set_registers(&mut self, state: &CpuState) {
         self.core.load_registers(state);
         self.core.debug_registers_changed();
@@ -167,7 +167,7 @@ impl Cpu {
         &self.core.ram
     }
 
-    /// What was counted since power-on. Replacing the state leaves the counts as they are.
+    /// The counts since power-on. Replacing the state leaves the counts as they are.
     pub fn counts(&self) -> Counts {
         Counts {
             steps: self.core.block_steps,
@@ -198,8 +198,7 @@ impl Cpu {
         self.core.system_calls
     }
 
-    /// All that the step hit behind which the last run stopped with [`Met::Watchpoint`] or [`Met::Trap`],
-    /// which name the first.
+    /// All hits of the last step of the last run. [`Met::Watchpoint`] and [`Met::Trap`] name only the first.
     pub fn hits(&self) -> &[Hit] {
         &self.core.debug.hits
     }
@@ -219,7 +218,7 @@ impl Cpu {
         &self.core
     }
 
-    /// Replaces the debugger's breakpoints. Code is decoded and translated anew where they are others than before.
+    /// Replaces the debugger's breakpoints. Drops the code at breakpoints that are added or removed.
     pub fn set_breakpoints(&mut self, points: impl IntoIterator<Item = (AddressKind, u64)>) {
         for offset in self.core.set_breakpoints(points) {
             self.code.drop_offset(offset);
@@ -236,7 +235,7 @@ impl Cpu {
         self.core.set_traps(traps);
     }
 
-    /// Makes the next store to every page mark it dirty again; to be called after dirty flags were cleared.
+    /// Makes the next store to every page mark the page dirty again. Must be called after dirty flags were cleared.
     pub fn track_writes_anew(&mut self) {
         self.core.mmu.drop_writes();
     }
@@ -245,11 +244,11 @@ impl Cpu {
         self.code.clear(&self.core.ram, &mut self.core.code_lines);
     }
 
-    /// Runs until the step count is `until_steps`, exactly, or something else stops it first.
+    /// Runs until the step count is exactly `until_steps`, or until something else stops the run first.
     ///
-    /// A breakpoint at step count `origin` is passed over, so that going on from a breakpoint works; a run made
-    /// of several calls passes the step count at which it began to each. So is one at an instruction that is begun anew after
-    /// a fault of its own: it counts once.
+    /// A breakpoint at step count `origin` is passed over, so that a run can continue from a breakpoint. A run made of
+    /// several calls passes the step count at which the run began to each call. A breakpoint is also passed over at an
+    /// instruction that restarts after its own fault: it counts once.
     pub fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop {
         self.core.budget_end = until_steps;
         self.core.attention |= attention::SIGNALS;
@@ -258,7 +257,8 @@ impl Cpu {
             self.core.attention |= attention::FOREIGN_WRITES;
         }
         self.core.debug.hits.clear();
-        // The way by which translated code was just left, if nothing has happened since: it can be made direct.
+        // The exit by which translated code was just left, if nothing has happened since. Such an exit can be linked
+        // directly.
         let mut link = None;
         loop {
             if self.core.attention != 0 {
@@ -310,12 +310,13 @@ impl Cpu {
                 link = self.run_translated(bus, entry);
                 continue;
             }
-            // However it ended, the CPU is at the next instruction.
+            // However the block ended, the CPU is at the next instruction.
             _ = self.run_block(bus, number, 0, limit);
         }
     }
 
-    /// One instruction under TF, RF, guest breakpoints or an interrupt shadow, or one that is observed.
+    /// Runs one instruction that needs care: under TF, RF, guest breakpoints or an interrupt shadow, or for an
+    /// observer.
     fn run_carefully(&mut self, bus: &mut dyn Bus, origin: u64) -> Option<Stop> {
         let shadowed = self.core.state.mov_ss_shadow;
         if self.core.state.pending_debug != 0 && !shadowed {
@@ -324,13 +325,13 @@ impl Cpu {
             return None;
         }
         let resume = self.core.rflags & flags::RF != 0;
-        // A fault sets RF in the flags that it saves: a run that comes back from one was stopped here before (SDM vol. 3,
-        // 18.3.1.1). Where interrupts set it as well, it says nothing.
+        // A fault sets RF in the flags that it saves. So RF means that this instruction faulted and its breakpoint was
+        // met before (SDM vol. 3, 18.3.1.1). On processors where interrupts also set RF, it means nothing.
         let passes_breakpoint = resume && self.core.quirks.interrupts_push_rf != PushedRf::Set;
         let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         let hits = self.core.guest_instruction_breakpoints(address);
-        // MOV SS holds traps back, and on AMD, which CPUID names, no faults: instruction breakpoints are met
-        // (APM vol. 2, 13.1). On Intel they would not be (SDM vol. 3, 6.8.3). What waits comes along.
+        // MOV SS holds back traps but, on AMD, no faults, so instruction breakpoints are met (APM vol. 2, 13.1). CPUID
+        // names AMD. Intel would hold them back (SDM vol. 3, 6.8.3). Pending traps are raised with the fault.
         if hits != 0 && !resume {
             self.core.state.pending_debug |= hits;
             self.core.raise_pending_debug();
@@ -358,8 +359,8 @@ impl Cpu {
         let rip = self.core.rip;
         let op = self.code.block(number).ops[0];
         let branch = self.core.branch_ahead(&op);
-        // One step only: a repeated string instruction that went on here would hold back an interrupt that
-        // waits for the shadow's end, and where the budget ended would then show.
+        // Run one step only. A repeated string instruction that continued here would hold back an interrupt that waits
+        // for the shadow's end. The guest could then see where the budget ended.
         let budget_end = std::mem::replace(&mut self.core.budget_end, self.core.block_steps + 1);
         let ended = self.run_block(bus, number, 0, 1);
         self.core.budget_end = budget_end;
@@ -371,13 +372,13 @@ impl Cpu {
         // A repeated string instruction that stopped between iterations.
         let iterated = !completed && op.flags & Op::SETS_RIP == 0 && self.core.rip == rip;
         if resume && iterated {
-            // It keeps RF, else its breakpoint would hit again when it goes on.
+            // Keep RF, or the breakpoint would hit again when the instruction continues.
             self.core.rflags |= flags::RF;
         }
         let fell_through = op.flags & Op::SETS_RIP == 0 || self.core.rip == self.core.next_rip(rip, op.next);
         let branches_only = self.core.state.msrs.debugctl & 2 != 0;
-        // What is behind MOV SS is one instruction with it: there is no trap between them, not even a late one
-        // (SDM vol. 3, 6.8.3).
+        // MOV SS and the next instruction count as one. No trap comes between them, not even a late one (SDM vol. 3,
+        // 6.8.3).
         let holds_back = self.core.state.mov_ss_shadow;
         if trap && (completed || iterated) && !holds_back && !(branches_only && fell_through) {
             self.core.state.pending_debug |= DR6_BS;
@@ -392,7 +393,8 @@ impl Cpu {
         self.core.state.mov_ss_shadow = false;
     }
 
-    /// Whether to stop before the next instruction: not before the one the run began at.
+    /// Whether to stop at a breakpoint before the next instruction. Never true for the instruction at which the run
+    /// began.
     fn at_breakpoint(&self, origin: u64) -> bool {
         if self.core.block_steps == origin {
             return false;
@@ -402,15 +404,15 @@ impl Cpu {
         self.core.debug.breaks_at(address, gpa)
     }
 
-    /// Whether a breakpoint stands at the next instruction although it cannot be fetched: a call through a null
-    /// pointer is worth stopping at.
+    /// Whether a breakpoint stands at an instruction that cannot be fetched. A debugger wants to stop at a call through
+    /// a null pointer.
     #[cold]
     fn breaks_where_nothing_is(&self, origin: u64) -> bool {
         let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         self.core.debug.breaks_at_offset(address) && self.at_breakpoint(origin)
     }
 
-    /// Looks after everything that [`attention`] names.
+    /// Handles every condition that [`attention`] names.
     fn attend(&mut self, bus: &mut dyn Bus) -> Attended {
         self.observe_step();
         if self.core.state.shut_down {
@@ -430,8 +432,8 @@ impl Cpu {
             }
             // Deliveries are steps too: the budget comes first.
             if self.core.block_steps < self.core.budget_end && self.take_interrupts(bus, signals) {
-                // What was delivered is a step of its own: another interrupt can come before the handler's first
-                // instruction, and the step can have hit something.
+                // The delivery is a step of its own. Another interrupt can come before the handler's first instruction,
+                // and the delivery can have hit something.
                 return Attended::Again;
             }
         }
@@ -445,7 +447,7 @@ impl Cpu {
         Attended::Done
     }
 
-    /// What the step that just completed hit.
+    /// The stop, if any, for the hits of the step that just completed.
     fn take_hit(&mut self) -> Option<Stop> {
         if self.core.attention & attention::HIT == 0 {
             return None;
@@ -459,11 +461,11 @@ impl Cpu {
         }
     }
 
-    /// Delivers what waits and may be delivered. Says whether that was anything.
+    /// Delivers a pending event that may be delivered now. Returns whether there was one.
     fn take_interrupts(&mut self, bus: &mut dyn Bus, signals: BusSignals) -> bool {
         let shadow = self.core.state.interrupt_shadow;
         if self.core.state.pending_debug != 0 && !self.core.state.mov_ss_shadow {
-            // A trap of the instruction just completed comes before interrupts.
+            // A trap of the instruction just completed has priority over interrupts.
             return false;
         }
         if signals.nmi && !self.core.state.nmi_blocked && !shadow {
@@ -475,7 +477,7 @@ impl Cpu {
             }
             return taken;
         }
-        // With IF clear the request waits: setting IF, and the end of a shadow, set the bit again.
+        // With IF clear the request waits. Setting IF, or the end of a shadow, sets the bit again.
         if signals.interrupt && self.core.rflags & flags::IF != 0 && !shadow {
             let vector = bus.acknowledge_interrupt();
             if let Some(vector) = vector {
@@ -520,7 +522,7 @@ impl Cpu {
         }
     }
 
-    /// Whether the TLB maps an address to where a block's bytes are.
+    /// Whether the TLB maps an address to a block's bytes.
     #[inline(always)]
     fn is_at(&mut self, number: BlockNumber, rip: u64) -> bool {
         let base = self.core.frame.seg_base[1];
@@ -542,13 +544,13 @@ impl Cpu {
         let number = self.block_at(rip, address, start, extent)?;
         let block = self.code.block(number);
         if u64::from(block.length) <= room {
-            // The TLB is asked about the first page only.
+            // `is_at` checks the first page only, so remember no block of two pages.
             if block.second_page.is_none() {
                 self.code.remember_jump(rip, self.core.code_tag(), number);
             }
             return Ok(number);
         }
-        // The code segment ends inside the block: what is behind the end must fault when it is reached, not before.
+        // The code segment ends inside the block. Code beyond the end must fault only when it is reached.
         let number = self.block_at(rip, address, start, Extent::Instruction)?;
         if u64::from(self.code.block(number).length) > room { Err(self.core.gp(0)) } else { Ok(number) }
     }
@@ -562,13 +564,13 @@ impl Cpu {
         }
         match target {
             Target::Ram(offset) => Ok(offset),
-            // Executing device memory: nothing sensible is there.
+            // The guest executes device memory, which holds no sensible code.
             Target::Device(_) => Err(self.core.gp(0)),
         }
     }
 
-    /// Linear address of the page behind the one that the code at RIP, whose linear address is given, begins in. The two
-    /// differ in more than the page where the code segment's base is not a multiple of the page size.
+    /// Linear address of the page after the first page of the code at RIP; `address` is RIP's linear address. RIP and
+    /// the linear address have different page offsets if the code segment's base is not a multiple of the page size.
     fn next_page(&mut self, rip: u64, address: u64) -> Res<u64> {
         let left = PAGE_SIZE - address % PAGE_SIZE;
         self.core.code_linear(rip.wrapping_add(left))
@@ -578,14 +580,14 @@ impl Cpu {
     fn block_at(&mut self, rip: u64, address: u64, start: u64, extent: Extent) -> Res<BlockNumber> {
         let key = BlockKey::new(start, self.core.code_size as u8 | extent as u8);
         if let Some(number) = self.code.find(key) {
-            // Where the second page lies is looked up every time: it is not part of the key.
+            // Look up the second page every time: it is not part of the key.
             let Some(second) = self.code.block(number).second_page else { return Ok(number) };
             let next = self.next_page(rip, address)?;
             if self.fetch(next)? / PAGE_SIZE != second {
                 self.code.drop_page(&self.core.ram, &mut self.core.code_lines, second);
             }
         }
-        // Looking for the second page can have dropped the block.
+        // The lookup of the second page can have dropped the block.
         if let Some(number) = self.code.find(key) {
             return Ok(number);
         }
@@ -606,7 +608,7 @@ impl Cpu {
         key: BlockKey,
         extent: Extent,
     ) -> Res<NewBlock> {
-        // What the longest block takes of a page, and an instruction of the next.
+        // Room for the longest block within a page, and one instruction that crosses into the next page.
         const MOST_BYTES: usize = MAX_OPS * MAX_LENGTH;
         let mut bytes = [0; MOST_BYTES + MAX_LENGTH];
         let in_page = (start % PAGE_SIZE) as usize;
@@ -635,7 +637,7 @@ impl Cpu {
                 Decoded::NeedsMore => {
                     let next = self.next_page(rip, address)?;
                     let second = self.fetch(next)?;
-                    // The first page once more: the walk to the second may have set bits in it.
+                    // Read the first page again: the walk to the second page may have set bits in it.
                     self.core.ram.read_bytes(start, &mut bytes[..available]);
                     self.core.ram.read_bytes(second, &mut bytes[available..available + MAX_LENGTH]);
                     match decode::decode(&bytes[..available + MAX_LENGTH], here, 0, mode) {
@@ -656,8 +658,8 @@ impl Cpu {
         Ok(block)
     }
 
-    /// Executes instructions of a block from number `from` up to number `limit`; RIP is its start's. Returns how the last one
-    /// ended. A fault has been delivered.
+    /// Executes instructions `from` to `limit` of the block that starts at RIP. Returns how the last one ended. Faults
+    /// are already delivered.
     #[inline(always)]
     fn run_block(&mut self, bus: &mut dyn Bus, number: BlockNumber, from: usize, limit: u64) -> Res<()> {
         let block = self.code.block(number);

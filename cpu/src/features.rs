@@ -1,11 +1,11 @@
-//! Sets of instruction-set features, in the words of `iced-x86`, which knows the features that each instruction needs.
+//! Sets of instruction-set features, named as in `iced-x86`, which knows the features that each instruction needs.
 
 use iced_x86::CpuidFeature;
 
 const WORD_BITS: usize = u64::BITS as usize;
 const WORDS: usize = 4;
 
-/// The instruction-set features of a CPU model. An instruction that needs any other feature is undefined there.
+/// The instruction-set features of a CPU model. Any instruction that needs another feature is undefined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Features([u64; WORDS]);
 

@@ -1,4 +1,5 @@
-//! RFLAGS, with the six arithmetic flags kept lazily: most results are never asked for their flags.
+//! RFLAGS, with the six arithmetic flags computed lazily, because most results are overwritten before anything reads
+//! their flags.
 //!
 //! Two words describe all six. `result` is the result sign-extended to 64 bits: it gives ZF, SF and PF.
 //! `aux` holds the rest:
@@ -49,7 +50,7 @@ pub const ID: u64 = 1 << 21;
 /// The six flags that are computed lazily.
 pub const ARITHMETIC: u64 = CF | PF | AF | ZF | SF | OF;
 
-/// The lazily kept arithmetic flags.
+/// The arithmetic flags, computed only when something reads them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LazyFlags {
     /// Result sign-extended to 64 bits.
@@ -59,7 +60,7 @@ pub struct LazyFlags {
 }
 
 impl LazyFlags {
-    /// From an RFLAGS image.
+    /// Converts from an RFLAGS image.
     pub fn from_bits(rflags: u64) -> LazyFlags {
         let zero = rflags & ZF != 0;
         let result = u64::from(!zero);

@@ -1,5 +1,5 @@
-//! What x87, MMX and the state-saving instructions share: MMX registers as mantissas of the physical x87
-//! registers, and the x87 part of the FXSAVE image (SDM vol. 1, 8.1, 9.2 and 10.5; vol. 2, FXSAVE).
+//! Code that x87, MMX and the state-saving instructions share. MMX registers are mantissas of the physical x87
+//! registers. The x87 part of the FXSAVE image is here too (SDM vol. 1, 8.1, 9.2 and 10.5; vol. 2, FXSAVE).
 
 use crate::state::FpuState;
 
@@ -9,9 +9,9 @@ const TOP: u16 = 7 << 11;
 const ES: u16 = 1 << 7;
 /// Busy; since the 80387 a copy of ES.
 const BUSY: u16 = 1 << 15;
-/// The six exception flags, in the status word, and their masks, in the control word.
+/// The six exception flags in the status word, and their masks in the control word.
 const EXCEPTIONS: u16 = 0x3f;
-/// Bytes of the x87 part of an image: everything below the XMM registers, MXCSR and its mask included.
+/// Bytes of the x87 part of an image: everything below the XMM registers, including MXCSR and its mask.
 pub const IMAGE_BYTES: usize = 160;
 
 impl FpuState {
@@ -31,7 +31,7 @@ impl FpuState {
         }
     }
 
-    /// Physical register that is the top of the stack.
+    /// The physical register at the top of the stack.
     #[inline]
     pub fn top(&self) -> usize {
         usize::from((self.status & TOP) >> 11)
@@ -49,20 +49,20 @@ impl FpuState {
         self.status = self.status & !(ES | BUSY) | if pending { ES | BUSY } else { 0 };
     }
 
-    /// What every MMX instruction but EMMS does first: TOP becomes 0, all registers count as valid.
+    /// Does the first action of every MMX instruction but EMMS: TOP becomes 0 and all registers become valid.
     #[inline(always)]
     pub fn enter_mmx(&mut self) {
         self.clear_top();
         self.valid = 0xff;
     }
 
-    /// TOP becomes 0; MMX registers do not move.
+    /// Sets TOP to 0. MMX registers do not move.
     #[inline(always)]
     pub fn clear_top(&mut self) {
         self.status &= !TOP;
     }
 
-    /// EMMS: TOP becomes 0, all registers count as empty.
+    /// Executes EMMS: TOP becomes 0 and all registers become empty.
     pub fn leave_mmx(&mut self) {
         self.status &= !TOP;
         self.valid = 0;
@@ -110,7 +110,7 @@ impl FpuState {
             status: word(2),
             valid: image[4],
             opcode: word(6) & 0x7ff,
-            // Of the 64-bit form, processors keep 48 bits of the instruction pointer.
+            // Processors keep 48 bits of a 64-bit instruction pointer.
             instruction_pointer: ((instruction_pointer as i64) << 16 >> 16) as u64,
             instruction_selector,
             data_pointer,

@@ -1,4 +1,4 @@
-//! Happenings in a step of the CPU, and the kinds of happenings that an observer wants: plain data.
+//! Plain data: the happenings of a CPU step, and the kinds of happenings that an observer wants.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -39,7 +39,7 @@ pub enum Places {
 /// A range of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// How the addresses are meant.
+    /// The address space of `addresses`.
     pub space: AddressKind,
     /// The first and the last byte.
     pub addresses: RangeInclusive<u64>,
@@ -50,7 +50,7 @@ pub struct Place {
 pub enum Vectors {
     /// Every one.
     All,
-    /// Those with these numbers.
+    /// Entries with these numbers.
     Numbered(BTreeSet<u8>),
 }
 
@@ -73,13 +73,13 @@ impl Vectors {
 /// Where something happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// The step in which it happens, by the number of steps before it.
+    /// The number of steps before the step of the happening.
     pub step: u64,
-    /// RIP of the instruction that is executed, or that an interrupt comes before.
+    /// RIP of the executed instruction, or of the instruction that an interrupt precedes.
     pub rip: u64,
 }
 
-/// Something that happens in a step.
+/// A happening of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happening {
     /// An instruction is executed.
@@ -90,7 +90,7 @@ pub enum Happening {
         address: u64,
         /// Guest-physical address of the first byte.
         physical: u64,
-        /// What was read.
+        /// The bytes that were read.
         value: Bytes,
     },
     /// Memory is written.
@@ -99,18 +99,18 @@ pub enum Happening {
         address: u64,
         /// Guest-physical address of the first byte.
         physical: u64,
-        /// What was there; `None` where that is not RAM.
+        /// The old bytes; `None` outside RAM.
         before: Option<Bytes>,
-        /// What was written.
+        /// The bytes that were written.
         after: Bytes,
     },
-    /// A jump, call or return completed, near or far, by SYSCALL and its like too.
+    /// A jump, call or return completed, near or far. SYSCALL and similar instructions count too.
     Branch {
         /// RIP of the next instruction.
         to: u64,
-        /// Whether it depends on a condition.
+        /// Whether the branch is conditional.
         conditional: bool,
-        /// `false` if it depends on a condition, and goes on with the instruction behind it.
+        /// `false` for a conditional branch that falls through.
         taken: bool,
     },
     /// A system call was entered, by SYSCALL, SYSENTER or INT 80h.
@@ -127,7 +127,7 @@ pub enum Happening {
     },
 }
 
-/// What was read or written at once.
+/// The bytes of one read or write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Bytes {
     length: u8,
@@ -135,10 +135,10 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// How many they are at most.
+    /// Most bytes that fit.
     pub const MOST: usize = 64;
 
-    /// Panics where there are too many.
+    /// Copies the bytes. Panics if there are more than [`Bytes::MOST`].
     pub(crate) fn of(from: &[u8]) -> Bytes {
         let mut bytes = [0; Bytes::MOST];
         bytes[..from.len()].copy_from_slice(from);

@@ -1,4 +1,4 @@
-//! An instruction between decoding and execution: what lowering needs to know of it, in terms of [`Op`] fields.
+//! An instruction between decoding and execution. It gives lowering the facts it needs, in terms of [`Op`] fields.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
@@ -11,7 +11,7 @@ use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, REG_ZERO, SEG_NONE};
 #[derive(Clone, Copy)]
 pub(crate) struct Mode {
     pub code_size: CodeSize,
-    /// Of the CPU model. Code is dropped when the model changes.
+    /// Features of the CPU model. A change of the model drops all code.
     pub features: &'static Features,
 }
 
@@ -29,9 +29,9 @@ impl Mode {
 
 /// An instruction on its way to becoming an op.
 pub(crate) struct Insn<'a> {
-    /// As `iced-x86` sees it.
+    /// The instruction as `iced-x86` decoded it.
     pub raw: &'a Instruction,
-    /// Its bytes, and what follows them.
+    /// Its bytes, and the bytes that follow.
     pub bytes: &'a [u8],
     /// The mode it runs in.
     pub mode: Mode,
@@ -45,7 +45,7 @@ impl<'a> Insn<'a> {
         Insn { raw, bytes, mode, block_rip }
     }
 
-    /// An address relative to the block's start, which is where [`REG_BLOCK_RIP`] points at run time.
+    /// An address relative to the block's start, to which [`REG_BLOCK_RIP`] points at run time.
     pub fn relative_to_block(&self, address: u64) -> u64 {
         address.wrapping_sub(self.block_rip)
     }
@@ -77,7 +77,7 @@ impl<'a> Insn<'a> {
             && self.raw.try_immediate(n).is_ok()
     }
 
-    /// Number of register operand `n` as ops want it: AH to BH are flagged [`HIGH_BYTE`].
+    /// Number of register operand `n` in the form that ops use: AH to BH are flagged with [`HIGH_BYTE`].
     pub fn register(&self, n: u32) -> u8 {
         number(self.raw.op_register(n))
     }
@@ -87,7 +87,7 @@ impl<'a> Insn<'a> {
         self.raw.immediate(n)
     }
 
-    /// Size in bytes of operand `n`: of the register, or of the memory operand.
+    /// Size in bytes of operand `n`, which is a register or the memory operand.
     pub fn size(&self, n: u32) -> u32 {
         match self.raw.op_kind(n) {
             OpKind::Register => self.raw.op_register(n).size() as u32,
@@ -96,7 +96,7 @@ impl<'a> Insn<'a> {
         }
     }
 
-    /// Fills in the memory operand's address. Harmless when there is none.
+    /// Fills in the memory operand's address. Harmless for an instruction without one.
     pub fn address(&self, mut op: Op) -> Op {
         let raw = self.raw;
         let base = raw.memory_base();
@@ -134,7 +134,7 @@ impl<'a> Insn<'a> {
         segment == Register::SS
     }
 
-    /// Slot of a segment register as ops use it: in 64-bit mode only FS and GS have bases.
+    /// Slot of a segment register in the form that ops use. In 64-bit mode only FS and GS have bases.
     pub fn segment_slot(&self, segment: Register) -> u8 {
         let slot = match segment {
             Register::ES => 0,
@@ -148,7 +148,7 @@ impl<'a> Insn<'a> {
         if self.mode.is_64bit() && slot < 4 { SEG_NONE } else { slot }
     }
 
-    /// Address size in bytes, of the memory operand or of the implied one.
+    /// Address size in bytes of the explicit or implied memory operand.
     pub fn address_bytes(&self) -> u32 {
         let raw = self.raw;
         for register in [raw.memory_base(), raw.memory_index()] {
@@ -178,7 +178,7 @@ fn number(register: Register) -> u8 {
             (register as u8 - Register::AH as u8) | HIGH_BYTE
         }
         Register::None => REG_ZERO,
-        // The byte registers' own numbers run through AH to BH: SPL would be 8.
+        // Numbering the byte registers directly would count AH to BH and make SPL 8.
         _ => register.full_register().number() as u8,
     }
 }

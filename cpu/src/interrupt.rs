@@ -1,8 +1,8 @@
-//! Delivery of exceptions and interrupts (SDM vol. 3, chapter 6): through the interrupt vector table in real
-//! mode, through gates in protected and long mode, with the privilege and stack switches they ask for.
+//! Delivery of exceptions and interrupts (SDM vol. 3, chapter 6). Real mode uses the interrupt vector table. Protected
+//! and long mode use gates, with their privilege and stack switches.
 //!
-//! A delivery writes its frame first and loads registers last: when it faults half-way, memory below the
-//! stack pointer may have changed, registers have not.
+//! A delivery writes its frame first and loads registers last. If it faults half-way, memory below the stack pointer
+//! may have changed, but registers have not.
 
 use crate::attention;
 use crate::bus::Bus;
@@ -25,7 +25,7 @@ const IDT: u32 = 2;
 /// Error-code bit: an event outside the program caused the fault.
 const EXT: u32 = 1;
 
-/// What goes through the descriptor table.
+/// An event on its way through the descriptor table.
 #[derive(Clone, Copy, Debug)]
 struct Event {
     vector: u8,
@@ -55,8 +55,8 @@ fn class(vector: u8) -> Class {
 }
 
 impl Core {
-    /// Delivers an exception or interrupt through the IDT. Faults on the way are delivered instead, or
-    /// combine to a double fault, or shut the CPU down.
+    /// Delivers an exception or interrupt through the IDT. A fault during delivery is delivered instead, becomes a
+    /// double fault, or shuts the CPU down.
     pub(crate) fn deliver(&mut self, bus: &mut dyn Bus, delivery: Delivery) -> Result<(), Shutdown> {
         let (mut event, mut severity) = match delivery {
             Delivery::Exception(raised) => (self.exception_event(raised), class(raised.vector)),
@@ -86,14 +86,14 @@ impl Core {
         Ok(())
     }
 
-    /// Executes INT n, INT3, INTO or INT1: RIP must be the return address already.
+    /// Executes INT n, INT3, INTO or INT1. RIP must already be the return address.
     pub(crate) fn software_interrupt(&mut self, bus: &mut dyn Bus, vector: u8, checked: bool) -> Res<()> {
         let rflags = self.rflags_bits();
         self.deliver_event(bus, Event { vector, error_code: None, software: checked, rflags })
     }
 
-    /// RF is pushed set for faults, so that returning to the instruction does not hit its breakpoint. #DB is
-    /// pushed with RF as it is (SDM vol. 3, 18.3.1.1), aborts too.
+    /// The event for a raised exception. A fault pushes RF set, so that returning to the instruction does not hit its
+    /// breakpoint. #DB pushes RF unchanged (SDM vol. 3, 18.3.1.1), as do aborts.
     fn exception_event(&mut self, raised: Exception) -> Event {
         if let Some(address) = raised.cr2 {
             self.state.cr2 = address;
@@ -182,7 +182,7 @@ impl Core {
         Ok(Located { descriptor: gate, address })
     }
 
-    /// The handler's code segment; its DPL decides about the new privilege level.
+    /// The handler's code segment; its DPL decides the new privilege level.
     fn handler_segment(&mut self, bus: &mut dyn Bus, selector: u16) -> Res<(Segment, u8)> {
         if selector & !3 == 0 {
             return Err(self.gp(0));
@@ -260,7 +260,7 @@ impl Core {
                 self.set_segment(register, null_segment(0, 0));
             }
         }
-        // VM must be clear before the new CS and SS count.
+        // Clear VM before the new CS and SS take effect.
         self.enter_handler(gate.kind());
         self.set_segment(SegReg::Ss, stack.segment);
         self.set_segment(SegReg::Cs, code);
@@ -303,8 +303,8 @@ impl Core {
     }
 }
 
-/// Faults during the delivery of an event that no instruction asked for carry the EXT bit, where the error
-/// code has one.
+/// Sets the EXT bit of error codes that have one. The fault occurred while delivering an event that no instruction
+/// asked for.
 fn mark_external(vector: u8, code: u32) -> u32 {
     match vector {
         exception::TS | exception::NP | exception::SS | exception::GP => code | EXT,

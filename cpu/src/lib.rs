@@ -23,26 +23,26 @@
 //! turns blocks that run often into host code. Steps and branches are counted exactly, and runs stop at breakpoints and
 //! watchpoints.
 //!
-//! The crate knows nothing of devices, logs or hosts. The machine around the CPU is behind [`Bus`], guest memory behind
-//! [`guest_ram::GuestRam`]. A checkpoint stores [`CpuState`] as [`CpuStateV1`]. Caches can be dropped at any time
-//! without a visible difference. `CPU.md` has the design.
+//! The crate knows nothing of devices, logs or hosts. The CPU reaches the machine through [`Bus`], and guest memory
+//! through [`guest_ram::GuestRam`]. A checkpoint stores [`CpuState`] as [`CpuStateV1`]. Caches can be dropped at any
+//! time without a visible difference. `CPU.md` has the design.
 //!
 //! Where to start reading: [`exec`](Cpu::run) is the run loop, `op` the decoded instruction, `decode` turns bytes into
-//! ops, `ops` executes them, `memory` and `mmu` are loads, stores and translations.
+//! ops, and `ops` executes them. `memory` and `mmu` do loads, stores and address translation.
 //!
-//! The files stand on one another in this order, and none imports from a file above itself:
+//! The files form layers in this order. No file imports from a layer above itself:
 //!
 //! ```text
-//! exec                                  the run loop, and what runs translated code
+//! exec                                  the run loop, and the use of translated code
 //! decode                                bytes to ops
 //! ops                                   what instructions do, by family
 //! msr, control_registers,               what system registers do,
-//! interrupt, segmentation               descriptors, and what goes through them
-//! memory, debug, observe, cpuid         loads and stores, what watches them, the answers of CPUID
-//! insn, op, code                        an instruction on its way, decoded, and in blocks
-//! core, observer                        the running CPU, and what may look at it while it runs
-//! mmu, code_lines, debug_points, quirks what the core consists of
-//! observing, happening, ranges          what an observer wants, what happens, sets of addresses
+//! interrupt, segmentation               descriptors, and transfers through them
+//! memory, debug, observe, cpuid         loads and stores, checks for watchers, CPUID's answers
+//! insn, op, code                        instructions during decoding, decoded, and in blocks
+//! core, observer                        the running CPU, and its observers
+//! mmu, code_lines, debug_points, quirks the parts of the core
+//! observing, happening, ranges          an observer's wants, happenings, sets of addresses
 //! state, model, features, registers, ... plain data and bits
 //! ```
 

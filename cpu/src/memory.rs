@@ -1,6 +1,6 @@
-//! Memory as instructions see it: effective addresses, segment checks, loads and stores through the TLB, and
-//! the slow path behind it (page walks, page crossings, device memory, watchpoints, pages that code or
-//! translations came from).
+//! Memory as instructions see it: effective addresses, segment checks, loads and stores through the TLB, and the slow
+//! path. The slow path handles page walks, page crossings, device memory, watchpoints, and pages with code or page
+//! tables.
 
 use guest_ram::{PAGE_SIZE, PageFlags};
 
@@ -30,7 +30,7 @@ pub(crate) enum Target {
 
 macro_rules! scalar_memory {
     ($load:ident, $store:ident, $update:ident, $ram_load:ident, $ram_store:ident, $type:ty) => {
-        /// Loads a scalar at a linear address with the present privilege.
+        /// Loads a scalar at a linear address with the current privilege.
         #[inline(always)]
         pub fn $load(&mut self, bus: &mut dyn Bus, address: u64) -> Res<$type> {
             const SIZE: u64 = size_of::<$type>() as u64;
@@ -43,7 +43,7 @@ macro_rules! scalar_memory {
             Ok(<$type>::from_le_bytes(bytes))
         }
 
-        /// Stores a scalar at a linear address with the present privilege.
+        /// Stores a scalar at a linear address with the current privilege.
         #[inline(always)]
         pub fn $store(&mut self, bus: &mut dyn Bus, address: u64, value: $type) -> Res<()> {
             const SIZE: u64 = size_of::<$type>() as u64;
@@ -55,8 +55,8 @@ macro_rules! scalar_memory {
             self.store_slow(bus, address, &value.to_le_bytes())
         }
 
-        /// Reads, changes and writes back a scalar. The function sees the old value and gives the new one; it
-        /// runs only when nothing can fault any more, so it may commit flags and registers.
+        /// Reads a scalar, changes it and writes it back. The function maps the old value to the new one. It runs only
+        /// when nothing can fault any more, so it may commit flags and registers.
         #[inline(always)]
         pub fn $update(
             &mut self,
@@ -75,7 +75,7 @@ macro_rules! scalar_memory {
             let mut bytes = [0; SIZE as usize];
             self.load_for_update(bus, address, &mut bytes)?;
             let new = change(self, <$type>::from_le_bytes(bytes));
-            // Most often the load has let stores through.
+            // The load has usually made the slot valid for stores.
             self.$store(bus, address, new)
         }
     };
@@ -88,8 +88,7 @@ impl Core {
     scalar_memory!(load_u64, store_u64, update_u64, load_u64, store_u64, u64);
     scalar_memory!(load_u128, store_u128, update_u128, load_u128, store_u128, u128);
 
-    /// The 16 bytes at a linear address, if the fast path covers them. What it does not cover goes through
-    /// [`Core::load_u128`].
+    /// The 16 bytes at a linear address, if the fast path covers them. Otherwise the caller uses [`Core::load_u128`].
     #[inline(always)]
     pub(crate) fn fast_vector(&self, address: u64) -> Option<[u8; 16]> {
         let slot = self.mmu.read_slot(address);
@@ -105,7 +104,7 @@ impl Core {
         if op.flags & Op::LEGACY_EA == 0 { address } else { wrap(address, op.flags) }
     }
 
-    /// The linear address of the op's memory operand of `size_bytes`, segment checks included.
+    /// The linear address of the op's memory operand of `size_bytes`, after segment checks.
     #[inline(always)]
     pub fn linear(&mut self, op: &Op, size_bytes: u64) -> Res<u64> {
         self.linear_for(op, size_bytes, false)
@@ -126,8 +125,8 @@ impl Core {
         self.checked_linear(op.seg, offset, size_bytes, write)
     }
 
-    /// Linear address of an offset in a segment, with the checks of the present mode. For operands that are
-    /// not an op's memory operand: stack, string and far-pointer accesses.
+    /// Linear address of an offset in a segment, with the checks of the current mode. Stack, string and far-pointer
+    /// accesses use this, because theirs is not an op's memory operand.
     pub fn segment_linear(&mut self, seg: u8, offset: u64, size_bytes: u64, write: bool) -> Res<u64> {
         if self.is_64bit() || seg == SEG_NONE {
             return Ok(offset.wrapping_add(self.frame.seg_base[(seg & 7) as usize]));
@@ -163,7 +162,7 @@ impl Core {
         Ok(value)
     }
 
-    /// The stack pointer moved down, wrapped to the stack's width, not yet written back.
+    /// The stack pointer moved down and wrapped to the stack's width. RSP itself does not change.
     #[inline(always)]
     pub fn stack_pointer_minus(&self, size_bytes: u64) -> u64 {
         self.frame.regs[4].wrapping_sub(size_bytes) & self.stack_mask
@@ -193,7 +192,7 @@ impl Core {
         self.store_sized(bus, address, size_bytes, value).map_err(|b| self.as_stack_fault(b))
     }
 
-    /// A non-canonical stack address raises #SS(0) where others raise #GP(0).
+    /// Turns a fault of a stack access into #SS(0) if a non-canonical address caused it.
     #[cold]
     pub fn as_stack_fault(&mut self, reason: Break) -> Break {
         if self.exception.vector == crate::exception::GP && !self.quirks.noncanonical_stack_raises_gp {
@@ -224,7 +223,7 @@ impl Core {
         }
     }
 
-    /// Loads any number of bytes (FXRSTOR, FRSTOR, descriptor copies) with the present privilege, at any address.
+    /// Loads any number of bytes (FXRSTOR, FRSTOR, descriptor copies) with the current privilege, at any address.
     pub fn load_bytes(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {
         for (at, chunk) in page_chunks(address, bytes.len()) {
             let range = chunk.0..chunk.1;
@@ -233,7 +232,7 @@ impl Core {
         Ok(())
     }
 
-    /// Stores any number of bytes; every page is checked before the first byte changes.
+    /// Stores any number of bytes. Every page is checked before the first byte changes.
     pub fn store_bytes(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8]) -> Res<()> {
         self.check_writable(bus, address, bytes.len() as u64)?;
         for (at, chunk) in page_chunks(address, bytes.len()) {
@@ -242,7 +241,7 @@ impl Core {
         Ok(())
     }
 
-    /// Raises whatever a store of `length` bytes would raise.
+    /// Raises the fault that a store of `length` bytes would raise.
     pub fn check_writable(&mut self, _bus: &mut dyn Bus, address: u64, length: u64) -> Res<()> {
         let index = self.mmu.index();
         self.check_end(address, length as usize)?;
@@ -269,7 +268,7 @@ impl Core {
         result
     }
 
-    /// Translates one address for an access at a privilege index; enters the TLB where that is allowed.
+    /// Translates one address for an access at a privilege index. Enters the translation in the TLB if allowed.
     pub(crate) fn translate(&mut self, address: u64, access: Access, index: usize) -> Res<Target> {
         if self.long_mode() && !canonical(address) {
             return Err(self.not_canonical(address));
@@ -300,7 +299,7 @@ impl Core {
         }
         let checked = Mmu::checks_alignment(index);
         let reads_seen = checked || self.sees_page(address, found.gpa, WatchKind::Read);
-        // An instruction that changes what it reads finds its operand by the slot for writes.
+        // A read-modify-write instruction finds its operand by the slot for writes.
         let writes_seen = reads_seen || self.sees_page(address, found.gpa, WatchKind::Write);
         let flags = self.ram.flags().get(page);
         self.mmu.fill(
@@ -353,7 +352,7 @@ impl Core {
         self.translate(address, Access::Execute, index)
     }
 
-    /// The read of a read-modify-write, which faults as a write does on processors of silicon.
+    /// The read of a read-modify-write. On real processors it faults as a write does.
     #[cold]
     #[inline(never)]
     fn load_for_update(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {
@@ -370,7 +369,7 @@ impl Core {
         self.load_aligned_to(bus, address, bytes, access, bytes.len() as u64)
     }
 
-    /// Loads an operand whose type asks for an alignment where alignment is checked.
+    /// Loads an operand that must have this alignment if alignment checks are on.
     fn load_aligned_to(
         &mut self,
         bus: &mut dyn Bus,
@@ -439,9 +438,9 @@ impl Core {
         Ok(())
     }
 
-    /// Raises #AC(0) for an operand that is not aligned, where CR0.AM, EFLAGS.AC and level 3 ask for it: the last of the
-    /// faults that an access can raise (SDM vol. 3, table 6-2), so the caller has translated the address. An operand's
-    /// alignment is its size, but for those in SDM vol. 3, table 6-7.
+    /// Raises #AC(0) for a misaligned operand if CR0.AM, EFLAGS.AC and level 3 ask for it. It is the last fault that an
+    /// access can raise (SDM vol. 3, table 6-2), so the caller has already translated the address. An operand's
+    /// alignment is its size, with the exceptions in SDM vol. 3, table 6-7.
     pub(crate) fn check_alignment(&mut self, address: u64, alignment: u64) -> Res<()> {
         if Mmu::checks_alignment(self.mmu.index()) && address & (alignment - 1) != 0 {
             return Err(self.fault_with_code(AC, 0));
@@ -449,7 +448,7 @@ impl Core {
         Ok(())
     }
 
-    /// For an operand in several parts that is read: raises what reading it would raise, #AC included.
+    /// Raises the faults, including #AC, of reading an operand that has several parts.
     pub(crate) fn check_aligned_read(&mut self, address: u64, length: u64, alignment: u64) -> Res<()> {
         if !Mmu::checks_alignment(self.mmu.index()) {
             return Ok(());
@@ -458,7 +457,7 @@ impl Core {
         self.check_alignment(address, alignment)
     }
 
-    /// As [`Core::check_aligned_read`], for one that is written.
+    /// Raises the faults, including #AC, of writing an operand that has several parts.
     pub(crate) fn check_aligned_write(
         &mut self,
         bus: &mut dyn Bus,
@@ -483,7 +482,7 @@ impl Core {
         Err(self.not_canonical(first))
     }
 
-    /// #GP(0), marked as one that stack accesses raise as #SS(0).
+    /// #GP(0), marked so that a stack access raises #SS(0) instead.
     #[cold]
     fn not_canonical(&mut self, address: u64) -> Break {
         let reason = self.gp(0);
@@ -496,7 +495,7 @@ impl Core {
         reason
     }
 
-    /// An op whose memory operand goes through RSP or RBP and whose address is not canonical raises #SS.
+    /// Turns #GP into #SS if the op's memory operand uses RSP or RBP and its address is not canonical.
     #[cold]
     pub(crate) fn noncanonical_stack_fault(&mut self) {
         if self.is_64bit() && self.exception.noncanonical {
@@ -504,13 +503,12 @@ impl Core {
         }
     }
 
-    /// Raises #GP(0) unless an operand begins at a canonical address, for instructions that check this before
-    /// its alignment.
+    /// Raises #GP(0) for an operand at a non-canonical address, for instructions that check this before alignment.
     pub(crate) fn require_canonical(&mut self, address: u64) -> Res<()> {
         if self.long_mode() && !canonical(address) { Err(self.not_canonical(address)) } else { Ok(()) }
     }
 
-    /// Raises what reading `length` bytes would raise.
+    /// Raises the fault that reading `length` bytes would raise.
     pub(crate) fn probe_read(&mut self, address: u64, length: u64) -> Res<()> {
         let index = self.mmu.index();
         self.check_end(address, length as usize)?;
@@ -571,7 +569,7 @@ impl Core {
         }
         self.ram.write_bytes(offset, bytes);
         for (group, old) in groups {
-            // The code behind this instruction may be another now.
+            // The code after this instruction may have changed.
             self.break_block |= self.mmu.table_written(&self.ram, group, old, self.ram.load_u64(group));
         }
     }
@@ -585,10 +583,10 @@ impl Core {
         }
     }
 
-    /// Stores one page's part of an access, and notes it if it is to be seen.
+    /// Stores one page's part of an access, and notes the store if it is watched.
     fn store_watched(&mut self, bus: &mut dyn Bus, address: u64, target: Target, bytes: &[u8]) {
         let old = match target {
-            // Most of what comes here misses the fast path for other reasons.
+            // Most accesses that come here miss the fast path for other reasons.
             Target::Ram(offset)
                 if self.sees_page(address, self.ram.layout().gpa_of(offset), WatchKind::Write) =>
             {
@@ -619,7 +617,7 @@ impl Core {
         self.note_access(&PageAccess { address, gpa, kind, bytes, before });
     }
 
-    /// Compares an access that missed the fast path with the guest's own data breakpoints.
+    /// Checks an access that missed the fast path against the guest's own data breakpoints.
     fn note_for_guest(&mut self, address: u64, length: u64, kind: WatchKind) {
         let traps = self.guest_data_breakpoints(address, length, kind);
         if traps != 0 {
@@ -628,16 +626,16 @@ impl Core {
         }
     }
 
-    /// RAM offset and room for a bulk operation that starts at `address`: how many bytes up to the end of the
-    /// page the fast path covers. `None` when the page needs the slow path.
+    /// RAM offset and length of a bulk operation that starts at `address`. The length ends with the page. `None` if the
+    /// page needs the slow path.
     pub(crate) fn bulk_page(&mut self, address: u64, write: bool) -> Option<(u64, u64)> {
         let slot = if write { self.mmu.write_slot(address) } else { self.mmu.read_slot(address) };
         slot.holds(address & PAGE_MASK)
             .then(|| (slot.ram_offset(&self.ram, address), PAGE_SIZE - (address & !PAGE_MASK)))
     }
 
-    /// Reads memory for a debugger: no side effects, no rights, through the current tables. Returns how many
-    /// bytes could be read.
+    /// Reads memory for a debugger through the current page tables, without side effects or access checks. Returns the
+    /// number of bytes read.
     pub fn peek(&self, address: u64, bytes: &mut [u8]) -> usize {
         self.peek_by(address, bytes, |at| self.peek_address(at))
     }
@@ -659,7 +657,7 @@ impl Core {
         done
     }
 
-    /// Guest-physical address of a linear one under the current tables, without side effects.
+    /// Guest-physical address of a linear address under the current tables, without side effects.
     pub fn peek_address(&self, address: u64) -> Option<u64> {
         if self.long_mode() && !canonical(address) {
             return None;
@@ -667,12 +665,13 @@ impl Core {
         Mmu::peek(&self.ram, &self.state, address)
     }
 
-    /// What [`Core::peek_address`] would give if CR3 were `cr3`: for a look into another address space than the one that the
-    /// guest runs in. Nothing changes: no accessed or dirty bits, no registers, no TLB.
+    /// The result of [`Core::peek_address`] if CR3 were `cr3`, to look into an address space that is not current.
+    /// Nothing changes: no accessed or dirty bits, no registers, no TLB.
     ///
-    /// How the tables are read (32-bit, PAE or 4-level paging, which bits are reserved) follows from the control registers
-    /// as they are now. In PAE paging the four entries of the topmost table are read from memory, even if `cr3` is the
-    /// current root, for which the CPU uses those that it loaded with CR3. Without paging every root gives the address itself.
+    /// The current control registers decide the format of the tables: 32-bit, PAE or 4-level paging, and the reserved
+    /// bits. With PAE paging the four entries of the topmost table are read from memory. This is so even if `cr3` is
+    /// the current root, for which the CPU uses the entries that it loaded with CR3. Without paging, every root gives
+    /// the address itself.
     pub fn peek_address_in(&self, cr3: u64, address: u64) -> Option<u64> {
         if self.long_mode() && !canonical(address) {
             return None;
@@ -687,7 +686,7 @@ pub fn canonical(address: u64) -> bool {
     ((address as i64) << 16 >> 16) as u64 == address
 }
 
-/// Whether an access stays inside the page it begins in.
+/// Whether an access stays inside the page where it begins.
 #[inline(always)]
 fn fits_in_page(address: u64, size_bytes: u64) -> bool {
     (address & !PAGE_MASK) + size_bytes <= PAGE_SIZE
@@ -761,7 +760,7 @@ mod tests {
         const READABLE: u16 = 2;
         const BIG: u16 = 1 << 14;
         const ABSENT: u16 = 0x80;
-        // Attributes, limit, offset and size; whether it may be read, and written.
+        // Attributes, limit, offset and size; whether reads and writes are allowed.
         let cases = [
             (DATA | WRITABLE, 0xfff, 0xffc, 4, true, true),
             (DATA | WRITABLE, 0xfff, 0xffd, 4, false, false),
@@ -772,7 +771,7 @@ mod tests {
             ((DATA | WRITABLE) & !ABSENT, 0xfff, 0, 4, false, false),
             (CODE | READABLE, 0xfff, 0, 4, true, false),
             (CODE, 0xfff, 0, 4, false, false),
-            // The same bit says "conforming" of code.
+            // For code, the same bit means "conforming".
             (CODE | READABLE | DOWN, 0xfff, 0, 4, true, false),
             (CODE | READABLE | DOWN, 0xfff, 0x1000, 4, false, false),
             (DATA | WRITABLE | DOWN, 0xfff, 0xfff, 1, false, false),

@@ -1,4 +1,4 @@
-//! The running CPU notes what its observer wants.
+//! Notes happenings that the CPU's observer wants.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
@@ -30,7 +30,7 @@ impl Core {
         }
     }
 
-    /// Notes something that the observer wants, and ends the block.
+    /// Notes a happening that the observer wants, and ends the block.
     fn happened(&mut self, happening: Happening) {
         self.observing.happened.push(happening);
         self.attention |= attention::HIT;
@@ -85,7 +85,7 @@ impl Core {
         }
     }
 
-    /// The branch that the op at RIP is, if branches are wanted.
+    /// The branch at RIP, if the op is one and the observer wants branches.
     pub(crate) fn branch_ahead(&self, op: &Op) -> Option<Branch> {
         if !self.observing.branches || op.flags & Op::SETS_RIP == 0 {
             return None;

@@ -1,20 +1,21 @@
-//! The wants of an observer, in the form in which the CPU looks them up.
+//! An observer's wants, in the form that the CPU looks up.
 //!
-//! Whatever it does not want stays as fast as it is without an observer:
+//! Everything else stays as fast as without an observer:
 //!
-//! - Pages with bytes whose loads or stores are wanted stay off the fast path, as those with watchpoints do.
-//! - Code in pages with wanted fetches is decoded in blocks of one instruction, kept beside the others; those that are wanted
-//!   are executed one by one, and never translated.
-//! - System calls and deliveries are looked at where they are entered, as for traps.
-//! - Where every place, or branches, are wanted, [`crate::attention::OBSERVED`] has the CPU go instruction by instruction.
+//! - Pages with wanted loads or stores stay off the fast path, as pages with watchpoints do.
+//! - Code in pages with wanted fetches is decoded into blocks of one instruction, stored beside the normal blocks.
+//!   Blocks with wanted fetches are executed one by one and never translated.
+//! - System calls and deliveries are checked on entry, as for traps.
+//! - If every place or all branches are wanted, [`crate::attention::OBSERVED`] makes the CPU execute one instruction at
+//!   a time.
 //!
-//! What happens in a step is kept until the step is complete.
+//! The happenings of a step are kept until the step is complete.
 
 use crate::debug_points::{SystemCalls, WatchKind};
 use crate::happening::{Happening, Places, Vectors, Wants};
 use crate::ranges::Spaces;
 
-/// A set of places as it is looked in.
+/// A set of places, in the form that lookups use.
 #[derive(Default)]
 pub(crate) struct Wanted {
     all: bool,
@@ -46,7 +47,7 @@ impl Wanted {
     }
 }
 
-/// What the observer wants, and what it has not been told of yet.
+/// What the observer wants, and the happenings not yet reported.
 #[derive(Default)]
 pub(crate) struct Observing {
     pub fetches: Wanted,
@@ -55,9 +56,9 @@ pub(crate) struct Observing {
     pub branches: bool,
     pub system_calls: SystemCalls,
     pub deliveries: Vectors,
-    /// What the running step did so far.
+    /// The happenings of the running step so far.
     pub happened: Vec<Happening>,
-    /// RIP of the last instruction that may have done something.
+    /// RIP of the last instruction that may have caused a happening.
     pub rip: u64,
     /// The observer has asked to stop.
     pub stop: bool,
@@ -76,7 +77,7 @@ impl Observing {
         }
     }
 
-    /// Whether it wants to know of no load and no store.
+    /// Whether the observer wants no loads and no stores.
     #[inline]
     pub fn sees_no_access(&self) -> bool {
         self.loads.is_nothing() && self.stores.is_nothing()
@@ -93,7 +94,7 @@ impl Observing {
         }
     }
 
-    /// Whether some fetches in the page of an address are wanted, but not all of all pages.
+    /// Whether some but not all fetches are wanted, and some may be in the page of an address.
     pub fn picks_fetches_in_page(&self, address: u64, gpa: u64) -> bool {
         self.picks_fetches() && self.fetches.touches_page(address, gpa)
     }
@@ -103,7 +104,7 @@ impl Observing {
         !self.fetches.all && !self.fetches.places.are_empty()
     }
 
-    /// Whether it wants what is found only instruction by instruction.
+    /// Whether the observer wants happenings that the CPU notices only when it executes one instruction at a time.
     pub fn sees_every_instruction(&self) -> bool {
         self.branches || self.fetches.all || self.loads.all || self.stores.all
     }

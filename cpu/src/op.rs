@@ -1,11 +1,12 @@
-//! A decoded instruction: one [`Op`] each, 40 bytes, holding the function that executes it.
+//! A decoded instruction: one [`Op`] of 40 bytes, with the function that executes it.
 
 use crate::bus::Bus;
 use crate::core::Core;
 use crate::exception::Res;
 use crate::slots::{REG_ZERO, SEG_NONE};
 
-/// Executes one instruction. `Ok` means it is complete; RIP follows from the block unless the op ends it.
+/// Executes one instruction. `Ok` means that the instruction is complete. The block gives the next RIP, unless the op
+/// ends the block.
 pub type Handler = fn(&mut Core, &mut dyn Bus, &Op) -> Res<()>;
 
 /// One decoded instruction.
@@ -13,7 +14,7 @@ pub type Handler = fn(&mut Core, &mut dyn Bus, &Op) -> Res<()>;
 pub struct Op {
     /// Executes it.
     pub handler: Handler,
-    /// Immediate, sign- or zero-extended as the instruction wants; for near branches the displacement.
+    /// Immediate, sign- or zero-extended as the instruction needs it; the displacement for near branches.
     pub imm: u64,
     /// Displacement of the memory operand (RIP-relative ones are relative to the block's start).
     pub disp: i64,
@@ -40,7 +41,7 @@ pub struct Op {
 }
 
 impl Op {
-    /// The effective address needs more than adding up: 16/32-bit wrap-around or segment checks.
+    /// The effective address needs 16- or 32-bit wrap-around or segment checks.
     pub const LEGACY_EA: u8 = 1;
     /// With [`Op::LEGACY_EA`]: the offset wraps at 16 bits.
     pub const ADDR16: u8 = 2;
@@ -50,11 +51,11 @@ impl Op {
     pub const CHECK_SEGMENT: u8 = 8;
     /// Non-canonical addresses raise #SS instead of #GP.
     pub const STACK: u8 = 16;
-    /// The last op of its block: it may change RIP or anything the block was decoded under.
+    /// The last op of its block. It may change RIP or a mode that the block was decoded for.
     pub const ENDS_BLOCK: u8 = 32;
     /// The handler sets RIP itself (branches).
     pub const SETS_RIP: u8 = 64;
-    /// Free for the families' own use.
+    /// For the families' own use.
     pub const FAMILY: u8 = 128;
 
     /// An op without operands.

@@ -1,28 +1,29 @@
-//! Sets of address ranges. They find the ranges that an access touches without a look at the others. Watchpoints and
-//! observers use them.
+//! Sets of address ranges, which find the ranges that an access touches without checking all. Watchpoints and observers
+//! use them.
 
-/// How an address is meant.
+/// The address space of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AddressKind {
-    /// Linear, in whatever address space is current.
+    /// Linear, in the address space that is current.
     Linear,
     /// Guest-physical, however it is mapped.
     Physical,
 }
 
-/// The last byte of a range, in an address space that may end there. `None` for a range that is empty.
+/// The last byte of a range, cut off at the end of the address space. `None` for an empty range.
 pub(crate) fn last_of(address: u64, length: u64) -> Option<u64> {
     Some(address.saturating_add(length.checked_sub(1)?))
 }
 
-/// Pages after which a [`Ranges::sieve`] begins anew.
+/// The period of a [`Ranges::sieve`] in pages.
 const SIEVE_PAGES: u64 = 1 << 15;
 
 /// Ranges of one kind of address, each with a value.
 #[derive(Clone)]
 pub(crate) struct Ranges<T> {
     ranges: Vec<Range<T>>,
-    /// A bit for each remainder of page numbers, set if such a page has a byte of a range. Empty where there is no range.
+    /// A bit for each page number modulo [`SIEVE_PAGES`], set if such a page has a byte of a range. Empty if there is
+    /// no range.
     sieve: Vec<u64>,
 }
 
@@ -30,7 +31,7 @@ pub(crate) struct Ranges<T> {
 struct Range<T> {
     first: u64,
     last: u64,
-    /// The last byte of this range and all before it.
+    /// The last byte of this range and all earlier ranges.
     reach: u64,
     value: T,
 }
@@ -42,7 +43,7 @@ impl<T> Default for Ranges<T> {
 }
 
 impl<T: Copy> Ranges<T> {
-    /// From ranges in the order of their first bytes.
+    /// Builds the set from ranges sorted by their first bytes.
     fn of(ranges: impl Iterator<Item = (u64, u64, T)>) -> Ranges<T> {
         let mut reach = 0;
         let range = |(first, last, value): (u64, u64, T)| {
@@ -54,7 +55,7 @@ impl<T: Copy> Ranges<T> {
         Ranges { ranges, sieve }
     }
 
-    /// The values of those that have a byte between two, both included, the last first.
+    /// The values of the ranges that touch the bytes from `first` to `last`, the last range first.
     pub fn touched(&self, first: u64, last: u64) -> impl Iterator<Item = T> {
         let before = self.ranges.partition_point(|range| range.first <= last);
         let near = self.ranges[..before].iter().rev().take_while(move |range| range.reach >= first);
@@ -84,7 +85,7 @@ fn place_in_sieve(page: u64) -> (usize, u64) {
     ((page % SIEVE_PAGES / 64) as usize, 1 << (page % 64))
 }
 
-/// Ranges of both kinds of addresses.
+/// Ranges in both address spaces.
 #[derive(Clone)]
 pub(crate) struct Spaces<T> {
     pub linear: Ranges<T>,
@@ -98,7 +99,7 @@ impl<T> Default for Spaces<T> {
 }
 
 impl<T: Copy> Spaces<T> {
-    /// From ranges in any order: how their addresses are meant, the first and the last byte, and the value.
+    /// Builds the sets from ranges in any order: address space, first byte, last byte and value.
     pub fn of(ranges: impl Iterator<Item = (AddressKind, u64, u64, T)>) -> Spaces<T> {
         let mut all: Vec<_> = ranges.collect();
         all.sort_by_key(|&(_, first, ..)| first);
@@ -114,14 +115,14 @@ impl<T: Copy> Spaces<T> {
         self.linear.ranges.is_empty() && self.physical.ranges.is_empty()
     }
 
-    /// Whether a range has one of so many bytes, in one page, at a linear address that is mapped to a physical one.
+    /// Whether a range touches `length` bytes of one page, at a linear address mapped to a physical one.
     pub fn touch(&self, address: u64, gpa: u64, length: u64) -> bool {
         [(&self.linear, address), (&self.physical, gpa)]
             .into_iter()
             .any(|(ranges, first)| ranges.touched(first, first + (length - 1)).next().is_some())
     }
 
-    /// Whether a range whose value counts has a byte in the page of a linear address that is mapped to a physical one.
+    /// Whether a range whose value counts has a byte in the page of a linear address mapped to a physical one.
     pub fn touch_page(&self, address: u64, gpa: u64, counts: impl Fn(T) -> bool) -> bool {
         self.linear.touch_page(address, &counts) || self.physical.touch_page(gpa, &counts)
     }

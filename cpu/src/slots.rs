@@ -1,4 +1,4 @@
-//! The numbers by which ops name registers and segments, beyond those of the architecture.
+//! Numbers by which ops name registers and segments, beyond the architectural numbers.
 
 /// Register number that reads as zero: "no base", "no index".
 pub const REG_ZERO: u8 = 16;

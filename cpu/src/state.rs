@@ -1,5 +1,5 @@
-//! The architectural state of the CPU as plain data: what a debugger shows, and what is stored and hashed in the form of
-//! `CpuStateV1`. Everything that can influence the future of the guest is in here or in RAM.
+//! The architectural state of the CPU as plain data. Debuggers show it, and `CpuStateV1` is its form for storing and
+//! hashing. This state and RAM hold everything that can influence the guest's future.
 
 /// Index of a segment register, in instruction encoding order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +23,8 @@ pub struct Segment {
     pub base: u64,
     /// Limit in bytes (granularity already applied).
     pub limit: u32,
-    /// Descriptor bits 40..56 as in the descriptor's second word >> 8: type 0-3, S 4, DPL 5-6, P 7, AVL 12,
-    /// L 13, D/B 14, G 15.
+    /// Descriptor bits 40 to 55, as in the second word of a descriptor shifted right by 8. Bits 0-3: type; 4: S; 5-6:
+    /// DPL; 7: P; 12: AVL; 13: L; 14: D/B; 15: G.
     pub attributes: u16,
 }
 
@@ -77,7 +77,7 @@ pub struct FpuState {
     pub data_selector: u16,
 }
 
-/// Model-specific registers that the CPU itself owns.
+/// Model-specific registers that belong to the CPU itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the architecture's")]
 pub struct Msrs {
@@ -123,7 +123,7 @@ pub struct CpuState {
     pub cr3: u64,
     pub cr4: u64,
     pub xcr0: u64,
-    /// Page-directory-pointer entries, which PAE paging loads with CR3 and keeps.
+    /// Page-directory-pointer entries, which PAE paging loads with CR3 and caches.
     pub pdptes: [u64; 4],
     pub dr: [u64; 4],
     pub dr6: u64,
@@ -134,21 +134,21 @@ pub struct CpuState {
     pub mxcsr: u32,
     pub fpu: FpuState,
     pub msrs: Msrs,
-    /// Executed HLT and no interrupt arrived yet.
+    /// The CPU executed HLT and no interrupt has arrived yet.
     pub halted: bool,
-    /// Triple fault: nothing but a reset helps.
+    /// Triple fault: only a reset helps.
     pub shut_down: bool,
     /// Interrupts are held back for one instruction (STI, MOV SS, POP SS).
     pub interrupt_shadow: bool,
-    /// As above, and debug traps too (MOV SS, POP SS).
+    /// Debug traps are held back too (MOV SS, POP SS).
     pub mov_ss_shadow: bool,
     /// NMIs are blocked until IRET.
     pub nmi_blocked: bool,
-    /// A debug trap (DR6 bits) that is to be raised before the next instruction.
+    /// Pending debug traps (DR6 bits), to be raised before the next instruction.
     pub pending_debug: u64,
 }
 
-/// What was counted since power-on. Counts are the machine's, not a register of the CPU: loading another state leaves them.
+/// Counts since power-on. They belong to the machine and are not CPU registers, so loading another state keeps them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Steps: completed instructions, single iterations of repeated string instructions, and deliveries of

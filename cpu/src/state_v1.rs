@@ -1,14 +1,15 @@
-//! The first version of what is stored of a CPU: [`CpuState`] and its parts, field by field in the order on disk.
+//! The first stored form of a CPU: [`CpuState`] and its parts, field by field in the order on disk.
 //!
-//! Checkpoints hold these bytes and recordings hashes of them (`tests/stored_state.rs` has examples), so nothing in here may be
-//! moved, added or retyped. The conversions name every field on both sides: when [`CpuState`] gets a field, they do not compile
-//! until it is decided what becomes of it. Either it follows from other fields, or it takes a `CpuStateV2` beside this.
+//! Checkpoints hold these bytes, and recordings hold their hashes (`tests/stored_state.rs` has examples). So no field
+//! here may be moved, added or retyped. The conversions name every field on both sides. When [`CpuState`] gets a new
+//! field, they do not compile until someone decides how to store it. Either other fields determine the new one, or it
+//! needs a `CpuStateV2`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::state::{Counts, CpuState, FpuState, Msrs, Segment, TableRegister};
 
-/// What is stored of a [`CpuState`] and of the [`Counts`] beside it: all of both.
+/// The stored form of a [`CpuState`] and its [`Counts`]: all of both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuStateV1 {
     gpr: [u64; 16],
@@ -44,7 +45,7 @@ pub struct CpuStateV1 {
     system_calls: u64,
 }
 
-/// What is stored of a [`Segment`].
+/// The stored form of a [`Segment`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SegmentV1 {
     selector: u16,
@@ -53,14 +54,14 @@ struct SegmentV1 {
     attributes: u16,
 }
 
-/// What is stored of a [`TableRegister`].
+/// The stored form of a [`TableRegister`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct TableRegisterV1 {
     base: u64,
     limit: u16,
 }
 
-/// What is stored of an [`FpuState`].
+/// The stored form of an [`FpuState`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FpuStateV1 {
     mantissas: [u64; 8],
@@ -75,7 +76,7 @@ struct FpuStateV1 {
     data_selector: u16,
 }
 
-/// What is stored of [`Msrs`].
+/// The stored form of [`Msrs`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct MsrsV1 {
     efer: u64,
@@ -100,7 +101,7 @@ struct MsrsV1 {
 }
 
 impl CpuStateV1 {
-    /// What is stored of a CPU.
+    /// Converts a CPU's state and counts to the stored form.
     pub fn new(state: &CpuState, counts: Counts) -> CpuStateV1 {
         let Counts { steps, branches, system_calls } = counts;
         let CpuState {

@@ -1,24 +1,24 @@
-//! What processors leave undefined, or do differently, and what remains comparable without it: of words that may be copies
-//! of RFLAGS, and of all general registers.
+//! Comparable forms of machine state, without the bits that processors leave undefined or set differently. They cover
+//! words that may be copies of RFLAGS, and all general registers.
 
 use crate::flags;
 
-/// CF, PF, AF, ZF, SF, OF; and RF, which breakpoints of the host leave set on some processors when an interrupt comes next.
+/// CF, PF, AF, ZF, SF, OF; and RF. On some processors, breakpoints of the host leave RF set when an interrupt comes
+/// next.
 const UNCERTAIN_FLAGS: u64 = flags::ARITHMETIC | flags::RF;
-/// Bits of RFLAGS that are always zero, up to the highest that there is.
+/// Bits of RFLAGS that are always zero, up to its highest bit.
 const ZERO_FLAGS: u64 = 0x8028;
 const ONE_FLAG: u64 = 2;
 const FLAG_BITS: u32 = 22;
 
-/// A word without what processors leave undefined, if it may be a copy of RFLAGS: kernels push, save and pass them around,
-/// and instructions such as BT and IMUL leave other flags on one processor than on another.
+/// Clears the undefined bits of a word that may be a copy of RFLAGS. Kernels push, save and pass copies of RFLAGS
+/// around. Instructions such as BT and IMUL leave different flags on different processors.
 pub fn without_undefined_flags(word: u64) -> u64 {
     let may_be_flags = word >> FLAG_BITS == 0 && word & (ZERO_FLAGS | ONE_FLAG) == ONE_FLAG;
     if may_be_flags { word & !UNCERTAIN_FLAGS } else { word }
 }
 
-/// A number that differs where one of the general registers differs, but for accidents, and for what
-/// [`without_undefined_flags`] leaves out.
+/// A hash of the general registers, without what [`without_undefined_flags`] leaves out.
 pub fn fold_registers(gpr: &[u64; 16]) -> u64 {
     gpr.iter().fold(0x9e37_79b9_7f4a_7c15, |sum: u64, register| {
         let mixed =

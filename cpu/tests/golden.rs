@@ -1,4 +1,4 @@
-//! Instructions against what an Intel processor did: the golden vectors of `tests/silicon`, on both tiers.
+//! Compares instructions with results from an Intel processor: the golden vectors of `tests/silicon`, on both tiers.
 
 use silicon::golden::{self, Golden};
 use silicon::{Which, replay};

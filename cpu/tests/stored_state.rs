@@ -1,5 +1,5 @@
-//! The bytes that a CPU's state has on disk. Recordings hold hashes of them and checkpoints the bytes themselves, so they
-//! must never change: a state that needs other fields gets a type with the next number.
+//! The stored bytes of a CPU's state. Recordings hold hashes of these bytes, and checkpoints the bytes themselves, so
+//! they must never change. A state with other fields needs a type with the next number.
 
 use cpu::{Counts, CpuState, CpuStateV1, FpuState, Msrs, Segment, TableRegister};
 
@@ -74,7 +74,7 @@ fn msrs(v: &mut Values) -> Msrs {
     }
 }
 
-/// A state in which no two fields hold the same, but for the flags, of which `flag` says which is set.
+/// A state in which no two fields have equal values, except for the flags: only flag number `flag` is set.
 fn state(flag: usize) -> (CpuState, Counts) {
     let v = &mut Values(0);
     let state = CpuState {
@@ -110,7 +110,7 @@ fn state(flag: usize) -> (CpuState, Counts) {
     (state, Counts { steps: v.u64(), branches: v.u64(), system_calls: v.u64() })
 }
 
-/// The bytes of a state as recordings and checkpoints have them.
+/// The bytes of a state in recordings and checkpoints.
 fn bytes((state, counts): &(CpuState, Counts)) -> Vec<u8> {
     postcard::to_stdvec(&CpuStateV1::new(state, *counts)).expect("a state can be written")
 }
@@ -119,7 +119,7 @@ fn hash(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex()[..16].to_string()
 }
 
-/// Hashes of states that differ in which flag is set, and of the state after reset.
+/// Hashes of states with different flags set, and of the state after reset.
 #[test]
 fn the_bytes_are_what_recordings_were_made_with() {
     let found = [0, 1, 2, 3, 4].map(|flag| hash(&bytes(&state(flag))));
@@ -131,7 +131,7 @@ fn the_bytes_are_what_recordings_were_made_with() {
     assert_eq!(hash(&bytes(&(CpuState::reset(), Counts::default()))), "fead600e754ce513");
 }
 
-/// Names and nesting in their order: what the hashes above cannot say when they differ.
+/// Names and nesting of the fields, in order. A failed hash cannot show which field moved.
 #[test]
 fn the_fields_are_in_their_order() {
     let (state, counts) = state(0);
@@ -164,7 +164,7 @@ fn a_state_comes_back_from_its_bytes() {
     }
 }
 
-/// The hashes say little if values repeat: where two fields hold the same, their exchange would not show.
+/// The hashes need different values: swapping two equal fields would not change them.
 #[test]
 fn every_value_differs() {
     let (state, counts) = state(0);

@@ -1,8 +1,8 @@
 //! The protocol library's traits over a [`DebugTarget`].
 //!
-//! The library splits a movement in two: a request, which [`Adapter`] only notes, and a report, for which the
-//! session calls [`Adapter::perform`]. The CPU is shown as a thread with a name, and only it moves; threads of the guest that
-//! sleep, if the target has any to show, can be looked at.
+//! The library splits a movement into a request and a report. [`Adapter`] only notes the request; for the report, the
+//! session calls [`Adapter::perform`]. The CPU appears as a thread with a name, and only this thread moves. Sleeping
+//! threads of the guest, if the target shows any, can be inspected.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -33,19 +33,18 @@ use crate::registers::Registers;
 use crate::stops::StopSets;
 use crate::target::{DebugTarget, Progress, Refusal, Stop, Threads, WatchKind, Watchpoint};
 
-/// The thread that moves.
+/// The thread of the CPU, which is the only one that moves.
 pub(crate) const CPU: Tid = Tid::MIN;
 
-/// The sentence for changes to what is another thread's.
-/// Why a thread that does not run stays as it is.
+/// The refusal of changes to a sleeping thread.
 pub const NOT_THE_CPU: &str = "a thread that sleeps cannot be changed: thread 1 is the CPU";
 
 const CPU_NAME: &str = "vCPU 0";
 
-/// The bytes of a `monitor` answer that go into one packet. gdb puts the pieces together.
+/// Most bytes of a `monitor` answer in one packet. gdb joins the pieces.
 const CONSOLE_CHUNK_BYTES: usize = 2048;
 
-/// The protocol's error numbers are those of the host; these two are the same everywhere.
+/// The protocol uses the host's error numbers. These two are the same everywhere.
 const EFAULT: u8 = 14;
 const EINVAL: u8 = 22;
 
@@ -65,16 +64,16 @@ pub(crate) struct Adapter<'t> {
     stops: StopSets,
     /// The registers at the current position, once gdb has asked for any.
     registers: Option<Registers>,
-    /// Those of the sleeping thread that gdb asked for last.
+    /// The registers of the sleeping thread that gdb asked for last.
     sleeping_registers: Option<(Tid, Registers)>,
     /// The threads at the current position, once gdb has asked for them.
     threads: Option<Threads>,
     requested: Move,
-    /// Why the request under way failed.
+    /// Why the current request failed.
     refusal: Option<Refusal>,
-    /// Text that gdb would not show if it came as an error; it goes out when gdb next listens.
+    /// Text that gdb would not show as an error. It is sent when gdb next listens.
     console: String,
-    /// gdb no longer waits for the answer to the request under way.
+    /// Whether gdb no longer waits for the answer to the current request.
     abandoned: bool,
 }
 
@@ -94,8 +93,7 @@ impl<'t> Adapter<'t> {
         }
     }
 
-    /// Moves the target as gdb has asked, and says what to report. The sentence of a failed move is on the
-    /// console then.
+    /// Moves the target as gdb has asked, and returns the report. If the move fails, its sentence goes to the console.
     pub(crate) fn perform(&mut self) -> MultiThreadStopReason<u64> {
         let steps_off = match self.requested {
             Move::StepForward | Move::StepBackward if self.stops.has_removed() => {
@@ -114,7 +112,7 @@ impl<'t> Adapter<'t> {
         }
     }
 
-    /// The registers that gdb looks at after every stop, as bytes.
+    /// The registers that gdb reads after every stop, as bytes.
     pub(crate) fn frame_registers(&mut self) -> Vec<(RegisterNumber, [u8; 8])> {
         let Ok(registers) = self.registers() else { return Vec::new() };
         [RegisterNumber::RBP, RegisterNumber::RSP, RegisterNumber::RIP]
@@ -126,22 +124,22 @@ impl<'t> Adapter<'t> {
             .collect()
     }
 
-    /// Why the last request failed, if there is a sentence for it.
+    /// Takes the sentence that says why the last request failed, if there is one.
     pub(crate) fn take_refusal(&mut self) -> Option<Refusal> {
         self.refusal.take()
     }
 
-    /// Whether the client has stopped waiting for the answer to this request, once.
+    /// Returns once whether the client has stopped waiting for the answer to this request.
     pub(crate) fn take_abandoned(&mut self) -> bool {
         std::mem::take(&mut self.abandoned)
     }
 
-    /// What gdb shall print while it connects.
+    /// Takes the text that gdb must print while it connects.
     pub(crate) fn take_greeting(&mut self) -> Option<String> {
         self.target.take_greeting()
     }
 
-    /// What gdb shall print as soon as it listens.
+    /// Takes the text that gdb must print as soon as it listens.
     pub(crate) fn take_console(&mut self) -> String {
         if let Some(message) = self.target.take_message() {
             self.print(&message);
@@ -149,19 +147,19 @@ impl<'t> Adapter<'t> {
         std::mem::take(&mut self.console)
     }
 
-    /// Inserts a breakpoint with conditions, which the library does not know.
+    /// Inserts a breakpoint with conditions. The library does not know conditions.
     pub(crate) fn add_conditional(&mut self, address: u64, hardware: bool, conditions: Vec<Condition>) {
         let set = if hardware { &mut self.stops.hardware } else { &mut self.stops.software };
         set.insert(address);
         self.stops.conditions.insert((address, hardware), conditions);
     }
 
-    /// gdb shows this place to its user.
+    /// Tells the target that gdb shows this place to its user.
     pub(crate) fn shown(&mut self) {
         self.target.shown();
     }
 
-    /// Takes the client's breakpoints and watchpoints out of the target.
+    /// Removes the client's breakpoints and watchpoints from the target.
     pub(crate) fn finish(&mut self) {
         self.stops.clear(self.target);
     }
@@ -185,7 +183,7 @@ impl<'t> Adapter<'t> {
         match stop {
             // Not `DoneStep`, whose packet has no room for registers.
             Stop::Step => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGTRAP },
-            // gdb says of no signal that the program stopped.
+            // With this signal, gdb does not report that the program received one.
             Stop::Elsewhere => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGZERO },
             Stop::Breakpoint(address) if self.is_hardware(address) => Reason::HwBreak(CPU),
             Stop::Breakpoint(_) => Reason::SwBreak(CPU),
@@ -202,7 +200,7 @@ impl<'t> Adapter<'t> {
         self.stops.hardware.contains(&address) && !self.stops.software.contains(&address)
     }
 
-    /// Drops what was known of a position.
+    /// Drops the cached data of a position.
     fn forget(&mut self) {
         self.registers = None;
         self.sleeping_registers = None;
@@ -226,7 +224,7 @@ impl<'t> Adapter<'t> {
         Ok(registers)
     }
 
-    /// Refuses a change to what belongs to a sleeping thread.
+    /// Refuses a change to a sleeping thread.
     fn must_be_cpu(&mut self, thread: Tid) -> TargetResult<(), Self> {
         if thread == CPU {
             return Ok(());
@@ -243,7 +241,7 @@ impl<'t> Adapter<'t> {
     }
 
     fn set_registers(&mut self, registers: &Registers) -> Result<(), Refusal> {
-        // Read back even what was accepted: a register may not keep all the bits it is given.
+        // Read registers back even after success, because a register may not keep all bits of a value.
         self.forget();
         self.target.write_registers(registers)
     }
@@ -264,15 +262,14 @@ impl<'t> Adapter<'t> {
     }
 }
 
-/// A poll that asks the link until the answer is yes, and then remembers that. What there is to say of the progress goes
-/// out meanwhile.
+/// A poll that asks the link until the answer is yes, and then repeats this answer. Sends progress texts in between.
 fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> bool {
     let mut asked = false;
     move || {
         if let Some(text) = progress() {
             let mut packet = Vec::new();
             encode_console_into(&mut packet, &text);
-            // That the client has gone is found out by looking.
+            // A later read will find out that the client has gone.
             let _ = link.send(&packet);
         }
         asked = asked || link.wants_stop();
@@ -280,21 +277,22 @@ fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> 
     }
 }
 
-/// After this many polls gdb is sent a sign of life, which is also when it notices a ^C.
+/// Number of polls between two signs of life. gdb notices a ^C when it reads one.
 const POLLS_PER_SIGN: u32 = 4;
 
-/// As [`sticky_poll`] for `monitor` commands. gdb complains when it hears nothing for two seconds, so that it is sent an
-/// empty text every now and then.
+/// As [`sticky_poll`], for `monitor` commands. gdb complains if it hears nothing for two seconds, so the poll sends an
+/// empty text from time to time.
 ///
-/// At ^C gdb sends nothing: it stops listening for the answer and goes on with its next request. As gdb sends a request
-/// during a command for no other reason, one that arrives after a sign of life ends the command, and sets `abandoned`.
+/// At ^C gdb sends nothing. It stops listening for the answer and continues with its next request. gdb sends a request
+/// during a command for no other reason. So a request that arrives after a sign of life ends the command and sets
+/// `abandoned`.
 fn patient_poll<'l>(
     link: &'l mut Link<'_>,
     progress: &'l mut Progress,
     abandoned: &'l mut bool,
 ) -> impl FnMut() -> bool + 'l {
     let (mut asked, mut polls) = (false, 0_u32);
-    // Some clients send several requests at once; those came before the first sign.
+    // Some clients send several requests at once. Those arrived before the first sign of life.
     let mut before = None;
     move || {
         progress();
@@ -305,14 +303,14 @@ fn patient_poll<'l>(
         polls += 1;
         if polls.is_multiple_of(POLLS_PER_SIGN) && !asked {
             before.get_or_insert(link.waiting_packets());
-            // That the client has gone is found out by looking.
+            // A later read will find out that the client has gone.
             let _ = link.send(b"$O#4f");
         }
         asked
     }
 }
 
-/// The target's number of a sleeping thread; none of them has that of the CPU.
+/// The target's number of a sleeping thread. No sleeping thread has the CPU's number.
 fn number_of(thread: Tid) -> u32 {
     u32::try_from(thread.get()).unwrap_or(0)
 }
@@ -345,7 +343,7 @@ impl Target for Adapter<'_> {
         true
     }
 
-    // The library would announce these events without being asked.
+    // Otherwise the library would announce these events unasked.
     fn use_fork_stop_reason(&self) -> bool {
         false
     }
@@ -397,7 +395,7 @@ impl MultiThreadBase for Adapter<'_> {
 
     fn write_addrs(&mut self, address: u64, bytes: &[u8], thread: Tid) -> TargetResult<(), Self> {
         if bytes.is_empty() {
-            // gdb's way of asking whether the packet is understood.
+            // gdb checks in this way whether the server knows the packet.
             return Ok(());
         }
         let written = match thread {
@@ -405,7 +403,7 @@ impl MultiThreadBase for Adapter<'_> {
             _ => Err(Refusal::new(NOT_THE_CPU)),
         };
         if let Err(refusal) = &written {
-            // All that gdb 13 says is that it cannot access the memory.
+            // gdb 13 itself says only that it cannot access the memory.
             self.print(&refusal.0);
         }
         self.forget();
@@ -559,8 +557,7 @@ impl ext::Breakpoints for Adapter<'_> {
     }
 }
 
-// The protocol asks for insertion and removal to be repeatable without harm, so the sets' own answers do not
-// matter.
+// The protocol demands that repeated insertion or removal does no harm, so the results of the sets do not matter.
 
 impl ext::SwBreakpoint for Adapter<'_> {
     fn add_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {

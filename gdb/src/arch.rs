@@ -1,4 +1,4 @@
-//! The debugged machine as the `gdbstub` crate wants to know it: the register file and its description.
+//! The debugged machine as the `gdbstub` crate needs it: the register file and its description.
 
 use std::sync::LazyLock;
 

@@ -1,33 +1,33 @@
-//! Conditions of breakpoints, evaluated here instead of by gdb after every stop: the bytecode of gdb's agent
+//! Conditions of breakpoints, evaluated here instead of by gdb after every stop. They are bytecode of gdb's agent
 //! expressions, on registers and memory only.
 //!
-//! It follows the appendix "The GDB Agent Expression Mechanism" of the gdb manual. Floating point, tracing, state
-//! variables and printing are not there: gdb does not use them for conditions, and where it did, the condition counts as
-//! true and gdb looks for itself.
+//! The module follows the appendix "The GDB Agent Expression Mechanism" of the gdb manual. It omits floating point,
+//! tracing, state variables and printing, which gdb does not use for conditions. If such an instruction occurs, the
+//! condition counts as true and gdb evaluates it itself.
 
 use crate::registers::RegisterNumber;
 use crate::registers::Registers;
 
-/// Values on the stack at most.
+/// Most values on the stack.
 const MAX_DEPTH: usize = 64;
-/// Instructions executed at most: the bytecode can loop.
+/// Most executed instructions, because the bytecode can loop.
 const MAX_INSTRUCTIONS: usize = 4096;
 
 /// One condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition(Vec<u8>);
 
-/// Reads guest-virtual memory as a debugger and gives how many bytes could be read.
+/// Reads guest-virtual memory as a debugger. Returns the number of bytes read.
 pub type ReadMemory<'a> = dyn Fn(u64, &mut [u8]) -> usize + 'a;
 
 impl Condition {
-    /// A condition with this bytecode, which may be anything.
+    /// A condition with this bytecode, which need not be valid.
     pub fn new(bytecode: impl Into<Vec<u8>>) -> Condition {
         Condition(bytecode.into())
     }
 
-    /// Whether it holds. One that cannot be evaluated (memory that is not mapped, division by zero, nonsense) does: the
-    /// person then sees where.
+    /// Whether the condition is true. A condition that cannot be evaluated counts as true (unmapped memory, division by
+    /// zero, invalid code), so that the user sees where that happens.
     pub fn holds(&self, registers: &mut Registers, memory: &ReadMemory<'_>) -> bool {
         let mut evaluation =
             Evaluation { code: &self.0, at: 0, stack: Vec::with_capacity(16), registers, memory };
@@ -44,7 +44,7 @@ struct Evaluation<'a> {
 }
 
 impl Evaluation<'_> {
-    /// The value on the stack at the end; `None` where there is none.
+    /// The top of the stack at the end; `None` if there is none.
     fn run(&mut self) -> Option<u64> {
         for _ in 0..MAX_INSTRUCTIONS {
             match self.operand(1)? as u8 {
@@ -55,7 +55,7 @@ impl Evaluation<'_> {
         None
     }
 
-    /// Executes one instruction. The numbers are those of the manual.
+    /// Executes one instruction. The opcodes are those in the manual.
     fn execute(&mut self, code: u8) -> Option<()> {
         match code {
             0x02 => self.binary(|a, b| Some(a.wrapping_add(b))),
@@ -140,7 +140,7 @@ impl Evaluation<'_> {
         self.push(value)
     }
 
-    /// Keeps the lowest bits; `operation` gets the value and how many bits are not kept.
+    /// Keeps the lowest bits. `operation` gets the value and the number of dropped bits.
     fn extend(&mut self, operation: fn(u64, u32) -> u64) -> Option<()> {
         let bits = self.operand(1)? as u32;
         let value = self.pop()?;
@@ -173,7 +173,7 @@ impl Evaluation<'_> {
         self.push(self.stack[index])
     }
 
-    /// Moves the top below the `count - 1` values under it.
+    /// Moves the top value below the `count - 1` values under it.
     fn rotate(&mut self, count: usize) -> Option<()> {
         let from = self.stack.len().checked_sub(count)?;
         self.stack[from..].rotate_right(1);
@@ -181,8 +181,8 @@ impl Evaluation<'_> {
     }
 }
 
-/// The address of a breakpoint packet with conditions (`Z0,ADDR,KIND;X...`), whether it is a hardware one, and the
-/// conditions. `None` if it is no such packet or makes no sense.
+/// Parses a breakpoint packet with conditions (`Z0,ADDR,KIND;X...`). Returns its address, whether it is a hardware
+/// breakpoint, and the conditions. `None` if it is another packet or invalid.
 pub(crate) fn parse_packet(body: &[u8]) -> Option<(u64, bool, Vec<Condition>)> {
     let text = str::from_utf8(body).ok()?;
     let hardware = match text.get(..3)? {
@@ -286,7 +286,7 @@ mod tests {
                 .map(|_| {
                     seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
                     let byte = (seed >> 56) as u8;
-                    // Mostly instructions that exist.
+                    // Mostly opcodes that exist.
                     if seed >> 40 & 3 == 0 { byte } else { byte % 0x34 }
                 })
                 .collect();

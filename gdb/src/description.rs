@@ -1,4 +1,4 @@
-//! The target description: XML that tells gdb which registers there are and how to show them.
+//! The target description: XML that tells gdb the registers and how to show them.
 //!
 //! See the gdb manual's appendix "Target Descriptions". Bits are named as in the Intel SDM, volume 3,
 //! sections 2.3, 2.5 and 2.2.1, and volume 1, sections 3.4.3 and 10.2.3.
@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use crate::registers::{Feature, RegisterEntry, TABLE};
 
-/// A register whose bits have names.
+/// A register with named bits.
 struct Flags {
     id: &'static str,
     size_bytes: usize,
@@ -19,7 +19,7 @@ struct Flags {
 const EFLAGS: Flags = Flags {
     id: "ttvm_eflags",
     size_bytes: 4,
-    // Bit 1 is always set. Without a name gdb does not show it.
+    // Bit 1 is always set. gdb does not show a bit without a name.
     fields: &[
         ("CF", 0, 0), ("", 1, 1), ("PF", 2, 2), ("AF", 4, 4), ("ZF", 6, 6), ("SF", 7, 7), ("TF", 8, 8),
         ("IF", 9, 9), ("DF", 10, 10), ("OF", 11, 11), ("IOPL", 12, 13), ("NT", 14, 14), ("RF", 16, 16),
@@ -88,7 +88,7 @@ pub(crate) fn target_xml() -> String {
     ];
     let body: String =
         features.iter().map(|(name, feature, types)| feature_xml(name, *feature, types)).collect();
-    // A kernel, or something below one, has no operating system's conventions; without this gdb assumes the
+    // A kernel, or code below a kernel, follows no operating system's conventions. Without this element gdb assumes the
     // host's.
     format!(
         "<?xml version=\"1.0\"?><!DOCTYPE target SYSTEM \"gdb-target.dtd\"><target version=\"1.0\">\
@@ -104,8 +104,8 @@ fn feature_xml(name: &str, feature: Feature, types: &str) -> String {
 fn register_xml(entry: &RegisterEntry) -> String {
     let bits = entry.place.size_bytes() * 8;
     let group = entry.group.map(|group| format!(" group=\"{group}\"")).unwrap_or_default();
-    // (gdb 13 decides by type which registers of an x86 belong to a group, but other readers of this heed
-    // it.) A function that gdb calls must not have the control registers put back behind its back.
+    // gdb 13 decides by type which x86 registers belong to a group, but other readers use this attribute. A function
+    // that gdb calls may change control registers, and gdb must not restore them afterwards.
     let save = if entry.feature == Feature::System { " save-restore=\"no\"" } else { "" };
     format!("<reg name=\"{}\" bitsize=\"{bits}\" type=\"{}\"{group}{save}/>", entry.name, entry.gdb_type)
 }

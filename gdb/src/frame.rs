@@ -1,26 +1,26 @@
-//! Packets as bytes: `$body#checksum`, the acknowledgements around them, and the lone byte that ^C sends.
+//! Packets as bytes: `$body#checksum`, the acknowledgements around them, and the single byte that ^C sends.
 //!
-//! Knows nothing of what packets mean. See "Overview" of the gdb manual's remote protocol appendix.
+//! The module does not know what packets mean. See "Overview" in the gdb manual's remote protocol appendix.
 
-/// What gdb sends for ^C while the target runs. Within a packet it is ordinary data.
+/// The byte that gdb sends for ^C while the target runs. Within a packet it is ordinary data.
 const INTERRUPT: u8 = 0x03;
 
-/// The longest packet that is accepted, with `$`, `#` and checksum, in bytes.
+/// The longest accepted packet, including `$`, `#` and checksum, in bytes.
 ///
-/// gdb asks for memory in pieces of half of it. 16 KiB is the most that gdb uses without being told to.
+/// gdb asks for memory in pieces of half this size. 16 KiB is the most that gdb uses by default.
 pub(crate) const MAX_PACKET_BYTES: usize = 0x4000;
 
 /// Bytes of a packet that are not its body.
 const FRAME_BYTES: usize = 4;
 
-/// Something complete that arrived from the client.
+/// A complete item from the client.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A packet's body; its checksum was right.
+    /// The body of a packet with a correct checksum.
     Packet(Vec<u8>),
-    /// A packet whose checksum was wrong.
+    /// A packet with a wrong checksum.
     Damaged,
-    /// A packet that is too long. What it said is lost.
+    /// A packet that is too long. Its content is lost.
     TooLong,
     /// ^C.
     Interrupt,
@@ -35,11 +35,11 @@ enum State {
     Body,
     /// After `#`.
     FirstDigit,
-    /// After the checksum's first digit, `None` if it was none.
+    /// After the checksum's first digit, which is `None` if it was invalid.
     SecondDigit(Option<u8>),
 }
 
-/// Cuts a stream of bytes into events.
+/// Splits a stream of bytes into events.
 pub(crate) struct Framer {
     state: State,
     body: Vec<u8>,
@@ -52,10 +52,10 @@ impl Framer {
         Self { state: State::Idle, body: Vec::new(), sum: 0, too_long: false }
     }
 
-    /// Takes one byte, and says what it completed.
+    /// Takes one byte. Returns the event that it completes, if any.
     pub(crate) fn push(&mut self, byte: u8) -> Option<Event> {
         match (&self.state, byte) {
-            // A new packet starts here even if the last one never ended: data bytes escape the dollar sign.
+            // A new packet starts here even if the last one never ended, because data bytes escape the dollar sign.
             (_, b'$') => self.start(),
             (State::Idle, INTERRUPT) => return Some(Event::Interrupt),
             (State::Idle, b'-') => return Some(Event::Resend),
@@ -105,7 +105,7 @@ pub(crate) fn encode_into(out: &mut Vec<u8>, body: &[u8]) {
     push_hex(out, sum);
 }
 
-/// Appends a packet that makes gdb print `text`. gdb listens for these only while it waits for a stop or a
+/// Appends a packet that makes gdb print `text`. gdb listens for such packets only while it waits for a stop or a
 /// `monitor` command.
 pub(crate) fn encode_console_into(out: &mut Vec<u8>, text: &str) {
     let mut body = vec![b'O'];
@@ -113,8 +113,8 @@ pub(crate) fn encode_console_into(out: &mut Vec<u8>, text: &str) {
     encode_into(out, &body);
 }
 
-/// The error reply with a text, which gdb shows for most requests. Bytes with a meaning in packets are
-/// replaced.
+/// Appends an error reply with a text, which gdb shows for most requests. Replaces bytes that have a meaning in
+/// packets.
 pub(crate) fn encode_error_into(out: &mut Vec<u8>, sentence: &str) {
     let plain = |c: char| if matches!(c, ' '..='~') && !"$#}*".contains(c) { c } else { '?' };
     let body: String = "E.".chars().chain(sentence.chars().map(plain)).collect();
@@ -155,7 +155,7 @@ mod tests {
             (b"\x03-\x03", vec![Event::Interrupt, Event::Resend, Event::Interrupt]),
             // Within a packet, ^C's byte is data.
             (b"$X\x03#5b\x03", vec![packet(b"X\x03"), Event::Interrupt]),
-            // A packet that breaks off is forgotten.
+            // A packet that breaks off is dropped.
             (b"$vCont;c$g#67", vec![packet(b"g")]),
             (b"$g#$g#67", vec![packet(b"g")]),
             (b"noise", vec![]),

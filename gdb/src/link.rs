@@ -1,6 +1,6 @@
-//! The connection to one client: bytes in, events out, and a look at what has arrived while the target runs.
+//! The connection to one client. It turns bytes into events, and can check for new input while the target runs.
 //!
-//! Reads are buffered and replies leave in one write each, so that a request costs two system calls.
+//! Reads are buffered, and each reply leaves in one write, so that a request costs two system calls.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -15,7 +15,7 @@ pub trait Transport: Read + Write + AsFd {}
 
 impl<T: Read + Write + AsFd> Transport for T {}
 
-/// How many events may wait while the target runs. gdb never has more than one packet under way.
+/// Most events that may wait while the target runs. gdb never has more than one packet under way.
 const MAX_WAITING_EVENTS: usize = 64;
 
 pub(crate) struct Link<'s> {
@@ -37,7 +37,7 @@ impl<'s> Link<'s> {
         }
     }
 
-    /// Waits for the next event. `None` when the client has closed the connection.
+    /// Waits for the next event; `None` if the client has closed the connection.
     pub(crate) fn next_event(&mut self) -> io::Result<Option<Event>> {
         loop {
             if let Some(event) = self.waiting.pop_front() {
@@ -54,11 +54,10 @@ impl<'s> Link<'s> {
         self.stream.write_all(bytes)
     }
 
-    /// Whether the client has sent ^C, or has gone, since the last event was taken. Never blocks; forgets the
-    /// ^C.
+    /// Whether the client has sent ^C, or has gone, since the last event was taken. Never blocks. Forgets the ^C.
     pub(crate) fn wants_stop(&mut self) -> bool {
         while self.waiting.len() < MAX_WAITING_EVENTS && !self.closed && self.has_input() {
-            // A broken connection ends the run as well. The error itself turns up at the next send.
+            // A broken connection also ends the run. The next send will report the error.
             if self.receive().is_err() {
                 self.closed = true;
             }
@@ -67,18 +66,19 @@ impl<'s> Link<'s> {
         interrupt.and_then(|index| self.waiting.remove(index)).is_some() || self.closed
     }
 
-    /// How many packets have arrived and were not taken yet.
+    /// Number of packets that have arrived and were not taken yet.
     pub(crate) fn waiting_packets(&self) -> usize {
         self.waiting.iter().filter(|event| matches!(event, Event::Packet(_))).count()
     }
 
-    /// Whether a read would return at once. An interrupted or failed poll says no; the next one will know.
+    /// Whether a read would return at once. After an interrupted or failed poll the answer is no; the next poll will
+    /// know.
     fn has_input(&self) -> bool {
         let mut descriptors = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut descriptors, PollTimeout::ZERO), Ok(ready) if ready > 0)
     }
 
-    /// Reads what there is, waiting for the first byte.
+    /// Waits for the first byte, and reads all that has arrived.
     fn receive(&mut self) -> io::Result<()> {
         let count = match self.stream.read(&mut self.buffer) {
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),

@@ -1,7 +1,7 @@
-//! Where gdb connects to: a TCP port of this machine, or a Unix socket.
+//! The place where gdb connects: a TCP port of this machine, or a Unix socket.
 //!
-//! The protocol has no authentication and gives its client everything, so only loopback addresses are served unless
-//! the caller asks for more, and of this machine only the user that serves, and root ([`crate::owner`]).
+//! The protocol has no authentication and gives its client full control. So only loopback addresses are served unless
+//! the caller asks for more. On this machine, only the serving user and root may connect ([`crate::owner`]).
 //!
 //! ```text
 //!   reserve: the address is ours, clients are refused ──► open: they wait ──► accept: one of them comes in
@@ -26,44 +26,44 @@ use nix::sys::stat::{Mode, fchmod};
 
 use crate::owner::Owners;
 
-/// Why there is no connection to be had.
+/// Why no connection is possible.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The address is not understood.
     #[error("cannot listen on {0:?}: expected ADDRESS:PORT, like 127.0.0.1:1234, or unix:PATH")]
     Address(String),
-    /// The address can be reached from elsewhere.
+    /// Other hosts can reach the address.
     #[error(
         "cannot listen on {0}: every client that connects is in control, so only loopback addresses are allowed unless remote ones are asked for"
     )]
     NotLoopback(SocketAddr),
-    /// Something else listens there.
+    /// Another program listens there.
     #[error("cannot listen on {0}: the address is in use")]
     InUse(String),
     /// The operating system refused.
     #[error("cannot listen on {address}")]
     Bind {
-        /// The address as it was asked for.
+        /// The requested address.
         address: String,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// It cannot be found out whose connections come.
+    /// The owners of connections cannot be determined.
     #[error(
         "cannot listen on {address}: it cannot be found out which users connect: {source}; give unix:PATH instead"
     )]
     Owners {
-        /// The address as it was asked for.
+        /// The requested address.
         address: String,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The operating system stopped giving us connections.
     #[error("cannot accept connections on {address}")]
     Accept {
-        /// The address as gdb would be given it.
+        /// The address for gdb.
         address: String,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
 }
@@ -73,7 +73,7 @@ pub enum ListenError {
 pub struct Listener {
     socket: Socket,
     gdb_address: String,
-    /// Who may connect; `None` is everyone.
+    /// Who may connect; `None` means everyone.
     owners: Option<Owners>,
 }
 
@@ -86,7 +86,7 @@ enum Socket {
 /// Who may connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// The user that serves, and root, on this host.
+    /// The serving user and root, on this host.
     ThisUser,
     /// Everyone who reaches the address.
     Anyone,
@@ -95,15 +95,15 @@ pub enum Reach {
 /// One client's connection.
 #[derive(Debug)]
 pub enum Stream {
-    /// From a TCP port; small packets leave at once.
+    /// From a TCP port. Small packets are sent at once.
     Tcp(TcpStream),
     /// From a Unix socket.
     Unix(UnixStream),
 }
 
 impl Listener {
-    /// Listens on `ADDRESS:PORT` (a loopback address, `localhost`, or nothing, which means the latter; port 0
-    /// picks a free one) or on `unix:PATH`. A socket file left behind by a listener that is gone is replaced.
+    /// Listens on `ADDRESS:PORT` or on `unix:PATH`. The address is a loopback address, `localhost`, or nothing, which
+    /// means `localhost`; port 0 picks a free port. Replaces a socket file that a dead listener left behind.
     ///
     /// # Errors
     /// [`ListenError`] says in one sentence what is wrong with the address or with the host.
@@ -113,9 +113,9 @@ impl Listener {
         Ok(listener)
     }
 
-    /// As [`Self::bind`], but clients are refused until [`Self::open`]. With [`Reach::Anyone`] also on addresses that other
-    /// hosts reach: every client that connects is then in control of the target, so all hosts of the network and all their
-    /// users must be trusted.
+    /// As [`Self::bind`], but clients are refused until [`Self::open`]. With [`Reach::Anyone`], addresses that other
+    /// hosts can reach are allowed too. Every client that connects then controls the target, so all hosts of the
+    /// network and all their users must be trusted.
     ///
     /// # Errors
     /// As [`Self::bind`].
@@ -135,7 +135,7 @@ impl Listener {
         let failed = |source| bind_error(address, source);
         let family = if wanted.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let socket = new_socket(family).map_err(failed)?;
-        // A session that ended a moment ago is no reason to wait.
+        // A recently ended session must not delay a new listener.
         setsockopt(&socket, ReuseAddr, &true).map_err(|errno| failed(errno.into()))?;
         match wanted {
             SocketAddr::V4(wanted) => bind_socket(&socket, &SockaddrIn::from(wanted)),
@@ -152,7 +152,7 @@ impl Listener {
     fn bind_unix(address: &str, path: &Path) -> Result<Self, ListenError> {
         let failed = |source| bind_error(address, source);
         let socket = new_socket(AddressFamily::Unix).map_err(failed)?;
-        // The file gets this mode, less the umask's.
+        // The file gets this mode, minus the umask's bits.
         fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR).map_err(|errno| failed(errno.into()))?;
         let name = UnixAddr::new(path).map_err(|errno| failed(errno.into()))?;
         match bind_socket(&socket, &name) {
@@ -170,20 +170,20 @@ impl Listener {
     /// Lets clients wait for [`Self::accept`]. It may be called again.
     ///
     /// # Errors
-    /// If another program has taken the address meanwhile.
+    /// If another program has taken the address in the meantime.
     pub fn open(&self) -> Result<(), ListenError> {
         listen(self, Backlog::MAXCONN).map_err(|errno| bind_error(&self.gdb_address, errno.into()))
     }
 
-    /// What to give to gdb's `target remote`.
+    /// The argument for gdb's `target remote`.
     pub fn gdb_address(&self) -> &str {
         &self.gdb_address
     }
 
-    /// Waits for the next client that may come in; others are hung up on.
+    /// Waits for the next client that may connect. Hangs up on others.
     ///
     /// # Errors
-    /// [`ListenError::Accept`]; that one client gave up while it waited is not an error.
+    /// [`ListenError::Accept`]. A client that gives up while it waits is not an error.
     pub fn accept(&self) -> Result<Stream, ListenError> {
         loop {
             match self.accept_once() {
@@ -204,7 +204,7 @@ impl Listener {
         matches!(poll(&mut descriptors, PollTimeout::ZERO), Ok(ready) if ready > 0)
     }
 
-    /// As [`Self::accept`], until the other end of `stop` is closed: then `None`.
+    /// As [`Self::accept`]. Returns `None` once the other end of `stop` is closed.
     ///
     /// # Errors
     /// As [`Self::accept`].
@@ -226,7 +226,7 @@ impl Listener {
         }
     }
 
-    /// Why a client may not come in.
+    /// Why a client may not connect; `None` if it may.
     fn refusal(&self, stream: &Stream) -> Option<String> {
         let owners = self.owners.as_ref()?;
         let owner = match stream {
@@ -244,8 +244,8 @@ impl Listener {
         match &self.socket {
             Socket::Tcp(socket) => {
                 let (stream, _) = socket.accept()?;
-                // Without this every reply waits for the acknowledgement of the one before, up to 40 ms. A
-                // stream that has already been closed may refuse; the session will find out by itself.
+                // Otherwise every reply waits up to 40 ms for the acknowledgement of the previous one. A stream that
+                // was already closed may refuse; the session will find out.
                 let _ = stream.set_nodelay(true);
                 Ok(Stream::Tcp(stream))
             }
@@ -286,7 +286,7 @@ fn bind_socket(socket: &OwnedFd, address: &dyn SockaddrLike) -> io::Result<()> {
     Ok(bind(socket.as_raw_fd(), address)?)
 }
 
-/// A socket address, where the host may also be `localhost` or nothing at all. Names are not looked up.
+/// Parses a socket address whose host may also be `localhost` or empty. Names are not looked up.
 fn parse_tcp(address: &str) -> Option<SocketAddr> {
     if let Ok(parsed) = address.parse() {
         return Some(parsed);
@@ -303,8 +303,8 @@ fn bind_error(address: &str, source: io::Error) -> ListenError {
     }
 }
 
-/// Whether this is a socket that a process left behind. Anything but a socket is not ours to remove, and one that
-/// refuses clients may be bound and not open yet.
+/// Whether a process left this socket behind. We must not remove anything but a socket. A socket that refuses clients
+/// may also be bound and not open yet.
 fn is_stale_socket(path: &Path) -> bool {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
     let refuses =
@@ -312,7 +312,7 @@ fn is_stale_socket(path: &Path) -> bool {
     is_socket && refuses() && !is_bound(path)
 }
 
-/// Whether a process has a socket of this name, as /proc/net/unix tells: proc(5).
+/// Whether a process has a socket with this name, according to /proc/net/unix: proc(5).
 fn is_bound(path: &Path) -> bool {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let names = [path.display().to_string(), whole.display().to_string()];
@@ -420,7 +420,7 @@ mod tests {
         // A socket that its process left behind.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        // A child that another test starts just then has it, too, until it executes its program.
+        // A child that another test starts at this moment also has the socket, until it executes its program.
         while UnixStream::connect(&path).is_ok() || is_bound(&path) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -431,8 +431,8 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 
-    /// A listener's socket file is its user's alone from its first moment on. Only the mode that a new file could have
-    /// without a umask can show it, and a umask is the whole process's: so a shell sets it.
+    /// A listener's socket file is private to its user from its first moment on. Only the mode without a umask shows
+    /// this. A umask belongs to the whole process, so a shell sets it.
     #[test]
     fn a_socket_is_private_whatever_the_umask() {
         const FOLDER: &str = "TTVM_TEST_SOCKET_FOLDER";

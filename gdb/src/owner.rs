@@ -1,4 +1,4 @@
-//! Whose a connection is that comes from this machine: the client's user, as the kernel knows it.
+//! The owner of a connection from this machine: the client's user, as known to the kernel.
 //!
 //! unix(7), SO_PEERCRED; Linux, Documentation/networking/proc_net_tcp.rst.
 
@@ -12,44 +12,44 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
 
 const ROOT: u32 = 0;
-/// The inode of an end that no program has any more, in the kernel's tables.
+/// The inode, in the kernel's tables, of an end that no program holds any more.
 const NO_INODE: &str = "0";
-/// The longest of these tables that is read: half a million connections.
+/// Most bytes to read of one table: half a million connections.
 const MAX_TABLE_BYTES: usize = 64 << 20;
 
-/// Who may connect, and how to find out who does.
+/// Who may connect, and how to find out who a client is.
 #[derive(Debug)]
 pub(crate) struct Owners {
     own: u32,
-    /// The kernel's tables of TCP connections, opened while files can still be opened.
+    /// The kernel's tables of TCP connections, opened while the process can still open files.
     tables: Vec<File>,
 }
 
 impl Owners {
-    /// For Unix sockets.
+    /// Checks owners of Unix sockets.
     pub fn of_sockets() -> Owners {
         Owners { own: geteuid().as_raw(), tables: Vec::new() }
     }
 
-    /// For TCP connections.
+    /// Checks owners of TCP connections.
     pub fn of_connections() -> io::Result<Owners> {
-        // A host without IPv6 has one table.
+        // A host without IPv6 has only one table.
         let second = File::open("/proc/net/tcp6").ok();
         let tables = [File::open("/proc/net/tcp")?].into_iter().chain(second).collect();
         Ok(Owners { tables, ..Owners::of_sockets() })
     }
 
-    /// Whether a user's clients may come in. Root's may: it can do everything without asking here.
+    /// Whether a user's clients may connect. Root's may: root can do everything anyway.
     pub fn may_connect(&self, user: u32) -> bool {
         user == self.own || user == ROOT
     }
 
-    /// The user at the other end of a Unix socket, when it connected.
+    /// The user at the other end of a Unix socket at the time of the connection.
     pub fn of_unix(&self, stream: &UnixStream) -> io::Result<u32> {
         Ok(getsockopt(stream, PeerCredentials)?.uid())
     }
 
-    /// The user who has the other end of a TCP connection on this machine.
+    /// The user at the other end of a TCP connection on this machine.
     pub fn of_tcp(&self, stream: &TcpStream) -> io::Result<u32> {
         let (theirs, ours) = (stream.peer_addr()?, stream.local_addr()?);
         for table in &self.tables {
@@ -61,7 +61,7 @@ impl Owners {
     }
 }
 
-/// The kernel makes a table anew for who reads it from its beginning.
+/// Reads a whole table. The kernel builds the table anew for each read from its beginning.
 fn read_whole(table: &File) -> io::Result<String> {
     let (mut bytes, mut piece) = (Vec::new(), vec![0; 1 << 16]);
     loop {
@@ -93,7 +93,7 @@ fn is_at(text: &str, address: SocketAddr) -> bool {
     end(text).is_some_and(|(ip, port)| ip == address.ip().to_canonical() && port == address.port())
 }
 
-/// `0100007F:04D2` is port 1234 of 127.0.0.1: words in the byte order of the host, the port in that of the number.
+/// Parses an end: `0100007F:04D2` is port 1234 of 127.0.0.1. The address consists of words in the host's byte order.
 fn end(text: &str) -> Option<(IpAddr, u16)> {
     let (address, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
@@ -136,13 +136,13 @@ mod tests {
         for (ends, state, user, inode, found) in [
             (theirs, "01", 1000, 77, Some(1000)),
             (mapped, "01", 1001, 77, Some(1001)),
-            // It is the end of the server.
+            // This line is the server's end.
             ("0100007F:04D2 0100007F:9C40", "01", 0, 77, None),
             ("0100007F:9C41 0100007F:04D2", "01", 1000, 77, None),
             ("0200007F:9C40 0100007F:04D2", "01", 1000, 77, None),
-            // Its program will send no more, and has it still.
+            // The program will send no more, but still holds the connection.
             (theirs, "05", 1000, 77, Some(1000)),
-            // Its program has closed it.
+            // The program has closed the connection.
             (theirs, "05", 0, 0, None),
             (theirs, "06", 0, 0, None),
             (theirs, "01", 0, 0, None),

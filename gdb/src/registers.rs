@@ -1,14 +1,13 @@
-//! The registers that gdb sees: a plain struct, and the table that says how gdb numbers, names and encodes
-//! them.
+//! The registers that gdb sees: a plain struct, and a table with gdb's numbers, names and encodings.
 //!
-//! The order of [`TABLE`] is gdb's numbering; [`crate::description`] turns the same table into the XML that
-//! tells gdb so. Names, order within a feature and sizes follow the gdb manual's section "i386 Features".
+//! The order of [`TABLE`] is gdb's numbering. [`crate::description`] turns the same table into XML for gdb. Names,
+//! order within a feature and sizes follow the gdb manual's section "i386 Features".
 
 use std::num::NonZeroUsize;
 
 use gdbstub::arch;
 
-/// One CPU's registers, as far as a debugger is interested.
+/// One CPU's registers, as far as a debugger needs them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "registers keep the names that the processor manuals give them")]
 pub struct Registers {
@@ -67,7 +66,7 @@ pub struct Registers {
     pub mxcsr: u32,
 }
 
-/// Where a register's value lives in [`Registers`], and with that its size.
+/// The field of [`Registers`] that holds a register's value. The field also decides the size.
 #[derive(Clone, Copy)]
 pub(crate) enum Place {
     /// Narrow in the struct, four bytes on the wire.
@@ -79,7 +78,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Bytes on the wire.
+    /// Number of bytes in the protocol.
     pub(crate) const fn size_bytes(self) -> usize {
         match self {
             Place::Word(_) | Place::Double(_) => 4,
@@ -89,8 +88,7 @@ impl Place {
         }
     }
 
-    /// Copies the value to the front of `out`, least significant byte first. The rest of `out` stays as it
-    /// is.
+    /// Copies the value to the front of `out`, least significant byte first. The rest of `out` does not change.
     ///
     /// # Panics
     /// If `out` is shorter than the register.
@@ -105,7 +103,7 @@ impl Place {
         }
     }
 
-    /// Takes the value from `bytes`, or does nothing and says `None` if there are too few or too many.
+    /// Takes the value from `bytes`. Does nothing and returns `None` if the number of bytes is wrong.
     fn store(self, registers: &mut Registers, bytes: &[u8]) -> Option<()> {
         match self {
             // The processor has no more bits than these either.
@@ -128,13 +126,13 @@ pub(crate) enum Feature {
     System,
 }
 
-/// What gdb is told about a register.
+/// The data about a register for gdb.
 pub(crate) struct RegisterEntry {
     pub(crate) name: &'static str,
     pub(crate) feature: Feature,
     /// A type that gdb knows, or that [`crate::description`] defines.
     pub(crate) gdb_type: &'static str,
-    /// The group of `info registers GROUP`, where it does not follow from the type.
+    /// The group of `info registers GROUP`, if it does not follow from the type.
     pub(crate) group: Option<&'static str>,
     pub(crate) place: Place,
 }
@@ -158,7 +156,7 @@ macro_rules! entry {
     };
 }
 
-/// All registers in gdb's order, features together.
+/// All registers in gdb's order, grouped by feature.
 #[rustfmt::skip]
 pub(crate) static TABLE: &[RegisterEntry] = &[
     entry!(Core, "rax", "int64", Quad, rax),
@@ -234,7 +232,7 @@ pub(crate) static TABLE: &[RegisterEntry] = &[
 pub(crate) struct RegisterNumber(usize);
 
 impl RegisterNumber {
-    /// The frame registers, which gdb wants at every stop.
+    /// The frame registers, which gdb needs at every stop.
     pub(crate) const RBP: Self = Self(6);
     pub(crate) const RSP: Self = Self(7);
     pub(crate) const RIP: Self = Self(16);
@@ -248,8 +246,7 @@ impl RegisterNumber {
         TABLE[self.0].place
     }
 
-    /// Copies the register's bytes to the front of `out` and returns how many there are, or `None` if `out`
-    /// is too short.
+    /// Copies the register's bytes to the front of `out` and returns their number, or `None` if `out` is too short.
     pub(crate) fn read(self, registers: &mut Registers, out: &mut [u8]) -> Option<usize> {
         let size = self.place().size_bytes();
         let out = out.get_mut(..size)?;
@@ -257,7 +254,7 @@ impl RegisterNumber {
         Some(size)
     }
 
-    /// Sets the register from exactly as many bytes as it has, or else returns `None`.
+    /// Sets the register from its exact number of bytes. Returns `None` for any other number.
     pub(crate) fn write(self, registers: &mut Registers, bytes: &[u8]) -> Option<()> {
         self.place().store(registers, bytes)
     }
@@ -282,7 +279,7 @@ impl arch::Registers for Registers {
     }
 
     fn gdb_serialize(&self, mut write_byte: impl FnMut(Option<u8>)) {
-        // The table's places are written once, for both directions, and so need a mutable register file.
+        // The table has one accessor for both directions, which needs a mutable register file.
         let mut registers = self.clone();
         for entry in TABLE {
             let mut bytes = [0; 16];

@@ -1,4 +1,4 @@
-//! One client from its first byte to its last, and one client after the other.
+//! Serves one client from its first byte to its last, and one client after the other.
 //!
 //! ```text
 //!            packet             request to move
@@ -7,8 +7,8 @@
 //!      └──── reply ◄────┘
 //! ```
 //!
-//! The library gives up at the first packet that it does not like. Here such a packet gets an error reply,
-//! and a new library instance that has heard the same handshake takes over.
+//! The library gives up at the first packet that it rejects. This module answers such a packet with an error, and
+//! replaces the library by a new instance with the same handshake.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -27,14 +27,14 @@ use crate::link::{Link, Transport};
 use crate::listener::{ListenError, Listener};
 use crate::target::DebugTarget;
 
-/// How a session ended. The target stands where the client left it, without its breakpoints and watchpoints.
+/// How a session ended. The target stays where the client left it, without the client's breakpoints and watchpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionEnd {
-    /// gdb said that it detaches.
+    /// gdb detached.
     Detached,
-    /// gdb said `kill`.
+    /// gdb sent `kill`.
     Killed,
-    /// The client closed the connection without a word.
+    /// The client closed the connection without a request.
     Closed,
     /// The connection broke; the text says how.
     Lost(String),
@@ -51,10 +51,10 @@ impl fmt::Display for SessionEnd {
     }
 }
 
-/// Serves one client after the other, until `keep_going` answers the end of a session with `false`.
+/// Serves one client after the other, until `keep_going` returns `false` for the end of a session.
 ///
 /// # Errors
-/// When the operating system gives us no more connections. A session's own trouble only ends that session.
+/// If the operating system accepts no more connections. Errors of a session end only that session.
 pub fn serve(
     listener: &Listener,
     target: &mut dyn DebugTarget,
@@ -71,7 +71,7 @@ pub fn serve(
     }
 }
 
-/// Serves one client on a connected stream, for as long as it stays.
+/// Serves one client on a connected stream until the session ends.
 pub fn serve_stream(stream: impl Transport, target: &mut dyn DebugTarget) -> SessionEnd {
     let mut adapter = Adapter::new(target, Link::new(stream));
     let mut session = Session::new(&mut adapter);
@@ -80,8 +80,7 @@ pub fn serve_stream(stream: impl Transport, target: &mut dyn DebugTarget) -> Ses
     end
 }
 
-/// What the library has to say, until it is sent in one piece. The library owns one handle, the session the
-/// other.
+/// Output of the library, collected to be sent in one piece. The library owns one handle, the session the other.
 #[derive(Clone, Default)]
 struct Outgoing(Rc<RefCell<Vec<u8>>>);
 
@@ -109,22 +108,22 @@ type Running<'t> = GdbStubStateMachineInner<'static, state::Running, Adapter<'t>
 type LibraryError = GdbStubError<Infallible, Infallible>;
 
 struct Session<'t> {
-    /// The library between two packets; `None` only while it is busy with one.
+    /// The library between two packets; `None` only while it handles one.
     library: Option<Idle<'t>>,
     outgoing: Outgoing,
-    /// The last reply, in case the client did not understand it.
+    /// The last reply, for a client that did not understand it.
     last_reply: Vec<u8>,
-    /// What a new library instance must be told.
+    /// The feature list that a new library instance must get.
     supported: Option<Vec<u8>>,
-    /// Packets are no longer acknowledged.
+    /// Whether packets are no longer acknowledged.
     no_acks: bool,
 }
 
 const NO_ACKS_REQUEST: &[u8] = b"QStartNoAckMode";
 const TRACE_REQUEST: &[u8] = b"qTStatus";
-/// Is answered by what follows it.
+/// Answered with the word that follows.
 const SYNC_REQUEST: &[u8] = b"qttvm.sync:";
-/// Is not answered.
+/// Not answered.
 const NOTHING_REQUEST: &[u8] = b"qttvm.nothing";
 
 impl<'t> Session<'t> {
@@ -147,10 +146,10 @@ impl<'t> Session<'t> {
                         return Ok(end);
                     }
                 }
-                // The target stands already: this ^C came too late.
+                // The target has already stopped: this ^C came too late.
                 Event::Interrupt => {}
                 Event::Resend => adapter.link.send(&self.last_reply)?,
-                // Without acknowledgements gdb would not send it again.
+                // Without acknowledgements gdb would not send the packet again.
                 Event::Damaged if !self.no_acks => adapter.link.send(b"-")?,
                 Event::Damaged | Event::TooLong => {
                     log::debug!("gdb sent a damaged or oversized packet");
@@ -162,8 +161,7 @@ impl<'t> Session<'t> {
         Ok(SessionEnd::Closed)
     }
 
-    /// Lets the library handle one packet and sends what comes of it, moving the target if that is what it
-    /// asks for.
+    /// Lets the library handle one packet, moves the target if the packet asks for that, and sends the reply.
     fn handle(&mut self, body: &[u8], adapter: &mut Adapter<'t>) -> io::Result<Option<SessionEnd>> {
         if !is_reasonable(body) {
             self.reply_error("the request makes no sense");
@@ -175,7 +173,7 @@ impl<'t> Session<'t> {
             return Ok(None);
         }
         if body.starts_with(b"qfThreadInfo") {
-            // For other reasons than this, the library lists threads, too.
+            // The library also lists threads for other reasons, but this request means that gdb shows the place.
             adapter.shown();
         }
         if let Some((address, hardware, conditions)) = parse_packet(body) {
@@ -184,7 +182,7 @@ impl<'t> Session<'t> {
             self.send(adapter)?;
             return Ok(None);
         }
-        // gdb asks while it connects, and prints what it is told before the answer.
+        // gdb asks this while it connects. It prints console output that comes before the answer.
         if body == TRACE_REQUEST
             && let Some(text) = adapter.take_greeting()
         {
@@ -200,21 +198,22 @@ impl<'t> Session<'t> {
         let idle = self.library.take().expect("the library is idle between packets");
         let mut outcome = feed(idle, adapter, body);
         if let Ok(GdbStubStateMachine::Running(running)) = outcome {
-            // The acknowledgement cannot wait for the move to be over.
+            // The acknowledgement cannot wait until the move is over.
             self.send(adapter)?;
             outcome = self.move_target(running, adapter);
         }
         let end = self.settle(outcome, body, adapter);
         if adapter.take_abandoned() {
-            // It would be taken for the answer to the next request.
+            // gdb would take it for the answer to the next request.
             self.outgoing.0.borrow_mut().clear();
         }
         self.send(adapter)?;
         Ok(end)
     }
 
-    /// Answers requests of our own, by which a client that has stopped waiting for an answer gets in step again: it
-    /// sends a word, and then nothings until the word comes back, each of which lets it read one packet more.
+    /// Answers ttvm's own requests, with which a client that stopped waiting for an answer gets in step again. The
+    /// client sends a word. Then it sends requests without an answer until the word comes back; each lets it read one
+    /// packet more.
     fn synchronize(&mut self, body: &[u8]) -> bool {
         if let Some(word) = body.strip_prefix(SYNC_REQUEST) {
             self.reply(word);
@@ -229,7 +228,7 @@ impl<'t> Session<'t> {
         true
     }
 
-    /// Moves the target, and has the library report where and why it stopped.
+    /// Moves the target and lets the library report where and why it stopped.
     fn move_target(
         &mut self,
         running: Running<'t>,
@@ -245,7 +244,7 @@ impl<'t> Session<'t> {
         running.report_stop_with_regs(adapter, reason, &mut registers)
     }
 
-    /// Gets ready for the next packet, or says how the session ended.
+    /// Prepares for the next packet, or returns how the session ended.
     fn settle(
         &mut self,
         outcome: Result<Machine<'t>, LibraryError>,
@@ -267,13 +266,12 @@ impl<'t> Session<'t> {
             Ok(GdbStubStateMachine::Disconnected(disconnected)) => {
                 let killed = disconnected.get_reason() == DisconnectReason::Kill;
                 if killed && body.starts_with(b"vKill") {
-                    // Unlike the older `k`, this one waits for an answer.
+                    // Unlike the older `k`, this request waits for an answer.
                     encode_into(&mut self.outgoing.0.borrow_mut(), b"OK");
                 }
                 Some(if killed { SessionEnd::Killed } else { SessionEnd::Detached })
             }
-            // The library hears of no bytes while the target moves and of no ^C at all, so these states do
-            // not last.
+            // While the target moves, the library gets no bytes and no ^C, so these states do not last.
             Ok(GdbStubStateMachine::Running(_) | GdbStubStateMachine::CtrlCInterrupt(_)) => {
                 self.replace_library(adapter);
                 None
@@ -287,7 +285,7 @@ impl<'t> Session<'t> {
     }
 
     fn remember_handshake(&mut self, body: &[u8]) {
-        // Of all that gdb announces, this is what the library heeds, until it is told otherwise.
+        // Of gdb's features, the library uses only this one, and remembers it.
         if body.starts_with(b"qSupported") && body.windows(12).any(|feature| feature == b"multiprocess") {
             self.supported = Some(body.to_vec());
         } else if body == NO_ACKS_REQUEST {
@@ -295,9 +293,9 @@ impl<'t> Session<'t> {
         }
     }
 
-    /// Starts the library anew after it has failed, tells it what was agreed upon, and replies with an error.
+    /// Restarts the library after a failure, repeats the handshake, and replies with an error.
     fn replace_library(&mut self, adapter: &mut Adapter<'t>) {
-        // Neither the sentence nor the half reply of the failed request must turn up in another one's.
+        // The next request must not show the failed request's sentence or partial reply.
         adapter.take_refusal();
         let mut library = start_library(&self.outgoing, adapter);
         let no_acks = self.no_acks.then(|| NO_ACKS_REQUEST.to_vec());
@@ -311,7 +309,7 @@ impl<'t> Session<'t> {
         self.reply_error("the request makes no sense");
     }
 
-    /// Adds to the library's list of features what it does not know.
+    /// Adds features that the library does not know to its list.
     fn offer_conditions(&mut self) {
         let mut outgoing = self.outgoing.0.borrow_mut();
         let start = outgoing.iter().position(|&byte| byte == b'$');
@@ -335,7 +333,7 @@ impl<'t> Session<'t> {
         encode_into(&mut outgoing, body);
     }
 
-    /// Replaces whatever is about to be sent by an error.
+    /// Replaces the pending output by an error.
     fn reply_error(&mut self, sentence: &str) {
         let mut outgoing = self.outgoing.0.borrow_mut();
         outgoing.clear();
@@ -378,11 +376,11 @@ fn feed<'t>(idle: Idle<'t>, adapter: &mut Adapter<'t>, body: &[u8]) -> Result<Ma
     Ok(machine)
 }
 
-/// Whether the library may see this packet. It believes the length of a memory read, however large, and an
-/// empty reply to an empty read would mean that memory cannot be read at all. It takes a `vCont` without
-/// actions for one that lets everything run.
+/// Whether the library may see this packet. The library trusts the length of a memory read, however large. An empty
+/// reply to an empty read would tell gdb that memory cannot be read at all. The library takes a `vCont` without actions
+/// for a request to run everything.
 fn is_reasonable(body: &[u8]) -> bool {
-    // A breakpoint with conditions or commands that make no sense must not become one without.
+    // A breakpoint with invalid conditions or commands must not become an unconditional one.
     if (body.starts_with(b"Z0,") || body.starts_with(b"Z1,"))
         && body.contains(&b';')
         && parse_packet(body).is_none()

@@ -1,26 +1,26 @@
-//! Breakpoints and watchpoints as gdb wants them, against those that the target has.
+//! Breakpoints and watchpoints that gdb wants, compared with those in the target.
 //!
-//! gdb takes all of them out at every stop and puts them back before every move. The target hears only of the
-//! difference, and only right before it moves.
+//! gdb removes all of them at every stop and inserts them again before every move. The target gets only the changes,
+//! right before it moves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::condition::Condition;
 use crate::target::{DebugTarget, Refusal, Watchpoint};
 
-/// The two sets, and what gdb inserted as which kind.
+/// The two sets, and the kinds that gdb used.
 #[derive(Default)]
 pub(crate) struct StopSets {
-    /// Breakpoints that gdb inserted as software ones (`Z0`).
+    /// Breakpoints that gdb inserted as software breakpoints (`Z0`).
     pub(crate) software: BTreeSet<u64>,
-    /// Breakpoints that gdb inserted as hardware ones (`Z1`): the same thing to the target.
+    /// Breakpoints that gdb inserted as hardware breakpoints (`Z1`). The target treats them alike.
     pub(crate) hardware: BTreeSet<u64>,
     /// Watchpoints that gdb inserted.
     pub(crate) watchpoints: BTreeSet<Watchpoint>,
-    /// The conditions that gdb gave, by address and whether the breakpoint is a hardware one.
+    /// The conditions from gdb, by address and whether the breakpoint is a hardware one.
     pub(crate) conditions: BTreeMap<(u64, bool), Vec<Condition>>,
     target_breakpoints: BTreeSet<u64>,
-    /// The conditions that the target has; the rest has none.
+    /// The conditions in the target. Breakpoints without an entry have none.
     target_conditions: BTreeMap<u64, Vec<Condition>>,
     target_watchpoints: BTreeSet<Watchpoint>,
 }
@@ -31,17 +31,17 @@ impl StopSets {
         &self.target_breakpoints
     }
 
-    /// Whether the target has a breakpoint that gdb has taken out.
+    /// Whether the target has a breakpoint that gdb has removed.
     pub(crate) fn has_removed(&self) -> bool {
         let mut of_target = self.target_breakpoints.iter();
         of_target.any(|address| !self.software.contains(address) && !self.hardware.contains(address))
     }
 
-    /// Makes the target's sets equal to gdb's. gdb takes out the breakpoint that it `steps_off`: it stays where it is, for what
-    /// comes between before the step is done.
+    /// Makes the target's sets equal to gdb's. At a step, gdb removes the breakpoint that it `steps_off`, but the
+    /// target keeps it. Other code that runs before the step is done can hit it.
     ///
     /// # Errors
-    /// The target's refusal to set one of them. What was set before it stays set and is remembered as such.
+    /// The target's refusal to set one of them. Earlier ones stay set and are remembered as set.
     pub(crate) fn apply_all(
         &mut self,
         target: &mut dyn DebugTarget,
@@ -105,7 +105,7 @@ impl StopSets {
         Ok(())
     }
 
-    /// The conditions one of which must hold at an address; `None` if a breakpoint there has none.
+    /// The conditions at an address, of which one must be true. `None` if a breakpoint there has none.
     fn wanted_conditions(&self, address: u64) -> Option<Vec<Condition>> {
         let mut wanted = Vec::new();
         for (set, hardware) in [(&self.software, false), (&self.hardware, true)] {
@@ -116,7 +116,7 @@ impl StopSets {
         Some(wanted)
     }
 
-    /// Leaves the target without any: the client has gone.
+    /// Removes everything from the target, because the client has gone.
     pub(crate) fn clear(&mut self, target: &mut dyn DebugTarget) {
         for address in std::mem::take(&mut self.target_conditions).into_keys() {
             target.set_conditions(address, &[]);

@@ -1,6 +1,6 @@
-//! What a debugger needs from a machine: the trait that this crate's user implements, and its plain values.
+//! The interface between this crate and a machine: the trait that the crate's user implements, and its plain values.
 //!
-//! The protocol's own details (packets, threads, signals, register numbers) stay out of here on purpose.
+//! Details of the protocol (packets, threads, signals, register numbers) stay out of here on purpose.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -8,16 +8,16 @@ use std::ops::Range;
 use crate::condition::Condition;
 use crate::registers::Registers;
 
-/// Asks "should I stop now?". Once it has said `true` it keeps saying so until the run is over.
+/// Asks whether to stop now. After its first `true` it returns `true` until the run is over.
 ///
-/// A call costs about one system call (it looks at the client's connection). A target should call it every
-/// few thousand instructions, and at least every 50 ms, so that ^C is answered at once.
+/// A call costs about one system call, which checks the client's connection. A target should call it every few thousand
+/// instructions, and at least every 50 ms, so that ^C is answered at once.
 pub type Poll<'a> = dyn FnMut() -> bool + 'a;
 
-/// Says how far a movement is, for the person who waits: text to be shown at once, or nothing yet.
+/// Returns how far a movement is, for the user: text to show at once, or nothing yet.
 pub type Progress = dyn FnMut() -> Option<String>;
 
-/// The target did not do what was asked. The text is one sentence for the person at gdb, without a full stop.
+/// The target did not do what was asked. The text is one sentence for gdb's user, without a full stop.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(pub String);
@@ -29,7 +29,7 @@ impl Refusal {
     }
 }
 
-/// Which accesses a watchpoint watches.
+/// The accesses that a watchpoint watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WatchKind {
     /// Stores only (gdb's `watch`).
@@ -40,33 +40,33 @@ pub enum WatchKind {
     Access,
 }
 
-/// A range of guest-virtual addresses that stops a run when it is accessed.
+/// A range of guest-virtual addresses. An access to the range stops a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Watchpoint {
     /// The first watched guest-virtual address.
     pub address: u64,
-    /// The number of watched bytes: never zero, never past the end of the address space, but not restricted
-    /// to what debug registers could do.
+    /// Number of watched bytes. It is never zero, never goes past the end of the address space, and need not fit debug
+    /// registers.
     pub length: u64,
-    /// Which accesses stop the run.
+    /// The accesses that stop the run.
     pub kind: WatchKind,
 }
 
-/// A thread that does not run while the target stands still: what the guest's system has put aside.
+/// A thread that does not run while the target stands still: one that the guest's system has suspended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SleepingThread {
-    /// Its number for gdb. Not 1, which is the CPU's, nor 0.
+    /// Its number in gdb. Not 1, which is the CPU's, and not 0.
     pub number: u32,
-    /// What gdb shows of it besides.
+    /// A description that gdb shows too.
     pub description: String,
 }
 
 /// The target's threads at the current position.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Threads {
-    /// What gdb shows of the CPU besides its name: the thread that runs on it.
+    /// What gdb shows of the CPU besides its name: the running thread.
     pub running: String,
-    /// All others.
+    /// All other threads.
     pub sleeping: Vec<SleepingThread>,
 }
 
@@ -75,99 +75,97 @@ pub struct Threads {
 pub enum Stop {
     /// The requested step, or range of steps, is done.
     Step,
-    /// The movement has ended where nobody asked it to: what it waited for cannot come.
+    /// The movement has ended early, because nothing that it waited for can come.
     Elsewhere,
-    /// RIP is at a breakpoint, whose guest-virtual address this is; the instruction there has not been
-    /// executed.
+    /// RIP is at the breakpoint with this guest-virtual address. The instruction there has not been executed.
     Breakpoint(u64),
-    /// A watchpoint was hit. Forwards the accessing instruction has just been executed; backwards it has just
-    /// been undone, so that in both directions the access lies between the old and the new position.
+    /// A watchpoint was hit. Forwards, the accessing instruction has just been executed; backwards, it has just been
+    /// undone. So in both directions the access lies between the old and the new position.
     Watchpoint {
-        /// The kind that the watchpoint was set with.
+        /// The kind with which the watchpoint was set.
         kind: WatchKind,
-        /// An accessed guest-virtual address within the watchpoint.
+        /// An accessed guest-virtual address inside the watchpoint.
         address: u64,
     },
     /// The poll function asked to stop.
     Interrupted,
-    /// The target stands at the first position of its history.
+    /// The target is at the first position of its history.
     HistoryStart,
-    /// The target stands at the last position of its history.
+    /// The target is at the last position of its history.
     HistoryEnd,
 }
 
-/// A machine with one CPU that can be moved forwards and backwards along its history.
+/// A machine with one CPU that can move forwards and backwards along its history.
 ///
 /// The server calls from one thread, one method at a time, and the target stands still between calls.
 /// Breakpoints and watchpoints change only while it stands still, right before it moves.
 ///
-/// Every movement returns `Err` when the target could not go where it was asked to (a divergence, an
-/// unreadable recording); the sentence is shown to the person at gdb, and the target must then still stand at
-/// some position that registers and memory can be read from.
+/// Every movement returns `Err` if the target cannot go where it was asked to (a divergence, an unreadable recording).
+/// gdb's user sees the sentence. The target must then still be at a position whose registers and memory can be read.
 pub trait DebugTarget {
     /// The registers at the current position.
     ///
-    /// The server asks once per stop and remembers the answer until the target moves or is written to.
+    /// The server asks once per stop, and caches the answer until the target moves or is written to.
     fn read_registers(&mut self) -> Result<Registers, Refusal>;
 
-    /// Replaces all registers: only what the user changed differs from what [`Self::read_registers`]
-    /// returned.
+    /// Replaces all registers. They differ from the result of [`Self::read_registers`] only in the user's changes.
     fn write_registers(&mut self, registers: &Registers) -> Result<(), Refusal>;
 
-    /// Reads guest-virtual memory as a debugger (no permission checks, no accessed bits, no side effects) and
-    /// returns how many bytes, counted from `address`, could be read.
+    /// Reads guest-virtual memory as a debugger: no permission checks, no accessed bits, no side effects. Returns how
+    /// many bytes from `address` on could be read.
     fn read_memory(&mut self, address: u64, buffer: &mut [u8]) -> usize;
 
-    /// Writes guest-virtual memory as a debugger: all bytes, or none and a refusal.
+    /// Writes guest-virtual memory as a debugger: either all bytes, or none and a refusal.
     fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Refusal>;
 
-    /// gdb shows this place to its user.
+    /// Tells the target that gdb shows this place to its user.
     fn shown(&mut self) {}
 
-    /// The threads to show, of which the CPU itself is always one. Without any sleeping ones, as here, gdb sees the CPU alone.
+    /// The threads to show besides the CPU itself. Without sleeping threads, as by default, gdb sees only the CPU.
     ///
     /// The server asks once per stop, and again after a `monitor` command.
     fn threads(&mut self) -> Threads {
         Threads::default()
     }
 
-    /// The registers with which a sleeping thread goes on, as far as they are known; the others are zero.
+    /// The registers with which a sleeping thread continues, as far as they are known. The others are zero.
     fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
         Err(Refusal::new(format!("there is no thread {number}")))
     }
 
-    /// [`Self::read_memory`] in the address space of a sleeping thread.
+    /// As [`Self::read_memory`], in the address space of a sleeping thread.
     fn read_thread_memory(&mut self, _number: u32, address: u64, buffer: &mut [u8]) -> usize {
         self.read_memory(address, buffer)
     }
 
-    /// Makes runs stop before the instruction at this guest-virtual address. Called once per address until
+    /// Makes runs stop before the instruction at this guest-virtual address. Called once per address until it is
     /// cleared.
     fn set_breakpoint(&mut self, address: u64) -> Result<(), Refusal>;
 
-    /// Takes back [`Self::set_breakpoint`].
+    /// Undoes [`Self::set_breakpoint`].
     fn clear_breakpoint(&mut self, address: u64);
 
-    /// Makes the breakpoint at this address, which is set, stop a run only where one of these conditions holds; without
-    /// any, always. Called when that changes.
+    /// Sets the conditions of the breakpoint at this address. The breakpoint then stops a run only if one of them is
+    /// true, or always if there are none. Called when they change.
     ///
-    /// A target that ignores this stops too often, and gdb then looks at the conditions itself.
+    /// A target that ignores this stops too often, and gdb then evaluates the conditions itself.
     fn set_conditions(&mut self, _address: u64, _conditions: &[Condition]) {}
 
-    /// Makes runs and steps stop at accesses to this range. Called once per watchpoint until cleared.
+    /// Makes runs and steps stop at accesses to this range. Called once per watchpoint until it is cleared.
     fn set_watchpoint(&mut self, watchpoint: Watchpoint) -> Result<(), Refusal>;
 
-    /// Takes back [`Self::set_watchpoint`].
+    /// Undoes [`Self::set_watchpoint`].
     fn clear_watchpoint(&mut self, watchpoint: Watchpoint);
 
-    /// Executes exactly one instruction and returns [`Stop::Step`], [`Stop::Watchpoint`], or
-    /// [`Stop::HistoryEnd`] when the target already stood at the end.
+    /// Executes exactly one instruction. Returns [`Stop::Step`], [`Stop::Watchpoint`], or [`Stop::HistoryEnd`] if the
+    /// target was already at the end.
     ///
-    /// A step that takes long (because the target has to replay its way there) may poll, and is either done
-    /// or, with [`Stop::Interrupted`], has not moved the target.
+    /// A step that takes long, because the target must replay to it, may poll. It either completes, or returns
+    /// [`Stop::Interrupted`] without moving the target.
     ///
-    /// The instruction's own breakpoint and that of the next one do not count: gdb steps off a breakpoint after taking it out.
-    /// A target that leaves out what comes between, such as an interrupt's handler, returns [`Stop::Breakpoint`] for one there.
+    /// Breakpoints at the instruction and at the next one do not count: gdb removes a breakpoint before it steps off. A
+    /// target that steps over code in between, such as an interrupt's handler, returns [`Stop::Breakpoint`] for a
+    /// breakpoint there.
     fn step_forward(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
 
     /// Undoes exactly one instruction: the mirror image of [`Self::step_forward`], with
@@ -176,18 +174,17 @@ pub trait DebugTarget {
 
     /// Runs until a breakpoint, a watchpoint, the end of the history, or the poll function stops it.
     ///
-    /// The position that the run starts from does not count: a breakpoint there is hit only when execution
-    /// comes back to it.
+    /// The start of the run does not count: a breakpoint there is hit only when execution returns to it.
     fn run_forward(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
 
     /// Runs backwards: the mirror image of [`Self::run_forward`], with the start of the history.
     fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
 
-    /// Executes one instruction and then more for as long as RIP lies within `range` and nothing else stops
-    /// the target. Returns [`Stop::Step`] when RIP has left the range.
+    /// Executes one instruction, and then more while RIP is in `range` and nothing else stops the target. Returns
+    /// [`Stop::Step`] when RIP has left the range.
     ///
-    /// `breakpoints` are those that are set, for an implementation that steps, as this default does. A target
-    /// that can do better than reading its registers after each instruction should.
+    /// `breakpoints` are the breakpoints in the target, for an implementation that steps, as this default does. A
+    /// target that can do better than read its registers after each instruction should.
     fn step_range(
         &mut self,
         range: Range<u64>,
@@ -214,33 +211,33 @@ pub trait DebugTarget {
         unreachable!("2^64 steps take longer than any session")
     }
 
-    /// Obeys gdb's `monitor COMMAND` and returns what gdb shall print (a missing final newline is added).
+    /// Executes gdb's `monitor COMMAND` and returns the text for gdb to print. A missing final newline is added.
     ///
-    /// The command may take long and should then poll as often as a run does: the answer is `true` once the client has
-    /// gone, or does not wait for the command any more. It may move the
-    /// target; gdb does not expect that and must then be told to drop what it has cached (`maintenance flush
-    /// register-cache`).
+    /// A long command should poll as often as a run does. The answer is `true` once the client has gone, or no longer
+    /// waits for the command. The command may move the target. gdb does not expect that and must then be told to drop
+    /// its caches (`maintenance flush register-cache`).
     fn monitor(&mut self, command: &str, poll: &mut Poll<'_>) -> Result<String, Refusal>;
 
-    /// What tells the person at gdb how far a movement is. The server asks for it before the target moves or obeys a `monitor`
-    /// command, and then calls it at every poll: how often there is something to say is up to the target.
+    /// Returns a function that tells gdb's user how far a movement is. The server asks for it before the target moves
+    /// or executes a `monitor` command. The server then calls it at every poll; the target decides how often it returns
+    /// a text.
     ///
-    /// During a movement gdb prints the text as it comes. During a `monitor` command it would keep it and take it for a part
-    /// of the answer: the text is not sent then.
+    /// During a movement gdb prints the text as it comes. During a `monitor` command gdb would take it for a part of
+    /// the answer, so the text is not sent then.
     fn progress(&mut self) -> Box<Progress> {
         Box::new(|| None)
     }
 
-    /// What the person at a new gdb should know, once for each connection. gdb prints it while it connects, unless it was told
-    /// not to ask for the state of a trace (`set remote trace-status-packet off`).
+    /// A text for the user of a new gdb, once for each connection. gdb prints it while it connects, unless `set remote
+    /// trace-status-packet off` keeps gdb from asking.
     fn take_greeting(&mut self) -> Option<String> {
         None
     }
 
-    /// Something that the person at gdb should know although nothing failed ("a scratch branch starts here"), once.
+    /// A message for gdb's user although nothing failed ("a scratch branch starts here"). Each is returned once.
     ///
-    /// The server asks after every movement and every `monitor` command, the only times when gdb prints what a server
-    /// says. A message about an accepted write waits in the target until then.
+    /// The server asks after every movement and every `monitor` command, the only times when gdb prints a server's
+    /// text. Until then, a message about an accepted write waits in the target.
     fn take_message(&mut self) -> Option<String> {
         None
     }

@@ -1,4 +1,4 @@
-//! A client for which there is no session: it hears why.
+//! Tells a client that gets no session why.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -7,16 +7,16 @@ use std::time::Duration;
 use crate::frame::{Event, Framer, encode_error_into};
 use crate::listener::Stream;
 
-/// How long one read waits for a client. gdb asks its first question at once, and leaves at once when it has heard.
+/// How long one read waits for a client. gdb asks its first question at once, and leaves at once after the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Reads of up to [`CHUNK_BYTES`] before a client is left that goes on talking.
+/// Most reads of up to [`CHUNK_BYTES`] before the server leaves a client that keeps talking.
 const MAX_READS: usize = 8;
 const CHUNK_BYTES: usize = 4096;
 
-/// Answers a client's first question with this sentence, which gdb prints, and hangs up. A client that asks nothing is
-/// left after some seconds.
+/// Answers a client's first question with this sentence, which gdb prints, and hangs up. Leaves a client that asks
+/// nothing after some seconds.
 pub fn turn_away(mut stream: Stream, sentence: &str) {
-    // A client that has gone meanwhile need not be told.
+    // A client that has gone in the meantime need not be told.
     let _ = tell(&mut stream, sentence);
 }
 
@@ -30,12 +30,12 @@ fn tell(stream: &mut Stream, sentence: &str) -> io::Result<()> {
         stream.write_all(&reply)?;
     }
     stream.shutdown(Shutdown::Write)?;
-    // What is unread when a connection is closed takes along what the client has not read yet: tcp(7).
+    // Closing a connection with unread input also discards output that the client has not read yet: tcp(7).
     read_until(stream, &mut |_| false)?;
     Ok(())
 }
 
-/// Reads until this is the last chunk; whether it came.
+/// Reads until `is_last` accepts a chunk. Returns whether one was accepted.
 fn read_until(stream: &mut Stream, is_last: &mut dyn FnMut(&[u8]) -> bool) -> io::Result<bool> {
     let mut chunk = [0; CHUNK_BYTES];
     for _ in 0..MAX_READS {

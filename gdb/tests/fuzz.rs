@@ -1,7 +1,6 @@
-//! Random and mutated packets: the server answers and survives, whatever comes.
+//! Random and mutated packets: the server must answer and survive all of them.
 //!
-//! Sessions read from a script and write to memory, so that nothing depends on time; a failure prints its
-//! seed.
+//! Sessions read from a script and write to memory, so that nothing depends on time. A failure prints its seed.
 
 mod common;
 
@@ -84,11 +83,11 @@ impl Random {
     }
 }
 
-/// A client that has said everything in advance.
+/// A client whose whole input is fixed in advance.
 struct Script {
     input: Cursor<Vec<u8>>,
     output: Vec<u8>,
-    /// Always readable, as the script is.
+    /// A descriptor that is always readable, as the script is.
     descriptor: File,
 }
 
@@ -140,7 +139,7 @@ fn piece(random: &mut Random) -> Vec<u8> {
             packet(&body)
         }
         6 => {
-            // Wrong checksums, missing ends, bytes between packets.
+            // Wrong checksums, missing ends, and bytes between packets.
             let mut bytes = packet(&body);
             mutate(&mut bytes, random);
             bytes
@@ -152,7 +151,7 @@ fn piece(random: &mut Random) -> Vec<u8> {
 fn session(seed: u64) -> (SessionEnd, Vec<u8>) {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut input: Vec<u8> = (0..PACKETS_PER_SESSION).flat_map(|_| piece(&mut random)).collect();
-    // The first ends whatever is unfinished, as its dollar sign starts a new packet.
+    // The first packet ends an unfinished one, because its dollar sign starts a new packet.
     input.extend(packet(b"?").repeat(2));
     let mut script = Script {
         input: Cursor::new(input),
@@ -182,6 +181,6 @@ fn the_server_survives_anything() {
             SessionEnd::Lost(why) => panic!("seed {seed}: {why}"),
         }
     }
-    // Random kill and detach requests are rare: most sessions must have come to their end.
+    // Random kill and detach requests are rare, so most sessions must reach the end of their script.
     assert!(closed > SESSIONS * 3 / 4, "only {closed} sessions came to their end");
 }

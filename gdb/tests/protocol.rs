@@ -1,4 +1,4 @@
-//! The server driven by raw packets over a pair of sockets.
+//! Drives the server with raw packets over a pair of sockets.
 
 mod common;
 
@@ -12,7 +12,7 @@ use gdb::{Listener, SessionEnd, serve};
 const STEP: &str = "vCont;s:p1.1;c:p1.-1";
 const CONTINUE: &str = "vCont;c:p1.-1";
 
-/// A stop reply without the registers that come along.
+/// A stop reply without its registers.
 fn stop_kind(reply: &str) -> String {
     reply
         .split(';')
@@ -54,7 +54,7 @@ fn a_step_reports_the_frame_registers() {
     assert_eq!(reply, "T05thread:p01.01;06:0000000000000000;07:0080000000000000;10:0710000000000000;");
     assert_eq!(stop_kind(&reply), "T05thread:p01.01;");
     assert_eq!(client.rip(), LOOP);
-    // One read of the whole register file per stop is enough for any number of questions.
+    // One read of the whole register file per stop serves any number of requests.
     client.request("g");
     client.request("p0");
     assert_eq!(client.close().1.register_reads, 1);
@@ -116,12 +116,12 @@ fn the_target_hears_only_of_differences_and_only_before_it_moves() {
     client.request(&insert);
     client.request(CONTINUE);
     for _ in 0..3 {
-        // gdb steps off a breakpoint while it is taken out, and then runs with it.
+        // Like gdb, remove a breakpoint to step off, and then run with the breakpoint.
         for request in [&remove, STEP, &insert, CONTINUE, &remove] {
             client.request(request);
         }
     }
-    // The same address as a hardware breakpoint is the same breakpoint.
+    // A hardware breakpoint at the same address is the same breakpoint.
     client.request(&format!("Z1,{STORE:x},1"));
     client.request("bc");
     client.request(&format!("z1,{STORE:x},1"));
@@ -136,7 +136,7 @@ fn the_target_hears_only_of_differences_and_only_before_it_moves() {
 
 #[test]
 fn watchpoints_stop_in_both_directions() {
-    // Forwards the access has just happened, backwards it has just been undone.
+    // Forwards, the access has just happened; backwards, it has just been undone.
     let table = [
         ("Z2", "watch", [LOAD, LOAD], [STORE, STORE]),
         ("Z3", "rwatch", [INC, INC], [LOAD, LOAD]),
@@ -199,7 +199,7 @@ fn a_range_of_steps_ends_outside_or_at_a_breakpoint() {
 #[test]
 fn a_range_of_steps_may_end_in_an_instruction_of_one_byte() {
     let mut client = Client::connect_without_acks(Toy::new());
-    // The NOP is the last byte of the range, and then all of it.
+    // The NOP is the last byte of the range, and at the end the whole range.
     for first in [ENTRY, LOOP] {
         client.request(&format!("vCont;r{first:x},{JMP:x}:p1.1;c:p1.-1"));
         assert_eq!(client.rip(), JMP);
@@ -222,7 +222,7 @@ fn refused_writes_come_with_their_sentence() {
     assert_eq!(client.request("M2000,1:05"), error);
     // Some clients probe with an empty write.
     assert_eq!(client.request("X2000,0:"), "OK");
-    // gdb does not show the sentence for memory, so it is printed when gdb next listens.
+    // gdb does not show the sentence for memory writes, so it is printed when gdb next listens.
     assert_eq!(client.request(STEP), format!("O{}", hex(&format!("{sentence}\n"))));
     assert!(client.reply().starts_with("T05"));
     assert!(client.request(STEP).starts_with("T05"));
@@ -247,7 +247,7 @@ fn a_greeting_is_printed_once_where_gdb_asks_for_traces() {
     assert_eq!(client.reply(), "");
     assert_eq!(client.request("qTStatus"), "");
     assert!(client.request("?").starts_with("T05"));
-    // One that does not ask is not told.
+    // A client that does not ask gets no greeting.
     let mut client = Client::connect_without_acks(toy());
     assert!(client.request("?").starts_with("T05"));
     assert!(client.request(STEP).starts_with("T05"));
@@ -258,12 +258,12 @@ fn progress_is_printed_while_the_target_moves() {
     let toy = || Toy { progress: Some("half way\n"), endless: true, ..Toy::new() };
     let mut client = Client::connect_without_acks(toy());
     for request in [CONTINUE, "bc"] {
-        // It comes before the run has ended: only then it is interrupted.
+        // The text comes before the run ends, because the run ends only when it is interrupted.
         assert_eq!(client.request(request), format!("O{}", hex("half way\n")), "{request}");
         client.send_raw(b"\x03");
         assert!(client.reply().starts_with("T02"), "{request}");
     }
-    // During a command gdb would take it for a part of the answer.
+    // During a command gdb would take the text for a part of the answer.
     assert_eq!(client.request(&format!("qRcmd,{}", hex("where"))), format!("O{}", hex("instruction 0\n")));
     assert_eq!(client.reply(), "OK");
 }
@@ -281,7 +281,7 @@ fn accepted_writes_can_be_read_back() {
     let registers = client.request("g");
     assert_eq!(client.request(&format!("Gff{}", &registers[2..])), "OK");
     assert_eq!(client.request("p0"), "ff22334455667788");
-    // Too short a value, and a register that there is not.
+    // A value that is too short, and a register that does not exist.
     assert_eq!(client.request("P0=11"), "E16");
     assert_eq!(client.request("Pffff=11"), "");
     assert_eq!(client.request("pffff"), "");
@@ -305,7 +305,7 @@ fn sleeping_threads_are_looked_at_and_never_changed_or_moved() {
     for change in ["P10=0010000000000000", "M2000,1:05"] {
         assert!(client.request(change).starts_with('E'), "{change}");
     }
-    // Its step is one of the CPU. gdb 13 shows the sentence of a refused write only if it is printed.
+    // A step of the thread is a step of the CPU. gdb 13 shows the sentence of a refused write only if it is printed.
     client.send(b"vCont;s:p1.7;c:p1.-1");
     let sentence = "a thread that sleeps cannot be changed: thread 1 is the CPU\n";
     assert_eq!(client.reply(), format!("O{}", hex(sentence)));
@@ -358,7 +358,7 @@ fn an_interrupt_stops_an_endless_run() {
         client.send(request.as_bytes());
         client.send_raw(b"\x03");
         assert_eq!(stop_kind(&client.reply()), "T02thread:p01.01;", "{request}");
-        // In the same piece as the request.
+        // ^C in the same piece as the request.
         client.send_raw(&[packet(request.as_bytes()), b"\x03".to_vec()].concat());
         assert_eq!(stop_kind(&client.reply()), "T02thread:p01.01;", "{request}");
     }
@@ -390,7 +390,7 @@ fn a_client_that_waits_no_longer_gets_in_step_again() {
     let mut client = Client::connect_without_acks(Toy::new());
     for word in ["one", "two"] {
         client.send(format!("qRcmd,{}", hex("wait")).as_bytes());
-        // As gdb at ^C: the sign of life is the last thing that it reads.
+        // Act like gdb at ^C: the sign of life is the last packet that it reads.
         assert_eq!(client.reply(), "O");
         let mut reply = client.request(&format!("qttvm.sync:{word}"));
         while reply != word {
@@ -423,7 +423,7 @@ fn a_failed_run_is_explained() {
         assert_eq!(client.request(request), format!("O{}", hex("replay diverged at 5\n")));
         assert!(client.reply().starts_with("T00"));
     }
-    // A breakpoint that the target refuses keeps the run from starting.
+    // If the target refuses a breakpoint, the run does not start.
     client.request("Z0,bad,1");
     assert_eq!(client.request(CONTINUE), format!("O{}", hex("no breakpoint can be set at 0xbad\n")));
     assert!(client.reply().starts_with("T00"));
@@ -509,7 +509,7 @@ fn senseless_packets_are_answered_once_and_change_nothing() {
     ];
     let mut client = Client::connect_without_acks(Toy::new());
     client.request(STEP);
-    // Announcing something else later takes nothing back.
+    // Announcing other features later revokes nothing.
     assert!(client.request("qSupported:x").contains("ReverseStep+"));
     let registers = client.request("g");
     for body in senseless {
@@ -523,7 +523,7 @@ fn senseless_packets_are_answered_once_and_change_nothing() {
         assert_eq!(client.request("g"), registers, "{body:?}: {reply}");
         assert_eq!(client.request("?"), "T05thread:p01.01;", "{body:?}: {reply}");
     }
-    // Without acknowledgements, still: a plus sign would be here.
+    // There are still no acknowledgements: otherwise a plus sign would come here.
     client.send(b"vCont;t");
     assert_eq!(client.byte(), b'$');
     client.close();
@@ -604,7 +604,7 @@ fn clients_are_served_one_after_the_other() {
             stream.write_all(&packet(body.as_bytes())).unwrap();
         }
         stream.shutdown(Shutdown::Write).unwrap();
-        // Everything is answered before the server hangs up.
+        // The server answers everything before it hangs up.
         let mut replies = String::new();
         stream.read_to_string(&mut replies).unwrap();
         assert!(replies.contains("T05"), "{request}: {replies}");

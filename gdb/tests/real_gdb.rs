@@ -1,6 +1,6 @@
-//! An unmodified gdb in batch mode against the toy machine.
+//! Runs an unmodified gdb in batch mode against the toy machine.
 //!
-//! Where there is no gdb, each test is skipped.
+//! Without gdb, each test is skipped.
 
 mod common;
 
@@ -10,8 +10,8 @@ use std::thread;
 use common::Toy;
 use gdb::{Listener, SessionEnd, serve};
 
-/// Runs gdb once per list of commands, all against one server, and returns what each printed and how each
-/// session ended. Skips the test where there is no gdb.
+/// Runs gdb once per list of commands, all against one server. Returns each output and how each session ended. Skips
+/// the test if there is no gdb.
 fn run_gdb(address: &str, toy: Toy, scripts: &[&[&str]]) -> Option<Vec<(String, SessionEnd)>> {
     if Command::new("gdb").arg("--version").stdout(Stdio::null()).status().is_err() {
         skip::test("there is no gdb on this machine");
@@ -35,7 +35,7 @@ fn run_gdb(address: &str, toy: Toy, scripts: &[&[&str]]) -> Option<Vec<(String, 
 }
 
 fn gdb_output(remote: &str, script: &[&str]) -> String {
-    // What the server prints goes to gdb's error output; together they keep their order.
+    // gdb writes the server's texts to its error output. Merging both outputs keeps their order.
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$@\" 2>&1", "sh", "gdb"]);
     command.args([
@@ -61,7 +61,7 @@ fn sections(output: &str) -> Vec<&str> {
     output.split("\n> ").skip(1).collect()
 }
 
-/// Runs one script, whose lines each come with a text that gdb's answer must contain.
+/// Runs one script. Each line has texts that gdb's answer must contain.
 fn check(toy: Toy, script: &[(&str, &[&str])]) {
     let lines: Vec<_> = script.iter().map(|(line, _)| *line).collect();
     let Some(sessions) = run_gdb("127.0.0.1:0", toy, &[&lines]) else { return };
@@ -128,7 +128,7 @@ fn instructions_are_stepped_both_ways() {
             ("reverse-stepi", &["0x0000000000001000"]),
             ("reverse-stepi", &["No more reverse-execution history"]),
             ("p $pc", &["0x1000"]),
-            // Steps that arrive at a breakpoint have hit it, and steps that leave one are not held up by it.
+            // A step that arrives at a breakpoint hits it. A breakpoint does not hold up a step that leaves it.
             ("break *0x1009", &[]),
             ("stepi 2", &["Breakpoint 1, 0x0000000000001009"]),
             ("stepi", &["0x000000000000100b"]),
@@ -249,7 +249,7 @@ fn clients_come_and_go_on_both_kinds_of_socket() {
             &["break *0x1010", "continue", "monitor where", "detach"],
             &["monitor where", "stepi", "monitor where", "kill"],
             &["monitor where", "continue", "disconnect"],
-            // The batch ends without a word to the server.
+            // The batch ends without a request to the server.
             &["monitor where"],
         ];
         let Some(sessions) = run_gdb(address, Toy::new(), &scripts) else { return };

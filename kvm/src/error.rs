@@ -1,26 +1,26 @@
-//! What can go wrong on the host's side. What the guest does wrong is never an error.
+//! Errors of the host. Wrong behaviour of the guest is never an error.
 
-/// Why KVM cannot run the guest, or go on with it.
+/// Why KVM cannot run the guest, or cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// `/dev/kvm` is not there, or this user may not open it.
+    /// `/dev/kvm` does not exist, or this user may not open it.
     #[error("KVM cannot be used: /dev/kvm: {0}; {1}")]
     Device(std::io::Error, &'static str),
-    /// This KVM lacks something.
+    /// This KVM lacks a capability.
     #[error("this host's KVM lacks {0}; use --engine soft")]
     Lacks(&'static str),
-    /// It is not the processor's own virtualisation.
+    /// This KVM is not the processor's own virtualisation.
     #[error("this host's KVM is an imitation in software ({0}); use --engine soft, and see ttvm doctor")]
     Imitation(String),
     /// A call failed.
     #[error("KVM failed to {0}: {1}")]
     Call(&'static str, std::io::Error),
-    /// The vCPU cannot go on.
+    /// The vCPU cannot continue.
     #[error("the vCPU cannot go on at RIP {rip:#x}: {why}")]
     Stuck {
-        /// Where.
+        /// The guest's RIP.
         rip: u64,
-        /// What KVM says.
+        /// KVM's reason.
         why: String,
     },
 }

@@ -1,12 +1,12 @@
-//! Getting the vCPU's thread out of the guest after some time, by a signal to itself.
+//! Kicks the vCPU's thread out of the guest after some time, by a signal to the thread itself.
 //!
-//! The handler sets `immediate_exit`, so that a signal which arrives just before the guest is entered is not lost; the timer
-//! goes on firing until it is disarmed, so that none that arrives at any other moment is missed.
+//! The handler sets `immediate_exit`, so that a signal just before the guest is entered is not lost. The timer keeps
+//! firing until it is disarmed, so that a signal at any other moment is not missed either.
 //!
-//! The branch counter's overflow is a signal too, which does the same. While one is armed, the timer is the watchdog that
-//! finds those that are lost.
+//! The branch counter's overflow is a signal with the same effect. While the counter is armed, the timer serves as
+//! watchdog for lost overflows.
 //!
-//! Each thread that runs a vCPU has one timer, made when it is first needed and deleted when the thread ends.
+//! Each thread that runs a vCPU has one timer. It is made at first use and deleted when the thread ends.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -22,28 +22,28 @@ use nix::time::ClockId;
 use nix::unistd::gettid;
 
 thread_local! {
-    /// The shared page of the vCPU that this thread runs, while it runs it.
+    /// The shared page of the vCPU that this thread is running.
     static RUNNING: Cell<*mut kvm_run> = const { Cell::new(null_mut()) };
-    /// The branch counter of this thread overflowed.
+    /// Whether this thread's branch counter overflowed.
     static OVERFLOWED: Cell<bool> = const { Cell::new(false) };
-    /// Sends [`KICK`] to this thread.
+    /// The timer that sends [`KICK`] to this thread.
     static TIMER: RefCell<Option<Timer>> = const { RefCell::new(None) };
 }
 
 /// The timer's signal.
 const KICK: Signal = Signal::SIGALRM;
-/// The branch counter's signal: the one that a descriptor sends by default.
+/// The branch counter's signal, the default of a descriptor.
 const OVERFLOW: Signal = Signal::SIGIO;
 
-/// How often a guest that does not leave is asked again.
+/// Time between two kicks of a guest that does not leave.
 pub(crate) const AGAIN: Duration = Duration::from_micros(500);
-/// How often the count is looked at while an overflow is armed.
+/// Time between two reads of the count while an overflow is armed.
 const WATCHDOG: Duration = Duration::from_millis(2);
 
 extern "C" fn on_kick(_signal: libc::c_int) {
     let run = RUNNING.get();
     if !run.is_null() {
-        // SAFETY: the pointer is there while an alarm is, and so is its vCPU, which is this thread's own.
+        // SAFETY: an alarm exists, so its vCPU exists too, and it belongs to this thread.
         unsafe { addr_of_mut!((*run).immediate_exit).write_volatile(1) };
     }
 }
@@ -58,26 +58,26 @@ pub(crate) fn overflow_came() -> bool {
     OVERFLOWED.get()
 }
 
-/// Forgets an overflow that came: [`overflow_came`] tells of later ones only.
+/// Forgets an earlier overflow: [`overflow_came`] then reports only later ones.
 pub(crate) fn forget_overflow() {
     OVERFLOWED.set(false);
 }
 
-/// While this exists the calling thread is kicked out of the guest; the vCPU must outlive it.
+/// Kicks the calling thread out of the guest as long as it exists. The vCPU must outlive it.
 #[must_use]
 pub(crate) struct Alarm {
-    /// The timer and the vCPU are those of the thread.
+    /// The timer and the vCPU belong to the thread.
     stays_here: PhantomData<*mut kvm_run>,
 }
 
 impl Alarm {
-    /// Kicks the vCPU of `run`, which the calling thread runs, out of the guest after `delay`, and from then on again and
-    /// again.
+    /// Kicks the vCPU of `run` out of the guest after `delay`, and then again and again. The calling thread must run
+    /// the vCPU.
     pub(crate) fn after(run: *mut kvm_run, delay: Duration) -> io::Result<Alarm> {
         Alarm::start(run, delay.max(Duration::from_micros(1)), AGAIN)
     }
 
-    /// Kicks the vCPU of `run`, which the calling thread runs, out of the guest now and then.
+    /// Kicks the vCPU of `run` out of the guest from time to time. The calling thread must run the vCPU.
     pub(crate) fn watchdog(run: *mut kvm_run) -> io::Result<Alarm> {
         Alarm::start(run, WATCHDOG, WATCHDOG)
     }
@@ -98,7 +98,7 @@ impl Alarm {
 }
 
 impl Drop for Alarm {
-    /// No more kicks. An expiration of zero stops a timer.
+    /// Stops the kicks. An expiration of zero stops a timer.
     fn drop(&mut self) {
         let stop = Expiration::OneShot(Duration::ZERO.into());
         let stopped = TIMER.with_borrow_mut(|timer| {
@@ -117,7 +117,7 @@ fn new_timer() -> io::Result<Timer> {
     Ok(Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(to_this_thread))?)
 }
 
-/// Handles the signals of timers and counters, which would else end the process.
+/// Installs handlers for the signals of timers and counters, which would otherwise end the process.
 pub(crate) fn install_handlers() -> io::Result<()> {
     static INSTALLED: OnceLock<nix::Result<()>> = OnceLock::new();
     let installed =
@@ -126,9 +126,10 @@ pub(crate) fn install_handlers() -> io::Result<()> {
 }
 
 fn install(signal: Signal, handler: extern "C" fn(libc::c_int)) -> nix::Result<()> {
-    // No SA_RESTART: KVM_RUN is to be interrupted.
+    // No SA_RESTART, because the signal must interrupt KVM_RUN.
     let action = SigAction::new(SigHandler::Handler(handler), SaFlags::empty(), SigSet::empty());
-    // SAFETY: the handlers do nothing but change the thread's own cells, which need no initialisation, and what those point to.
+    // SAFETY: the handlers only change the thread's own cells, which need no initialisation, and the memory that these
+    // point to.
     unsafe { sigaction(signal, &action) }.map(drop)
 }
 
@@ -140,7 +141,7 @@ mod tests {
 
     const FOREVER: Duration = Duration::from_secs(20);
 
-    /// Whether the page is marked before long.
+    /// Whether the page is marked within [`FOREVER`].
     fn is_kicked(run: &mut kvm_run) -> bool {
         let asked = &raw mut run.immediate_exit;
         let until = Instant::now() + FOREVER;

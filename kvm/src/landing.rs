@@ -1,4 +1,4 @@
-//! Bringing a guest to a place whose count of branches is known.
+//! Brings a guest to a place whose count of branches is known.
 //!
 //! ```text
 //!  count < target - margin   far:    run until the counter overflows, which it does late
@@ -6,63 +6,64 @@
 //!  count > target            beyond: overshot; the caller restores what was before, and tries again
 //! ```
 //!
-//! The margin follows how late overflows are: it doubles when one came too late, and shrinks while none does. Very late and
-//! lost overflows do not change it: they are rare, and a margin for them would cost more at every landing.
+//! The margin adapts to the lateness of overflows: it doubles after an overflow that came too late, and shrinks while
+//! none does. Very late and lost overflows do not change it. They are rare, and a margin for them would cost more at
+//! every landing.
 //!
-//! A place is where a breakpoint's exit says it is: the instruction there has not begun, so it is no repeated one half done.
-//! Where interrupts are held back (a shadow) nothing is a place. How the guest is entered is not known here; see
-//! [`Guest`] for what is.
+//! A place is the exit of a breakpoint: its instruction has not begun, so it is not a half-done repeated instruction. A
+//! point in an interrupt shadow is never a place. This module does not know how the guest is entered; [`Guest`] is its
+//! interface.
 
 use crate::error::Error;
 use engine_contract::{LandingPlace, Landings};
 
-/// What a landing needs of a processor and its counter. It is called while the guest stands still, before each entry.
+/// A landing's interface to a processor and its counter. It is called while the guest stands still, before each entry.
 pub(crate) trait Guest {
-    /// Where it stands.
+    /// The guest's current place.
     fn place(&mut self) -> Result<Place, Error>;
-    /// Makes it leave some time after this many more branches; for `None`, disarms the counter.
+    /// Makes the guest leave some time after this many more branches. `None` disarms the counter.
     fn arm(&mut self, branches: Option<u64>) -> Result<(), Error>;
-    /// Whether what was armed has come.
+    /// Whether the armed overflow has come.
     fn overflowed(&mut self) -> bool;
-    /// Makes it leave before the instruction at this address; for `None`, at none.
+    /// Makes the guest leave before the instruction at this address. `None` removes the breakpoint.
     fn set_breakpoint(&mut self, rip: Option<u64>) -> Result<(), Error>;
-    /// Whether a breakpoint on the instruction where it stands is passed over once.
+    /// Sets whether a breakpoint at the current instruction is passed over once.
     fn pass_breakpoint(&mut self, pass: bool);
 }
 
-/// Where a guest stands.
+/// The place where a guest stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) branches: u64,
     pub(crate) rip: u64,
     /// [`cpu::fold_registers`].
     pub(crate) registers: u64,
-    /// An interrupt could be taken here, if the guest let it.
+    /// Whether an interrupt could be taken here if the guest allowed it.
     pub(crate) interruptible: bool,
     pub(crate) left: Left,
 }
 
-/// What made the guest leave.
+/// The reason why the guest left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
     /// The breakpoint: the instruction has not begun.
     Breakpoint,
-    /// A signal: the counter's, or the watchdog's.
+    /// A signal of the counter or the watchdog.
     Signal,
-    /// Anything else, or it has not been entered.
+    /// Any other reason, or the guest has not been entered.
     Other,
 }
 
-/// The end of a landing.
+/// The result of a landing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// At the landing place.
+    /// The guest is at the landing place.
     Landed,
-    /// Behind it.
+    /// The guest is beyond the landing place.
     Overshot,
 }
 
-/// How far ahead of a place the counter is to overflow.
+/// The number of branches before a place at which the counter must overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Margin {
     usual: u64,
@@ -72,17 +73,18 @@ pub(crate) struct Margin {
 
 impl Margin {
     const LEAST: u64 = 64;
-    /// Overflows that are later than this are no reason to ask for more.
+    /// Overflows that are later than this do not increase the margin.
     const MOST: u64 = 1 << 13;
     const AT_FIRST: u64 = 512;
-    /// After each landing the margin shrinks by one in so many.
+    /// Each landing shrinks the margin by one part in this many.
     const PATIENCE: u64 = 16;
 
     pub(crate) fn new() -> Margin {
         Margin { usual: Margin::AT_FIRST, in_a_row: 0 }
     }
 
-    /// One place that is missed again and again is approached more and more slowly, at last from hit to hit only.
+    /// The margin for the next try. It doubles with each miss of one place, until the landing goes only from hit to
+    /// hit.
     fn branches(&self) -> u64 {
         self.usual << self.in_a_row.min(40)
     }
@@ -92,7 +94,7 @@ impl Margin {
         self.usual = (self.usual - self.usual / Margin::PATIENCE).max(Margin::LEAST);
     }
 
-    /// `skid`: how late the last overflow was, if it came.
+    /// Adapts to an overshot. `skid` is how late the last overflow was, if it came.
     fn overshot(&mut self, skid: Option<u64>) {
         self.in_a_row += 1;
         if skid.is_some_and(|skid| (self.usual..Margin::MOST).contains(&skid)) {
@@ -101,17 +103,17 @@ impl Margin {
     }
 }
 
-/// The way to one place.
+/// A landing in progress.
 #[derive(Debug)]
 pub(crate) struct Landing {
     goal: LandingPlace,
     target: u64,
     margin: u64,
-    /// The count that the armed overflow is due at.
+    /// The count at which the armed overflow is due.
     armed: Option<u64>,
-    /// The breakpoint is set.
+    /// Whether the breakpoint is set.
     near: bool,
-    /// How late the overflow on the way was.
+    /// How late the overflow of this try was.
     skid: Option<u64>,
 }
 
@@ -121,18 +123,18 @@ impl Landing {
         Landing { goal, target, margin: margin.branches(), armed: None, near: false, skid: None }
     }
 
-    /// An interrupt was delivered: the guest is not where it was.
+    /// Notes that an interrupt was delivered, so the guest has moved.
     pub(crate) fn diverted(&mut self) {
         self.goal.not_here = false;
     }
 
-    /// Whether the guest, which is making an exit, has left the place behind; what the exit asks for must then not be done.
-    /// Without a breakpoint, an exit with the place's count may lie on either side of it: the next try will know.
+    /// Whether the guest, which is making an exit, has passed the place. The exit must then not be handled. Without a
+    /// breakpoint, an exit with the place's count may be on either side of the place; the next try will decide.
     pub(crate) fn missed(&self, branches: u64) -> bool {
         branches > self.target || branches == self.target && !self.near
     }
 
-    /// Decides what the next entry is for. `Some` says that the landing is at its end, and there is no next entry.
+    /// Prepares the next entry. Returns `Some` if the landing is over and there is no next entry.
     pub(crate) fn look(
         &mut self,
         guest: &mut impl Guest,
@@ -155,12 +157,12 @@ impl Landing {
         }
         self.near = true;
         guest.set_breakpoint(Some(self.goal.rip))?;
-        // A guest that does not come to the breakpoint again is noticed.
+        // Notices a guest that does not reach the breakpoint again.
         self.arm(guest, &place, self.target + 1)?;
         Ok(None)
     }
 
-    /// Looks at a hit of the breakpoint; what is not the place is passed.
+    /// Whether the guest stands at the place. Other hits of the breakpoint are passed.
     fn stands_on_goal(&mut self, guest: &mut impl Guest, place: &Place, seen: &mut Landings) -> bool {
         if place.rip != self.goal.rip {
             return false;
@@ -168,7 +170,7 @@ impl Landing {
         let rejected = std::mem::take(&mut self.goal.not_here);
         match place.left {
             Left::Breakpoint => seen.hits += 1,
-            // It may have begun; if it has not, the breakpoint hits at once.
+            // The instruction may have begun. If it has not, the breakpoint hits at once.
             Left::Signal => return false,
             Left::Other => {
                 guest.pass_breakpoint(rejected);
@@ -206,7 +208,8 @@ impl Landing {
         }
     }
 
-    /// The end: nothing is armed or set any more, and the margin learns from it. `None`: something else ended it.
+    /// Ends the landing: disarms the counter, removes the breakpoint and adapts the margin. `None` means that something
+    /// else ended the landing.
     pub(crate) fn end(
         &self,
         guest: &mut impl Guest,

@@ -17,21 +17,21 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The state is a [`cpu::CpuState`] and the board a [`cpu::Bus`], so a guest can move between KVM and the software CPU
-//! at any point between two instructions.
+//! The state is a [`cpu::CpuState`] and the board a [`cpu::Bus`]. So between two instructions, a guest can move between
+//! KVM and the software CPU.
 //!
-//! KVM executes and nothing more. Interrupt controllers, timers and clocks stay outside, because the kernel's would let
+//! KVM only executes. Interrupt controllers, timers and clocks are not the kernel's, because the kernel's would let
 //! host time in. The number of exits before a place names the place. A place between two exits is a
-//! [`engine_contract::LandingPlace`], which also has the number of conditional branches if something counts them. See
-//! the kernel's Documentation/virt/kvm/api.rst.
+//! [`engine_contract::LandingPlace`], which also has the number of conditional branches if they are counted. See the
+//! kernel's Documentation/virt/kvm/api.rst.
 //!
-//! Where to start reading: [`KvmCpu::run`] is the run loop. Below it `exits` does what the guest's exits ask for, and
-//! `stopping` stops a guest that makes none. `landing` finds such a place again by its count of branches, and `search`
-//! without one. `vcpu` is the bare vCPU, `state` converts states, `counter` counts branches, and `probe` tests a host's
-//! KVM. `KVM.md` says how a whole machine is recorded and replayed.
+//! Where to start reading: [`KvmCpu::run`] is the run loop. Below it, `exits` handles the guest's exits, and `stopping`
+//! stops a guest that makes none. `landing` finds such a place again by its count of branches, and `search` without a
+//! count. `vcpu` is the bare vCPU, `state` converts states, `counter` counts branches, and `probe` tests a host's KVM.
+//! `KVM.md` describes how a whole machine is recorded and replayed.
 //!
-//! Three system calls are made by hand: F_SETOWN_EX (neither nix nor libc has it), the ioctl for a perf event's period
-//! (perf-event2 has no call for it), and KVM_INTERRUPT (kvm-ioctls has none).
+//! Three system calls are made by hand. They are F_SETOWN_EX, which neither nix nor libc has; the ioctl for a perf
+//! event's period, which perf-event2 lacks; and KVM_INTERRUPT, which kvm-ioctls lacks.
 
 mod counter;
 mod error;

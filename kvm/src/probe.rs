@@ -1,7 +1,7 @@
-//! What this host's KVM is worth: tiny guests that say whether it is the processor's own virtualisation.
+//! Tests this host's KVM with small guests, which show whether it is the processor's own virtualisation.
 //!
-//! Some hosts have a `/dev/kvm` that emulates the kernel mode of its guests in software: slow, incomplete, and silently wrong in
-//! places. No capability tells; running a few instructions does.
+//! On some hosts, `/dev/kvm` emulates the kernel mode of its guests in software: slowly, incompletely, and with silent
+//! errors. No capability shows this, but running a few instructions does.
 
 use std::time::{Duration, Instant};
 
@@ -14,27 +14,27 @@ use crate::run::KvmCpu;
 use crate::vm;
 use engine_contract::{End, LandingPlace, Leave};
 
-/// What a probe found.
+/// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// As hardware does it.
+    /// The guest ran as on hardware.
     Works,
-    /// Otherwise, and how.
+    /// It ran differently, and how.
     Fails(String),
 }
 
-/// What `/dev/kvm` says of itself.
+/// The capabilities that `/dev/kvm` reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// What the engine cannot do without and is not there.
+    /// The first required capability that is missing.
     pub missing: Option<&'static str>,
-    /// Written pages can be had as a ring.
+    /// Whether written pages can be reported by a ring.
     pub dirty_ring: bool,
-    /// Most vCPUs that it recommends.
+    /// Most vCPUs that the kernel recommends.
     pub vcpus: usize,
 }
 
-/// Asks `/dev/kvm`.
+/// Queries `/dev/kvm`.
 pub fn capabilities() -> Result<Capabilities, Error> {
     let kvm = vm::open()?;
     let missing = match vm::check(&kvm) {
@@ -48,12 +48,12 @@ pub fn capabilities() -> Result<Capabilities, Error> {
     })
 }
 
-/// Refuses a KVM that does not execute as hardware does. Asks only what takes no time.
+/// Refuses a KVM that does not execute as hardware does. Makes only quick tests.
 pub fn refuse_imitation() -> Result<(), Error> {
     kernel_mode().map_err(Error::Imitation)
 }
 
-/// Which processor KVM is here: an update of memory shows whether it is made of silicon.
+/// The CPU model of KVM's processor. The fault of a memory update shows whether the processor is real hardware.
 pub fn model() -> Result<CpuModel, Error> {
     let stuck = |why| Error::Stuck { rip: CODE, why };
     match update_fault().map_err(stuck)?[..] {
@@ -63,7 +63,7 @@ pub fn model() -> Result<CpuModel, Error> {
     }
 }
 
-/// Runs the tiny guests, each with its name.
+/// Runs the small guests. Returns their names and results.
 pub fn probe() -> Vec<(&'static str, Probe)> {
     let guests: [(&str, Guest); 4] = [
         ("kernel-mode instructions", kernel_mode),
@@ -74,7 +74,7 @@ pub fn probe() -> Vec<(&'static str, Probe)> {
     guests.map(|(name, guest)| (name, guest().map_or_else(Probe::Fails, |()| Probe::Works))).into()
 }
 
-/// Runs one tiny guest; an error says what was not as on hardware.
+/// Runs one small guest. An error says what differs from hardware.
 type Guest = fn() -> Result<(), String>;
 
 const CODE: u64 = 0x1000;
@@ -85,10 +85,10 @@ const GDT: u64 = 0x5000;
 const STACK: u64 = 0x7000;
 const TABLES: u64 = 0x8000;
 const RESULT_PORT: u16 = 0x10;
-/// A guest of a few instructions takes no longer, even where the host is emulated and busy; one that hangs is stopped.
+/// Longer than a guest of a few instructions takes, even on an emulated and busy host. A guest that hangs is stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A vCPU in 64-bit mode with the first 2 MiB mapped for kernel and user mode, at `CODE` in kernel mode.
+/// A vCPU at `CODE` in kernel mode, in 64-bit mode with the first 2 MiB mapped for kernel and user mode.
 fn guest(kernel: &[u8], user: &[u8]) -> Result<(KvmCpu, CpuState), String> {
     let ram = GuestRam::new(2 << 20).map_err(|error| error.to_string())?;
     ram.write_bytes(CODE, kernel);
@@ -155,15 +155,15 @@ fn kernel_mode() -> Result<(), String> {
 }
 
 const PAGE_FAULT: u64 = 14;
-/// In a page fault's error code: the access was a write.
+/// Bit of a page fault's error code: the access was a write.
 const WRITE: u8 = 1 << 1;
 
-/// inc dword [4 MiB], where nothing is. Handler: pop rax; out 0x10, al; hlt
+/// inc dword [4 MiB], which is not mapped. Handler: pop rax; out 0x10, al; hlt
 fn update_fault() -> Result<Vec<u8>, String> {
     let (mut cpu, mut state) = guest(&[0xff, 0x04, 0x25, 0, 0, 0x40, 0], &[])?;
     let ram = cpu.cpu().ram();
     ram.write_bytes(HANDLER, &[0x58, 0xe6, RESULT_PORT as u8, 0xf4]);
-    // A 64-bit code segment as the running one's, and an interrupt gate into it.
+    // A 64-bit code segment like the running one, and an interrupt gate into it.
     ram.store_u64(GDT + 8, 0x00af_9b00_0000_ffff);
     ram.store_u64(IDT + PAGE_FAULT * 16, 0x8e00 << 32 | 8 << 16 | HANDLER);
     state.gdtr = TableRegister { base: GDT, limit: 15 };
@@ -172,7 +172,7 @@ fn update_fault() -> Result<Vec<u8>, String> {
     run_to_halt(&mut cpu)
 }
 
-/// A state in user mode at `USER_CODE`, whose SYSCALL leads to `CODE`.
+/// A state in user mode at `USER_CODE`. SYSCALL leads to `CODE`.
 fn user_state(mut state: CpuState) -> CpuState {
     let flat = |selector, attributes| Segment { selector, base: 0, limit: u32::MAX, attributes };
     state.segments = [flat(0x1b, 0xc0f3); 6];
@@ -206,7 +206,7 @@ fn user_breakpoint() -> Result<(), String> {
 
 /// Iterations of the loop, two instructions each.
 const ITERATIONS: u32 = 500_000;
-/// The slowest hardware is a hundred times as fast.
+/// Even the slowest hardware is a hundred times as fast.
 const MILLION_PER_SECOND: u64 = 20;
 
 /// mov ecx, ITERATIONS; 1: dec ecx; jnz 1b; hlt

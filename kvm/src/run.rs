@@ -1,5 +1,5 @@
-//! The run loop: enters the guest, passes its accesses on, delivers interrupts at the same boundaries as the software CPU,
-//! and stops at exits, when time is up, or at a landing place.
+//! The run loop. It enters the guest, passes its accesses on, and delivers interrupts at the same boundaries as the
+//! software CPU. It stops at exits, when time is up, or at a landing place.
 
 use std::time::Instant;
 
@@ -24,8 +24,8 @@ mod landing_guest;
 mod search;
 mod stopping;
 
-/// The software CPU takes over after this many breakpoints on the way to a landing place: a loop can pass the place
-/// hundreds of thousands of times, and each exit costs as much as some hundred instructions on the software CPU.
+/// Number of breakpoints on the way to a landing place after which the software CPU takes over. A loop can pass the
+/// place hundreds of thousands of times. Each exit costs as much as some hundred instructions on the software CPU.
 const BREAKPOINTS_AT_FIRST: u32 = 4096;
 
 const RESUME_FLAG: u64 = 1 << 16;
@@ -34,15 +34,15 @@ const RESUME_FLAG: u64 = 1 << 16;
 pub struct KvmCpu {
     vm: Vm,
     vcpu: Vcpu,
-    /// The state wherever `ahead` says so, at every other stop a copy; and what emulates.
+    /// The newest state if `ahead` is set, and otherwise a copy at the last stop. It also emulates instructions.
     soft: Cpu,
-    /// The software CPU's state is newer than the vCPU's.
+    /// Whether the software CPU's state is newer than the vCPU's.
     ahead: bool,
-    /// The vCPU stands between two instructions, and its word on interrupts is true.
+    /// Whether the vCPU is between two instructions, so that its interrupt readiness is valid.
     between_instructions: bool,
     halted: bool,
     counter: Option<Box<dyn BranchCounter>>,
-    /// What the counter said when the software CPU's count of branches was last brought up to date.
+    /// The counter's value when the software CPU's count of branches was last updated.
     counted: u64,
     margin: Margin,
     statistics: Statistics,
@@ -53,19 +53,19 @@ struct Run<'a> {
     bus: &'a mut dyn Bus,
     leave: Leave,
     due: Option<Instant>,
-    /// The guest was last left by an exit that the machine sees, and has not gone on since.
+    /// Whether the guest was last left by an exit that the machine sees, and has not run since.
     exited: bool,
-    /// Where the guest is expected after time was up.
+    /// The places where the guest is expected after time was up.
     stopping: Option<Stopping>,
-    /// For how many kicks a place to stop at is waited for.
+    /// Number of kicks to wait for a place to stop at.
     patience: u32,
-    /// The way to a landing place whose count of branches is known.
+    /// The landing in progress, if the landing place has a count of branches.
     landing: Option<Landing>,
     /// How the guest was left.
     left: Left,
     /// Breakpoints met on the way to the landing place.
     met: u32,
-    /// After this many of them the software CPU takes over.
+    /// The number of breakpoints after which the software CPU takes over.
     most_breakpoints: u32,
 }
 
@@ -89,52 +89,52 @@ impl KvmCpu {
         })
     }
 
-    /// Counts the guest's conditional branches from here on, for the calling thread and those that run it later. The
-    /// count finds landing places that state their number of branches.
+    /// Counts the guest's conditional branches from here on, for the calling thread and threads that run it later. The
+    /// count finds landing places that have a number of branches.
     pub fn count_branches(&mut self, counter: Counter) -> Result<(), Error> {
         self.counter = Some(counter::open(counter)?);
         self.update_counted()
     }
 
-    /// Whether they are counted.
+    /// Whether branches are counted.
     pub fn counts_branches(&self) -> bool {
         self.counter.is_some()
     }
 
-    /// The CPU as of the last stop, for reads.
+    /// The CPU at the last stop, for reading.
     pub fn cpu(&self) -> &Cpu {
         &self.soft
     }
 
-    /// Replaces the whole state. What was counted stays.
+    /// Replaces the whole state. The counts stay.
     pub fn set_state(&mut self, state: &CpuState) {
         self.soft.set_state(state);
         self.ahead = true;
     }
 
-    /// Replaces what was counted where [`KvmCpu::set_state`] has just put the CPU.
+    /// Replaces the counts, after [`KvmCpu::set_state`].
     pub fn set_counts(&mut self, counts: Counts) {
         self.soft.set_counts(counts);
     }
 
-    /// Replaces the addresses that runs stop before, at most [`crate::MAX_STOPS`], with [`Met::Breakpoint`]: wherever the guest may
-    /// execute the instruction there next, even if it takes an interrupt instead. A run that begins there stops at once. The
-    /// guest's own debug registers are out of force meanwhile.
+    /// Replaces the addresses before which runs stop with [`Met::Breakpoint`], at most [`crate::MAX_STOPS`]. A run
+    /// stops whenever the guest may execute the instruction there next, even if it then takes an interrupt instead. A
+    /// run that begins there stops at once. Meanwhile the guest's own debug registers have no effect.
     pub fn set_stops(&mut self, rips: &[u64]) -> Result<(), Error> {
         self.vcpu.set_stops(rips)
     }
 
-    /// What happened so far.
+    /// Statistics so far.
     pub fn statistics(&self) -> Statistics {
         self.statistics
     }
 
-    /// Marks in RAM's page flags what the guest wrote since the last call; the first call marks everything.
+    /// Marks the pages that the guest wrote since the last call in RAM's page flags. The first call marks all pages.
     pub fn note_written(&mut self) -> Result<(), Error> {
         self.vm.note_written()
     }
 
-    /// Runs until the bus or `leave` says otherwise, or the guest halts.
+    /// Runs until the bus or `leave` ends the run, or the guest halts.
     pub fn run(&mut self, bus: &mut dyn Bus, leave: Leave) -> Result<End, Error> {
         if let Some(counter) = &mut self.counter {
             counter.move_here()?;
@@ -166,7 +166,7 @@ impl KvmCpu {
         Ok(end)
     }
 
-    /// Sets the timer if the run needs one: for a caller that has to act in real time, or as the watchdog of a landing.
+    /// Sets the timer if the run needs one, for a caller that must act in real time, or as the watchdog of a landing.
     fn set_alarm(&mut self, run: &mut Run<'_>) -> Result<Option<Alarm>, Error> {
         let shared = self.vcpu.shared();
         let alarm = match run.leave {
@@ -181,7 +181,7 @@ impl KvmCpu {
         alarm.map(Some).map_err(|error| Error::Call("set a timer", error))
     }
 
-    /// Brings the vCPU up to the software CPU's state.
+    /// Copies the software CPU's state to the vCPU, if it is newer.
     fn load(&mut self, bus: &mut dyn Bus) -> Result<(), Error> {
         if !self.ahead {
             return Ok(());
@@ -196,7 +196,7 @@ impl KvmCpu {
         Ok(())
     }
 
-    /// Brings the software CPU's registers up to the vCPU's state, so that callers can read them.
+    /// Copies the vCPU's state to the software CPU's registers, so that callers can read them.
     fn take_state(&mut self) -> Result<(), Error> {
         let mut state = self.soft.state();
         self.vcpu.take_all(&mut state)?;
@@ -209,7 +209,7 @@ impl KvmCpu {
         Ok(())
     }
 
-    /// The count of branches where the vCPU stands, as far as they are counted.
+    /// The count of branches at the vCPU's place, if they are counted.
     fn branches(&mut self) -> Result<u64, Error> {
         let counted = self.counted;
         let new = self.counter.as_mut().map(|counter| counter.count()).transpose()?;
@@ -256,7 +256,7 @@ impl KvmCpu {
             if signals.stop || due {
                 let synced = self.vcpu.synced();
                 if !nothing_under_way(&synced.events) {
-                    // The software CPU would have begun to deliver it.
+                    // The software CPU would have begun to deliver the fault.
                     log::warn!("stopped at {:#x} with a fault under way", synced.regs.rip);
                 }
                 return Ok(End::Stop(Stop::Bus));
@@ -274,7 +274,7 @@ impl KvmCpu {
                         return Ok(end);
                     }
                 }
-                // The guest stands there no more: it enters the handler first, and the landing place may lie in the handler.
+                // The guest has moved: it enters the handler first, and the landing place may be in the handler.
                 Some(goal) if delivered => {
                     run.leave = Leave::At(LandingPlace { not_here: false, ..goal });
                     self.vcpu.set_breakpoints(&[goal.rip])?;
@@ -284,13 +284,13 @@ impl KvmCpu {
                         return Ok(end);
                     }
                     if !self.between_instructions {
-                        // The software CPU has gone a part of the way.
+                        // The software CPU has done a part of the way.
                         continue;
                     }
                 }
                 None => {}
             }
-            // Another interrupt may wait behind the one that was delivered.
+            // Another interrupt may be pending after the delivered one.
             let window = run.bus.signals().interrupt;
             self.statistics.entries += 1;
             run.exited = false;
@@ -310,7 +310,7 @@ impl KvmCpu {
         }
     }
 
-    /// Delivers what is due here. The CPU then has something under way until the guest is entered.
+    /// Delivers a due event. The CPU then has a delivery in progress until the guest is entered.
     fn deliver(&mut self, bus: &mut dyn Bus, signals: cpu::BusSignals) -> Result<bool, Error> {
         if !(signals.nmi || signals.interrupt) {
             return Ok(false);
@@ -335,7 +335,7 @@ impl KvmCpu {
         Ok(true)
     }
 
-    /// Breakpoints of ours leave RF set, which an interrupt would push for the guest to see.
+    /// Clears RF. Our breakpoints leave RF set, and an interrupt would push it where the guest can see it.
     fn clear_resume_flag(&mut self) {
         if self.vcpu.synced().regs.rflags & RESUME_FLAG != 0 {
             self.vcpu.change(|regs: &mut kvm_regs| regs.rflags &= !RESUME_FLAG);

@@ -1,22 +1,22 @@
-//! KVM's structures from and to [`CpuState`].
+//! Converts between KVM's structures and [`CpuState`].
 //!
-//! Canonical: unusable segments look as the software CPU leaves them, the x87 stack is by physical register, an XSAVE image
-//! always says that it holds x87 and SSE state. Registers that KVM does not keep (MTRRs, debug control, the TSC's offset)
-//! and counts stay what they are in the state that is completed.
+//! States are canonical. Unusable segments look as the software CPU leaves them. The x87 stack is by physical register.
+//! An XSAVE image always says that it holds x87 and SSE state. Some registers are not in KVM (MTRRs, debug control, the
+//! TSC's offset); these and the counts do not change in the completed state.
 
 use cpu::{CpuState, FpuState, Segment, TableRegister};
 use kvm_bindings::{kvm_debugregs, kvm_dtable, kvm_regs, kvm_segment, kvm_sregs, kvm_vcpu_events, kvm_xsave};
 
-/// The APIC's base as KVM must know it to let CPUID show an APIC: enabled, on the boot processor.
+/// The APIC base that makes KVM show an APIC in CPUID: enabled, on the boot processor.
 const APIC_BASE: u64 = 0xfee0_0900;
 const APIC_ENABLE: u64 = 1 << 11;
-/// Interrupt shadows in KVM's events.
+/// Interrupt shadows in KVM's event structure.
 const SHADOW_MOV_SS: u8 = 1;
 const SHADOW_STI: u8 = 2;
-/// In KVM's events: the shadow is to be set; so is the NMI's state.
+/// Flags in KVM's event structure: the shadow and the NMI state are valid.
 const EVENTS_VALID: u32 = 1 | 4;
 const DEBUG_EXCEPTION: u8 = 1;
-/// Model-specific registers that KVM keeps.
+/// Model-specific registers that KVM itself holds.
 pub(crate) const MSRS: [u32; 9] =
     [0x174, 0x175, 0x176, 0x277, 0xc000_0081, 0xc000_0082, 0xc000_0083, 0xc000_0084, 0xc000_0102];
 
@@ -85,7 +85,7 @@ fn segment_of(segment: &kvm_segment) -> Segment {
     Segment { selector, base, limit, attributes }
 }
 
-/// The APIC's base, of which KVM needs to know no more than whether CPUID shows an APIC.
+/// The APIC base. KVM uses it only to decide whether CPUID shows an APIC.
 pub(crate) fn apic_base(enabled: bool) -> u64 {
     if enabled { APIC_BASE } else { APIC_BASE & !APIC_ENABLE }
 }
@@ -115,7 +115,7 @@ pub(crate) fn sregs_of(state: &CpuState, cr8: u64, apic_enabled: bool) -> kvm_sr
     }
 }
 
-/// Completes a state with what KVM gives after every exit.
+/// Completes a state with the registers that KVM gives after every exit.
 pub(crate) fn take_registers(
     state: &mut CpuState,
     regs: &kvm_regs,
@@ -138,7 +138,7 @@ pub(crate) fn take_registers(
     state.pending_debug = 0;
 }
 
-/// Shadows and blocked NMIs; nothing under way but a debug trap.
+/// Shadows and blocked NMIs. A debug trap is the only pending event.
 pub(crate) fn events_of(state: &CpuState) -> kvm_vcpu_events {
     let mut events = kvm_vcpu_events { flags: EVENTS_VALID, ..Default::default() };
     events.interrupt.shadow = match (state.interrupt_shadow, state.mov_ss_shadow) {
@@ -154,7 +154,7 @@ pub(crate) fn events_of(state: &CpuState) -> kvm_vcpu_events {
     events
 }
 
-/// Whether nothing is under way in the vCPU: no interrupt or exception that was accepted and not yet delivered.
+/// Whether the vCPU has no interrupt or exception that was accepted and not yet delivered.
 pub(crate) fn nothing_under_way(events: &kvm_vcpu_events) -> bool {
     let kvm_vcpu_events { exception, interrupt, nmi, .. } = events;
     [exception.injected, exception.pending, interrupt.injected, nmi.injected, nmi.pending]
@@ -206,12 +206,13 @@ pub(crate) fn xsave_of(state: &CpuState) -> kvm_xsave {
     xsave
 }
 
-/// The physical register that is ST(`number`).
+/// The physical register of ST(`number`).
 fn physical(status: u16, number: usize) -> usize {
     (usize::from(status >> 11) + number) & 7
 }
 
-/// KVM fills in what the processor left out of the image because it was in its initial state.
+/// Completes a state from an XSAVE image. KVM fills in the parts that the processor omitted because they were in their
+/// initial state.
 pub(crate) fn take_xsave(state: &mut CpuState, xsave: &kvm_xsave) {
     let mut image: Image = [0; 4096];
     for (bytes, word) in image.chunks_exact_mut(4).zip(&xsave.region) {
@@ -252,7 +253,7 @@ pub(crate) fn take_xsave(state: &mut CpuState, xsave: &kvm_xsave) {
 mod tests {
     use super::*;
 
-    /// A state in which no two fields are alike.
+    /// A state in which all fields differ.
     fn sample() -> CpuState {
         let mut state = CpuState::reset();
         let code = Segment { selector: 0x10, base: 0, limit: u32::MAX, attributes: 0xa09b };

@@ -1,4 +1,4 @@
-//! The bare vCPU: entering the guest, and what came out as plain values.
+//! The bare vCPU: enters the guest, and returns exits as plain values.
 
 use std::os::fd::AsRawFd;
 
@@ -17,19 +17,20 @@ use crate::state;
 // KVM_INTERRUPT, for which kvm-ioctls has no call.
 nix::ioctl_write_ptr!(ioctl_interrupt, KVMIO, 0x86, kvm_interrupt);
 
-/// The processor has four; see [`Vcpu::set_debug`].
+/// One fewer than the processor has: see [`Vcpu::set_debug`].
 pub(crate) const MAX_BREAKPOINTS: usize = 3;
-/// Addresses that a debugger can have a vCPU stop at. The fourth debug register is left for the place that a run leads to.
+/// The number of addresses at which a debugger can stop a vCPU. The fourth debug register is reserved for the place
+/// that a run leads to.
 pub const MAX_STOPS: usize = 3;
 
 /// Why the guest was left.
 #[derive(Debug)]
 pub(crate) enum Exit {
-    /// Port access: elements of `size_bytes`, one after the other.
+    /// Port access with `count` elements of `size_bytes`, one after the other.
     Port { out: bool, port: u16, size_bytes: u8, count: u32 },
-    /// Read of what is no RAM.
+    /// Read outside RAM.
     MmioRead { gpa: u64, length: usize },
-    /// Write to what is no RAM.
+    /// Write outside RAM.
     MmioWrite { gpa: u64, data: [u8; 8], length: usize },
     /// RDMSR.
     ReadMsr { index: u32 },
@@ -43,22 +44,22 @@ pub(crate) enum Exit {
     Breakpoint,
     /// CR8 was lowered.
     TaskPriority,
-    /// A signal came, or an immediate exit was asked for; no instruction is half done.
+    /// A signal came, or an immediate exit was requested. No instruction is half done.
     Interrupted,
     /// Triple fault.
     Shutdown,
-    /// KVM could not emulate the instruction at RIP; nothing of it was done.
+    /// KVM could not emulate the instruction at RIP, which has had no effect.
     NotEmulated,
-    /// The vCPU cannot go on, and why.
+    /// The vCPU cannot continue; the text says why.
     Stuck(String),
 }
 
 /// A vCPU.
 pub(crate) struct Vcpu {
     fd: VcpuFd,
-    /// In the first debug registers; the last one is for [`Vcpu::set_debug`].
+    /// Breakpoints for the first debug registers. The last one is for [`Vcpu::set_debug`].
     breakpoints: [Option<u64>; MAX_BREAKPOINTS],
-    /// What a debugger waits for, in debug registers that are free.
+    /// A debugger's stops, for debug registers that are free.
     stops: Vec<u64>,
     /// Whether CPUID shows an APIC.
     apic_enabled: bool,
@@ -72,8 +73,8 @@ impl Vcpu {
         Vcpu { fd, breakpoints: [None; MAX_BREAKPOINTS], stops: Vec::new(), apic_enabled: true }
     }
 
-    /// Lets CPUID show an APIC, or none, from the next entry or [`Vcpu::load`] on. KVM leaves the copy of the bit in leaf
-    /// 8000_0001h as it was.
+    /// Shows or hides an APIC in CPUID, from the next entry or [`Vcpu::load`] on. KVM does not change the copy of the
+    /// bit in leaf 8000_0001h.
     pub(crate) fn set_apic_enabled(&mut self, enabled: bool) {
         if self.apic_enabled != enabled {
             self.apic_enabled = enabled;
@@ -82,12 +83,12 @@ impl Vcpu {
         }
     }
 
-    /// The page that is shared with KVM, for the kick's handler.
+    /// The page shared with KVM, for the kick's handler.
     pub(crate) fn shared(&mut self) -> *mut kvm_run {
         self.fd.get_kvm_run()
     }
 
-    /// Registers as of the last exit.
+    /// Registers at the last exit.
     pub(crate) fn synced(&self) -> kvm_sync_regs {
         self.fd.sync_regs()
     }
@@ -98,28 +99,28 @@ impl Vcpu {
         self.fd.set_sync_dirty_reg(SyncReg::Register);
     }
 
-    /// Whether an interrupt can be delivered where the last exit left the guest.
+    /// Whether an interrupt can be delivered at the guest's place after the last exit.
     pub(crate) fn ready_for_interrupt(&mut self) -> bool {
         self.fd.get_kvm_run().ready_for_interrupt_injection != 0
     }
 
-    /// The task priority as of the last exit.
+    /// The task priority at the last exit.
     pub(crate) fn cr8(&mut self) -> u64 {
         self.fd.get_kvm_run().cr8
     }
 
-    /// Enters the guest. With `window`, comes out as soon as an interrupt can be delivered.
+    /// Enters the guest. With `window`, returns as soon as an interrupt can be delivered.
     pub(crate) fn enter(&mut self, window: bool, cr8: u64) -> Exit {
         let run = self.fd.get_kvm_run();
         run.request_interrupt_window = u8::from(window);
         run.cr8 = cr8;
         let exit = self.enter_now();
-        // A kick that came just before or after the guest ran is not to stop the next entry.
+        // A kick that came just before or after the guest ran must not stop the next entry.
         self.fd.set_kvm_immediate_exit(0);
         exit
     }
 
-    /// Completes the instruction under way without going on. It may make further exits.
+    /// Completes the current instruction without executing the next. It may make further exits.
     pub(crate) fn complete_instruction(&mut self, cr8: u64) -> Exit {
         self.fd.set_kvm_immediate_exit(1);
         self.enter(false, cr8)
@@ -158,7 +159,7 @@ impl Vcpu {
     }
 
     fn port_exit(&mut self) -> Exit {
-        // SAFETY: KVM said that the exit is of this kind, so this is the field in use.
+        // SAFETY: KVM reported this kind of exit, so this field is in use.
         let io = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.io };
         let out = u32::from(io.direction) == KVM_EXIT_IO_OUT;
         Exit::Port { out, port: io.port, size_bytes: io.size, count: io.count }
@@ -175,14 +176,14 @@ impl Vcpu {
         }
     }
 
-    /// The bytes of the present port exit's elements.
+    /// The bytes of all elements of the current port exit.
     fn port_data(&mut self) -> &mut [u8] {
         let run = self.fd.get_kvm_run();
-        // SAFETY: only called for port exits, so this is the field in use.
+        // SAFETY: called only for port exits, so this field is in use.
         let io = unsafe { run.__bindgen_anon_1.io };
         let start = std::ptr::from_mut(run).cast::<u8>();
-        // SAFETY: KVM says where in the mapping of the shared page the data lie, and how long they are; the borrow of
-        // `self` keeps all other code from the page.
+        // SAFETY: KVM gives the data's offset in the mapping of the shared page, and their length. The borrow of `self`
+        // keeps all other code from the page.
         unsafe {
             std::slice::from_raw_parts_mut(
                 start.add(io.data_offset as usize),
@@ -191,7 +192,7 @@ impl Vcpu {
         }
     }
 
-    /// Element `number` of the present port exit.
+    /// Element `number` of the current port exit.
     pub(crate) fn port_value(&mut self, number: u32, size_bytes: u8) -> u32 {
         let size = usize::from(size_bytes);
         let at = number as usize * size;
@@ -200,23 +201,23 @@ impl Vcpu {
         u32::from_le_bytes(bytes)
     }
 
-    /// Answers element `number` of the present port exit.
+    /// Answers element `number` of the current port exit.
     pub(crate) fn answer_port(&mut self, number: u32, size_bytes: u8, value: u32) {
         let size = usize::from(size_bytes);
         let at = number as usize * size;
         self.port_data()[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
     }
 
-    /// Answers the present MMIO read.
+    /// Answers the current MMIO read.
     pub(crate) fn answer_mmio(&mut self, data: &[u8]) {
-        // SAFETY: only called for MMIO exits, so this is the field in use.
+        // SAFETY: called only for MMIO exits, so this field is in use.
         let mmio = unsafe { &mut self.fd.get_kvm_run().__bindgen_anon_1.mmio };
         mmio.data[..data.len()].copy_from_slice(data);
     }
 
-    /// Answers the present RDMSR or WRMSR; `None` raises #GP.
+    /// Answers the current RDMSR or WRMSR; `None` raises #GP.
     pub(crate) fn answer_msr(&mut self, value: Option<u64>) {
-        // SAFETY: only called for exits of these kinds, so this is the field in use.
+        // SAFETY: called only for exits of these kinds, so this field is in use.
         let msr = unsafe { &mut self.fd.get_kvm_run().__bindgen_anon_1.msr };
         msr.error = u8::from(value.is_none());
         msr.data = value.unwrap_or_default();
@@ -225,7 +226,7 @@ impl Vcpu {
     /// Delivers an external interrupt at the next entry.
     pub(crate) fn interrupt(&self, vector: u8) -> Result<(), Error> {
         let interrupt = kvm_interrupt { irq: u32::from(vector) };
-        // SAFETY: the descriptor is a vCPU's; the call reads the structure and keeps nothing of it.
+        // SAFETY: the descriptor is a vCPU's. The call reads the structure and keeps no pointer to it.
         let done = unsafe { ioctl_interrupt(self.fd.as_raw_fd(), &interrupt) };
         done.map(drop).map_err(|error| Error::Call("deliver an interrupt", error.into()))
     }
@@ -235,8 +236,8 @@ impl Vcpu {
         self.fd.nmi().map_err(failed("deliver an NMI"))
     }
 
-    /// Replaces the hardware breakpoints, at most [`MAX_BREAKPOINTS`]. The guest's own debug registers are out of force
-    /// while there are any.
+    /// Replaces the hardware breakpoints, at most [`MAX_BREAKPOINTS`]. While there are any, the guest's own debug
+    /// registers have no effect.
     pub(crate) fn set_breakpoints(&mut self, rips: &[u64]) -> Result<(), Error> {
         let mut breakpoints = [None; MAX_BREAKPOINTS];
         for (slot, &rip) in breakpoints.iter_mut().zip(rips) {
@@ -249,13 +250,13 @@ impl Vcpu {
         self.set_debug(None, false)
     }
 
-    /// Replaces what a debugger waits for, at most [`MAX_STOPS`], beside the breakpoints.
+    /// Replaces a debugger's stops, at most [`MAX_STOPS`], in addition to the breakpoints.
     pub(crate) fn set_stops(&mut self, rips: &[u64]) -> Result<(), Error> {
         self.stops = rips.to_vec();
         self.set_debug(None, false)
     }
 
-    /// What a debugger waits for.
+    /// The debugger's stops.
     pub(crate) fn stops(&self) -> &[u64] {
         &self.stops
     }
@@ -265,8 +266,8 @@ impl Vcpu {
         self.breakpoints.iter().any(Option::is_some)
     }
 
-    /// The hardware breakpoints as they are, one more, and a stop after each instruction. Steps go on where registers are
-    /// changed only if this is called again.
+    /// Sets up debugging: the current hardware breakpoints, one more, and perhaps a stop after each instruction. After
+    /// a change of registers, call this again or steps end.
     pub(crate) fn set_debug(&mut self, additional: Option<u64>, step: bool) -> Result<(), Error> {
         // The bit of DR7 that is always one.
         const ONE: u64 = 0x400;
@@ -290,13 +291,13 @@ impl Vcpu {
         self.fd.set_guest_debug(&debug).map_err(failed("set a breakpoint"))
     }
 
-    /// DR6 of the present debug exit.
+    /// DR6 of the current debug exit.
     pub(crate) fn debug_status(&mut self) -> u64 {
-        // SAFETY: only called for debug exits, so this is the field in use.
+        // SAFETY: called only for debug exits, so this field is in use.
         unsafe { self.fd.get_kvm_run().__bindgen_anon_1.debug.arch.dr6 }
     }
 
-    /// Whether a signal asked for the guest to be left since the last call, or entry.
+    /// Whether a signal asked to leave the guest since the last call or entry.
     pub(crate) fn take_kick(&mut self) -> bool {
         let asked = &raw mut self.fd.get_kvm_run().immediate_exit;
         // SAFETY: the field lives as long as the vCPU; a handler on this thread may write it, hence volatile.
@@ -307,13 +308,13 @@ impl Vcpu {
         }
     }
 
-    /// Completes `state` with what the last exit brought along.
+    /// Completes `state` with the registers of the last exit.
     pub(crate) fn take_synced(&self, state: &mut CpuState) {
         let synced = self.synced();
         state::take_registers(state, &synced.regs, &synced.sregs, &synced.events);
     }
 
-    /// Completes `state` with everything; no instruction may be under way.
+    /// Completes `state` with all registers. No instruction may be in progress.
     pub(crate) fn take_all(&self, state: &mut CpuState) -> Result<(), Error> {
         self.take_synced(state);
         state::take_xsave(state, &self.fd.get_xsave().map_err(failed("give its floating-point state"))?);
@@ -330,7 +331,7 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Replaces the whole state. RAM may have been replaced too: no translation survives.
+    /// Replaces the whole state and drops all translations, because RAM may have been replaced too.
     pub(crate) fn load(&mut self, from: &CpuState, cr8: u64) -> Result<(), Error> {
         const PGE: u64 = 1 << 7;
         let mut copy = from.clone();
@@ -341,16 +342,16 @@ impl Vcpu {
             .collect();
         let msrs = Msrs::from_entries(&entries).map_err(|_| Error::Lacks("room for registers"))?;
         let sregs = state::sregs_of(from, cr8, self.apic_enabled);
-        // A change of CR4.PGE makes KVM drop every translation; there is no call that says so.
+        // A change of CR4.PGE makes KVM drop every translation; no call does this directly.
         let mut other = sregs;
         other.cr4 ^= PGE;
         self.fd.set_sregs(&other).map_err(failed("take system registers"))?;
         self.fd.set_sregs(&sregs).map_err(failed("take system registers"))?;
         self.fd.set_regs(&state::regs_of(from)).map_err(failed("take registers"))?;
-        // A change that was meant for the state before.
+        // Drop changes that were meant for the old state.
         self.fd.clear_sync_dirty_reg(SyncReg::Register);
         self.fd.clear_sync_dirty_reg(SyncReg::SystemRegister);
-        // SAFETY: an image without dynamic features is as long as the structure.
+        // SAFETY: an image without dynamic features has the structure's size.
         unsafe { self.fd.set_xsave(&state::xsave_of(from)) }.map_err(failed("take floating-point state"))?;
         self.fd.set_debug_regs(&state::debugregs_of(from)).map_err(failed("take debug registers"))?;
         if self.fd.set_msrs(&msrs).map_err(failed("take model-specific registers"))? != entries.len() {

@@ -1,4 +1,4 @@
-//! The virtual machine around the vCPU: RAM, what CPUID says, which model-specific registers come out.
+//! The virtual machine around the vCPU: RAM, CPUID, and the filter of model-specific registers.
 
 use cpu::CpuModel;
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
@@ -12,17 +12,18 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use crate::error::{Error, failed};
 
-/// Three pages that Intel's processors need for real mode, below the firmware's usual place, where no RAM is.
+/// Three pages that Intel's processors need for real mode. They lie below the firmware's usual place, where there is no
+/// RAM.
 const TSS_ADDRESS: usize = 0xfffb_d000;
-/// As above, one page.
+/// One more page for the same purpose.
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
-/// Model-specific registers that KVM itself keeps as the architecture says, first and last: SYSENTER, PAT, EFER and SYSCALL,
-/// bases of FS and GS. Everything else comes out to be emulated as on the software CPU.
+/// Ranges of model-specific registers that KVM itself implements as the architecture says: SYSENTER, PAT, EFER and
+/// SYSCALL, bases of FS and GS. All others exit and are emulated as on the software CPU.
 const NATIVE_MSRS: [(u32, u32); 4] =
     [(0x174, 0x176), (0x277, 0x277), (0xc000_0080, 0xc000_0084), (0xc000_0100, 0xc000_0102)];
 
-/// Whether this host has a `/dev/kvm` at all.
+/// Whether this host has a `/dev/kvm`.
 pub fn is_present() -> bool {
     std::path::Path::new("/dev/kvm").exists()
 }
@@ -32,7 +33,7 @@ pub(crate) struct Vm {
     fd: VmFd,
     slots: Vec<Slot>,
     logging: bool,
-    /// Flags of RAM's pages, which keep the mapping too.
+    /// Flags of RAM's pages, which also keep the mapping alive.
     flags: PageFlags,
 }
 
@@ -71,15 +72,15 @@ impl Vm {
                 memory_size: slot.length,
                 userspace_addr: slot.host,
             };
-            // SAFETY: the range is guest RAM, which `self.flags` keep mapped as long as the machine exists, and no
-            // code forms references to it.
+            // SAFETY: the range is guest RAM. `self.flags` keeps RAM mapped as long as the machine exists, and no code
+            // forms references to it.
             unsafe { self.fd.set_user_memory_region(region) }.map_err(failed("give the guest its RAM"))?;
         }
         Ok(())
     }
 
-    /// Marks the pages dirty in RAM's flags that the guest wrote since the last call. The first call marks all: it is
-    /// only from then on that KVM notes them.
+    /// Marks the pages that the guest wrote since the last call as dirty in RAM's flags. The first call marks all
+    /// pages, because KVM logs writes only from then on.
     pub(crate) fn note_written(&mut self) -> Result<(), Error> {
         if !self.logging {
             self.logging = true;
@@ -105,7 +106,7 @@ impl Vm {
         Ok(())
     }
 
-    /// The guest gets no performance counters, so that the host's are whole. An older KVM needs no such call.
+    /// Gives the guest no performance counters, so that the host can use all of them. An older KVM needs no such call.
     fn hide_counters(&self) {
         const KVM_CAP_PMU_CAPABILITY: u32 = 212;
         let mut cap = kvm_enable_cap { cap: KVM_CAP_PMU_CAPABILITY, ..Default::default() };
@@ -115,8 +116,9 @@ impl Vm {
         }
     }
 
-    /// MONITOR and MWAIT are undefined where CPUID has none, and VMCALL is where the processor's own call is another. By
-    /// default KVM passes over the former and rewrites the latter. An older KVM does not know the call, or not all bits.
+    /// Makes MONITOR and MWAIT undefined if CPUID lacks them, and VMCALL undefined if the processor has another such
+    /// instruction. By default KVM ignores MONITOR and MWAIT, and rewrites VMCALL. An older KVM does not know the call,
+    /// or not all bits.
     fn disable_quirks(&self) {
         const KVM_CAP_DISABLE_QUIRKS2: u32 = 213;
         const FIX_HYPERCALL_INSN: u64 = 1 << 5;
@@ -160,7 +162,7 @@ pub(crate) fn open() -> Result<Kvm, Error> {
     })
 }
 
-/// What the engine cannot do without.
+/// Checks the required capabilities.
 pub(crate) fn check(kvm: &Kvm) -> Result<(), Error> {
     for (cap, what) in [
         (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),

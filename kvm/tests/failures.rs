@@ -1,4 +1,4 @@
-//! What a vCPU that cannot go on says. Where this host has no KVM that executes as hardware does, there is nothing to see.
+//! Errors of a vCPU that cannot continue. The tests need a KVM that executes as hardware does.
 
 use cpu::{CpuState, EmptyBus, Segment, Stop};
 use engine_contract::{End, Leave};
@@ -9,7 +9,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 const CODE: u64 = 0x1000;
 const DATA: u64 = 0x8000;
 
-/// A vCPU in real mode at `code`. Skips the test where there can be none.
+/// A vCPU in real mode at `code`. Skips the test if there can be none.
 fn guest(code: &[u8]) -> Option<KvmCpu> {
     if let Err(error) = kvm::capabilities().map(|_| ()).and_then(|()| kvm::refuse_imitation()) {
         skip::test(error);
@@ -32,7 +32,7 @@ fn memory_that_the_host_takes_away_ends_the_run_with_a_sentence() {
     // nop; mov ax, [DATA]; hlt
     let Some(mut cpu) = guest(&[0x90, 0xa1, 0x00, 0x80, 0xf4]) else { return };
     let page = cpu.cpu().ram().memory().get_host_address(GuestAddress(DATA)).unwrap();
-    // SAFETY: a page of guest memory that only the guest touches from here on.
+    // SAFETY: this page of guest memory is touched only by the guest from here on.
     assert_eq!(unsafe { libc::mprotect(page.cast(), PAGE_SIZE as usize, libc::PROT_NONE) }, 0);
     match cpu.run(&mut EmptyBus::default(), Leave::AtExits) {
         Err(error @ Error::Stuck { .. }) => {

@@ -1,4 +1,4 @@
-//! Memory that a device reads and writes by DMA, while this process does so too.
+//! Memory that a device accesses by DMA while this process accesses it too.
 
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -6,23 +6,24 @@ use std::ptr::NonNull;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use portable_atomic::{AtomicU128, Ordering};
 
-/// Granularity of what devices are shown.
+/// Granularity of mappings for devices.
 pub const PAGE_BYTES: usize = 4096;
-/// Bytes that a device sees change at once: a descriptor of most devices, or its half.
+/// Number of bytes that a device sees change at once: a descriptor of most devices, or half of one.
 pub const CHUNK_BYTES: usize = 16;
 
-/// Zeroed memory. All accesses are volatile or atomic, and by aligned words, for the device may be at the same word.
+/// Zeroed memory. All accesses are volatile or atomic, and by aligned words, because the device may access the same
+/// word.
 #[derive(Debug)]
 pub struct Area {
     base: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the mapping is this value's own and does not move. Words are read and written whole.
+// SAFETY: the mapping belongs to this value and does not move. Words are read and written whole.
 unsafe impl Send for Area {}
 
 impl Area {
-    /// Memory of this size, rounded up to pages. It costs nothing until it is used.
+    /// Memory of this size, rounded up to pages. Pages cost nothing before their first use.
     ///
     /// # Errors
     ///
@@ -35,12 +36,12 @@ impl Area {
         let length = NonZeroUsize::new(bytes).expect("at least a page");
         let (access, flags) =
             (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE);
-        // SAFETY: a new mapping, wherever the kernel likes, changes nothing that is there.
+        // SAFETY: a new mapping at an address that the kernel chooses changes nothing that exists.
         let base = unsafe { mmap_anonymous(None, length, access, flags) }?;
         Ok(Area { base: base.cast(), bytes })
     }
 
-    /// Its address in this process, for the kernel to map.
+    /// Its address in this process, for mappings by the kernel.
     pub fn address(&self, offset: usize) -> u64 {
         assert!(offset < self.bytes, "outside of the area");
         self.base.as_ptr() as u64 + offset as u64
@@ -53,8 +54,8 @@ impl Area {
         u64::from_le(unsafe { self.base.as_ptr().add(offset).cast::<u64>().read_volatile() })
     }
 
-    /// Writes those bytes of an aligned chunk that there are, at once: a device that reads the chunk sees all of them or
-    /// none, and keeps what it writes to the others.
+    /// Writes the given bytes of an aligned chunk at once. A device that reads the chunk sees all of them or none.
+    /// Bytes that the device writes elsewhere in the chunk are kept.
     pub fn merge_chunk(&self, offset: usize, written: [Option<u8>; CHUNK_BYTES]) {
         let chunk = self.chunk(offset);
         let merge = |bytes: u128| {
@@ -72,8 +73,8 @@ impl Area {
             offset.is_multiple_of(CHUNK_BYTES) && offset + CHUNK_BYTES <= self.bytes,
             "outside of the area"
         );
-        // SAFETY: the chunk lies in the mapping, which lives as long as `self`, and is aligned, as just checked. All access
-        // is by whole words.
+        // SAFETY: the chunk lies in the mapping and is aligned, as just checked. The mapping lives as long as `self`.
+        // All accesses are by whole words.
         unsafe { AtomicU128::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
@@ -94,8 +95,8 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nothing refers to it any more. Functions that see it are closed
-        // before, or hold the pages themselves.
+        // SAFETY: the mapping belongs to this value, and nothing refers to it any more. Functions that can access it
+        // were closed before, or hold the pages themselves.
         let _ = unsafe { munmap(self.base.cast(), self.bytes) };
     }
 }
@@ -127,7 +128,7 @@ mod tests {
         const ROUNDS: u64 = 20_000;
         let area = Area::new(PAGE_BYTES).unwrap();
         let bytes = area.base.as_ptr() as usize;
-        // The device counts in the last byte of the chunk, and looks at two words that are always written together.
+        // The device counts in the last byte of the chunk, and reads two words that are always written together.
         let device = std::thread::spawn(move || {
             // SAFETY: the area lives until this thread has ended.
             let chunk = unsafe { AtomicU128::from_ptr(bytes as *mut u128) };

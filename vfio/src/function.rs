@@ -17,7 +17,7 @@ const CONFIG_REGION: u32 = 7;
 const IRQ_LINE: u32 = 0;
 const IRQ_MSI: u32 = 1;
 const IRQ_MSIX: u32 = 2;
-/// The host wants the device back.
+/// Interrupt number of the notice that the host wants the device back.
 const IRQ_REQUEST: u32 = 4;
 const DATA_NONE: u32 = 1;
 const DATA_EVENTFD: u32 = 1 << 2;
@@ -26,29 +26,29 @@ const ACTION_TRIGGER: u32 = 1 << 5;
 const MAP_READ: u32 = 1;
 const MAP_WRITE: u32 = 2;
 
-/// How the function interrupts.
+/// The kind of interrupts of the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupts {
-    /// Not at all.
+    /// No interrupts.
     Off,
-    /// By its line. After each interrupt it is masked until [`Function::unmask_line`].
+    /// The interrupt line. After each interrupt it is masked until [`Function::unmask_line`].
     Line,
-    /// By one message.
+    /// One message.
     Msi,
-    /// By so many messages.
+    /// This many messages.
     Msix(u16),
 }
 
-/// What has happened.
+/// An event of the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An interrupt, by the number of its message, or 0.
+    /// An interrupt, with the number of its message, or 0.
     Interrupt(u16),
     /// The host wants the device back: it is being unplugged, or taken by another driver.
     Removal,
 }
 
-/// See the module. While it lives no other program has the function.
+/// A PCI function. While it lives, no other program has the function.
 pub struct Function {
     address: String,
     regions: Vec<(u64, u64)>,
@@ -64,7 +64,7 @@ pub struct Function {
 const REMOVAL_TOKEN: u64 = u64::MAX;
 
 impl Function {
-    /// Opens the function at `address`, like 0000:00:1d.0, which is bound to vfio-pci, and resets it if it can be.
+    /// Opens the function at `address`, such as 0000:00:1d.0, and resets it if possible. It must be bound to vfio-pci.
     pub fn open(address: &str) -> Result<Function, Error> {
         let sysfs = Path::new("/sys/bus/pci/devices").join(address);
         if !sysfs.exists() {
@@ -127,7 +127,7 @@ impl Function {
         let regions = (0..info.num_regions.min(9))
             .map(|index| ioctls::region(&device, index).unwrap_or_default())
             .collect();
-        // Not all can be; then it is as the last user left it.
+        // Some functions cannot be reset. They stay as the last user left them.
         let _ = ioctls::reset_device(&device);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|errno| failed("wait for", errno))?;
         let mut function = Function {
@@ -188,7 +188,7 @@ impl Function {
         Ok(start + u64::from(offset))
     }
 
-    /// Chooses how it interrupts.
+    /// Sets the kind of interrupts.
     pub fn set_interrupts(&mut self, mode: Interrupts) -> nix::Result<()> {
         let index = |mode| match mode {
             Interrupts::Off => None,
@@ -222,14 +222,14 @@ impl Function {
     fn watch_removal(&mut self) -> nix::Result<()> {
         let event = self.event(REMOVAL_TOKEN)?;
         let file = event.as_fd().as_raw_fd();
-        // Older kernels have no such notice.
+        // Older kernels do not send this notice.
         if ioctls::interrupts(&self.device, DATA_EVENTFD | ACTION_TRIGGER, IRQ_REQUEST, 1, &[file]).is_ok() {
             self.removal = Some(event);
         }
         Ok(())
     }
 
-    /// What has happened since it was last asked.
+    /// Takes the events since the last call.
     pub fn take_events(&self) -> Vec<Event> {
         let mut found = [EpollEvent::empty(); 16];
         let mut events = Vec::new();
@@ -244,24 +244,24 @@ impl Function {
         events
     }
 
-    /// Lets the line interrupt again.
+    /// Unmasks the interrupt line.
     pub fn unmask_line(&self) -> nix::Result<()> {
         ioctls::interrupts(&self.device, DATA_NONE | ACTION_UNMASK, IRQ_LINE, 1, &[])
     }
 
-    /// Shows the function one page of an area at the address `iova`.
+    /// Maps one page of an area for the function at the address `iova`.
     pub fn map(&self, iova: u64, area: &Area, offset: usize, may_write: bool) -> nix::Result<()> {
         let flags = if may_write { MAP_READ | MAP_WRITE } else { MAP_READ };
         ioctls::map(&self.container, iova, area.address(offset), PAGE_BYTES as u64, flags)
     }
 
-    /// Takes a page away again.
+    /// Removes the mapping of a page.
     pub fn unmap(&self, iova: u64) -> nix::Result<()> {
         ioctls::unmap(&self.container, iova, PAGE_BYTES as u64)
     }
 }
 
-/// It can be read when something has happened.
+/// Readable when there are events.
 impl AsFd for Function {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.0.as_fd()

@@ -33,7 +33,7 @@ fn size<T>() -> u32 {
     size_of::<T>() as u32
 }
 
-/// Whether the container is of a kernel whose VFIO is known here, with the IOMMU interface that is used here.
+/// Whether the container has a known VFIO version and the IOMMU interface that this crate uses.
 pub fn container_is_usable(container: &File) -> bool {
     // SAFETY: neither call reads or writes memory of this process.
     unsafe {
@@ -42,17 +42,17 @@ pub fn container_is_usable(container: &File) -> bool {
     }
 }
 
-/// Whether all devices of the group are given up by the host's drivers.
+/// Whether the host's drivers have released all devices of the group.
 pub fn group_is_viable(group: &File) -> nix::Result<bool> {
     let mut status = vfio_group_status { argsz: size::<vfio_group_status>(), flags: 0 };
-    // SAFETY: the kernel writes at most `argsz` bytes, and the value is as long.
+    // SAFETY: the kernel writes at most `argsz` bytes, which is the value's size.
     unsafe { get_group_status(group.as_raw_fd(), &mut status) }?;
     Ok(status.flags & GROUP_VIABLE != 0)
 }
 
-/// Puts a group into a container, which then gets its IOMMU.
+/// Adds a group to a container, which then gets its IOMMU.
 pub fn join(group: &File, container: &File) -> nix::Result<()> {
-    // SAFETY: the kernel reads one file descriptor, and then none of this process's memory.
+    // SAFETY: the first call reads one file descriptor, and the second call reads no memory of this process.
     unsafe {
         set_container(group.as_raw_fd(), &container.as_raw_fd())?;
         set_iommu(container.as_raw_fd(), TYPE1V2_IOMMU)?;
@@ -62,22 +62,22 @@ pub fn join(group: &File, container: &File) -> nix::Result<()> {
 
 /// Opens a device of a group.
 pub fn device(group: &File, name: &std::ffi::CStr) -> nix::Result<File> {
-    // SAFETY: the kernel reads a text that ends with a zero, and gives a new file descriptor, which this function owns.
+    // SAFETY: the kernel reads a zero-terminated text and returns a new file descriptor, which this function owns.
     unsafe {
         let number = get_device_fd(group.as_raw_fd(), name.as_ptr())?;
         Ok(File::from(OwnedFd::from_raw_fd(number)))
     }
 }
 
-/// What the kernel says of a device.
+/// The kernel's information about a device.
 pub fn device_info(device: &File) -> nix::Result<vfio_device_info> {
     let mut info = vfio_device_info { argsz: size::<vfio_device_info>(), ..Default::default() };
-    // SAFETY: the kernel writes at most `argsz` bytes, and the value is as long.
+    // SAFETY: the kernel writes at most `argsz` bytes, which is the value's size.
     unsafe { get_device_info(device.as_raw_fd(), &mut info) }?;
     Ok(info)
 }
 
-/// Where a region lies in the device's file, and how long it is.
+/// Offset of a region in the device's file, and its length.
 pub fn region(device: &File, index: u32) -> nix::Result<(u64, u64)> {
     let mut info = vfio_region_info { argsz: size::<vfio_region_info>(), index, ..Default::default() };
     // SAFETY: as above.
@@ -85,7 +85,7 @@ pub fn region(device: &File, index: u32) -> nix::Result<(u64, u64)> {
     Ok((info.offset, info.size))
 }
 
-/// Sets interrupts up, or takes them away: VFIO_DEVICE_SET_IRQS.
+/// Sets up or removes interrupts: VFIO_DEVICE_SET_IRQS.
 pub fn interrupts(device: &File, flags: u32, index: u32, count: u32, events: &[RawFd]) -> nix::Result<()> {
     let length = 20 + 4 * events.len() as u32;
     let mut bytes = Vec::new();
@@ -93,34 +93,34 @@ pub fn interrupts(device: &File, flags: u32, index: u32, count: u32, events: &[R
     {
         bytes.extend(field.to_ne_bytes());
     }
-    // SAFETY: the kernel reads as many bytes as the first field says, and there are as many.
+    // SAFETY: the kernel reads the number of bytes in the first field, which is the buffer's length.
     unsafe { set_irqs(device.as_raw_fd(), bytes.as_ptr()) }?;
     Ok(())
 }
 
-/// Resets a device, if it can be.
+/// Resets a device, if possible.
 pub fn reset_device(device: &File) -> nix::Result<()> {
     // SAFETY: the call reads and writes no memory of this process.
     unsafe { reset(device.as_raw_fd()) }?;
     Ok(())
 }
 
-/// Shows the devices of a container `size` bytes of this process's memory. The caller keeps the memory there until it is
-/// unmapped or the container is closed; the kernel holds the pages, so that what lives longer than that is no other's
-/// memory and no other's.
+/// Maps `size` bytes of this process's memory for the devices of a container. The caller must keep the memory until it
+/// is unmapped or the container is closed. The kernel pins the pages, so that a later mapping never gives devices other
+/// memory.
 pub fn map(container: &File, iova: u64, address: u64, size_bytes: u64, flags: u32) -> nix::Result<()> {
     let argsz = size::<vfio_iommu_type1_dma_map>();
     let map = vfio_iommu_type1_dma_map { argsz, flags, vaddr: address, iova, size: size_bytes };
-    // SAFETY: the kernel reads the value. What it then lets devices write is memory that is only accessed as `Area` does.
+    // SAFETY: the kernel reads the value. It then lets devices write memory that only `Area` accesses.
     unsafe { map_dma(container.as_raw_fd(), &map) }?;
     Ok(())
 }
 
-/// Takes it away again.
+/// Removes a mapping.
 pub fn unmap(container: &File, iova: u64, size_bytes: u64) -> nix::Result<()> {
     let argsz = size::<vfio_iommu_type1_dma_unmap>();
     let mut unmap = vfio_iommu_type1_dma_unmap { argsz, iova, size: size_bytes, ..Default::default() };
-    // SAFETY: the kernel reads and writes at most `argsz` bytes, and the value is as long.
+    // SAFETY: the kernel reads and writes at most `argsz` bytes, which is the value's size.
     unsafe { unmap_dma(container.as_raw_fd(), &mut unmap) }?;
     Ok(())
 }

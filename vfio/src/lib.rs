@@ -1,4 +1,4 @@
-//! A PCI function of the host, by the Linux kernel's VFIO, and the memory that it may see ([`Area`]).
+//! A PCI function of the host, through the Linux kernel's VFIO, and the memory that it may access ([`Area`]).
 //!
 //! ```no_run
 //! use vfio::{Area, Function, PAGE_BYTES};
@@ -11,12 +11,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! This crate moves bytes and interrupts and knows nothing of guests. The function reaches memory only where
-//! [`Function::map`] says so: the kernel programs the host's IOMMU. See the kernel's Documentation/driver-api/vfio.rst.
+//! This crate moves bytes and interrupts and knows nothing of guests. The function can access only memory that
+//! [`Function::map`] mapped, because the kernel programs the host's IOMMU. See the kernel's
+//! Documentation/driver-api/vfio.rst.
 //!
-//! Unsafe are the ioctls, in `ioctls.rs`, and memory that the function writes while it is read here, in `area.rs`. The
-//! dozen ioctls are made by hand: vfio-ioctls would map BARs and memory by itself, and brings vm-memory and a device
-//! model along.
+//! Two files use `unsafe`: `ioctls.rs` for the ioctls, and `area.rs` for memory that the function writes while this
+//! process reads it. The dozen ioctls are made by hand, because vfio-ioctls maps BARs and memory by itself, and depends
+//! on vm-memory and a device model.
 
 mod area;
 mod function;
@@ -25,7 +26,7 @@ mod ioctls;
 pub use area::{Area, CHUNK_BYTES, PAGE_BYTES};
 pub use function::{Event, Function, Interrupts};
 
-/// Why a function cannot be used: a sentence that says what to do.
+/// Why a function cannot be used: a sentence with advice.
 #[derive(Debug)]
 pub struct Error(pub String);
 

@@ -10,8 +10,8 @@ use checkpoint::{CheckpointDraft, Maps, PAGE_BYTES, Page, PageRef, Space, Store}
 pub const RAM_PAGES: u64 = 600;
 pub const DISK_BLOCKS: u64 = 40;
 
-/// Contents by number: 0 is the zero page, neighbours of a multiple of 16 differ in few bytes, and every
-/// seventh family cannot be compressed.
+/// Page contents by number. 0 is the zero page. Numbers in the same group of 16 differ in few bytes. Every seventh
+/// group cannot be compressed.
 pub fn page(code: u32) -> Page {
     let mut page = [0; PAGE_BYTES];
     if code == 0 {
@@ -33,7 +33,7 @@ pub fn page(code: u32) -> Page {
     page
 }
 
-/// What every page holds; `None` as at power-on.
+/// The contents of every page; `None` as at power-on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
     pub ram: Vec<Option<u32>>,
@@ -61,7 +61,7 @@ impl Machine {
         pages[number as usize % len] = Some(code);
     }
 
-    /// Gives pages that were never written what they held `before`.
+    /// Sets pages that were never written to their contents in `before`.
     pub fn inherit(&mut self, before: &Machine) {
         let pages = self.ram.iter_mut().zip(&before.ram).chain(self.disk.iter_mut().zip(&before.disk));
         pages.for_each(|(now, then)| *now = now.or(*then));
@@ -101,7 +101,7 @@ impl Copy {
     }
 }
 
-/// Checkpoints with full copies of everything.
+/// Checkpoints with full copies of all pages.
 #[derive(Clone, Default)]
 pub struct StoreModel {
     pub copies: BTreeMap<u64, Copy>,
@@ -122,7 +122,7 @@ impl StoreModel {
         self.copies.insert(position, copy);
     }
 
-    /// Checks that the store says exactly what the model says.
+    /// Checks that the store agrees exactly with the model.
     pub fn check(&self, store: &Store) {
         let entries = store.entries();
         let positions: Vec<u64> = entries.iter().map(|entry| entry.position).collect();
@@ -172,7 +172,7 @@ pub fn new_store(dir: &Path) -> Store {
     Store::create(dir, RAM_PAGES, DISK_BLOCKS).unwrap()
 }
 
-/// A store with checkpoints at 10, 20, ... and a few that were added between and removed, and its model.
+/// A store and its model: checkpoints at 10, 20, ..., and a few that were added in between and removed.
 pub fn example(dir: &Path) -> (Store, StoreModel) {
     let store = new_store(dir);
     let (mut model, mut machine) = (StoreModel::default(), Machine::new());

@@ -1,7 +1,7 @@
-//! What both halves of the crate agree on: exception flag bits and rounding modes.
+//! Exception flag bits and rounding modes, which both halves of the crate share.
 //!
-//! The six exception flags sit at the same bit positions in MXCSR and in the x87 status word, and their masks
-//! in the same order in MXCSR (from bit 7) and in the x87 control word (from bit 0). SDM vol. 1, 8.1.3, 10.2.3.
+//! The six exception flags have the same bit positions in MXCSR and in the x87 status word. Their masks have the same
+//! order in MXCSR (from bit 7) and in the x87 control word (from bit 0). SDM vol. 1, 8.1.3, 10.2.3.
 
 /// Invalid operation.
 pub const IE: u32 = 1;
@@ -17,7 +17,7 @@ pub const UE: u32 = 16;
 pub const PE: u32 = 32;
 /// All six exception flags.
 pub const ALL_FLAGS: u32 = 0x3f;
-/// Exceptions detected before the operation is computed; unmasked, they leave no result (SDM vol. 1, 4.9.2).
+/// Exceptions detected before the operation is computed. Unmasked, they prevent a result (SDM vol. 1, 4.9.2).
 pub const PRE_COMPUTATION: u32 = IE | DE | ZE;
 
 /// A rounding mode; the discriminants are the RC encoding of MXCSR, the x87 control word and `imm8` operands.
@@ -45,8 +45,7 @@ impl Rounding {
         }
     }
 
-    /// Whether a magnitude whose discarded part is not zero overflows to infinity rather than to the largest
-    /// finite number (SDM vol. 1, table 4-10).
+    /// Whether an overflow gives infinity rather than the largest finite number (SDM vol. 1, table 4-10).
     #[inline]
     pub(crate) const fn overflows_to_infinity(self, sign: bool) -> bool {
         match self {

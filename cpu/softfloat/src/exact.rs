@@ -1,7 +1,7 @@
-//! Exact arithmetic on finite, nonzero values, and the one place where anything is rounded.
+//! Exact arithmetic on finite, nonzero values, and the only code that rounds.
 //!
-//! Knows no format, no flags, no NaN. A value is kept in 128 bits; what does not fit is *jammed* (or-ed) into
-//! the lowest bit, which is enough for every rounding decision because results keep at most 64 bits.
+//! It knows no formats, flags or NaNs. A value is kept in 128 bits. Bits that do not fit are *jammed* (or-ed) into the
+//! lowest bit. This is enough for every rounding decision, because results keep at most 64 bits.
 
 use crate::env::Rounding;
 
@@ -21,7 +21,7 @@ pub(crate) struct Rounded {
     pub exp: i32,
     pub sig: u64,
     pub inexact: bool,
-    /// Whether the magnitude was increased; x87 reports it in C1.
+    /// Whether the magnitude was increased. The x87 reports this in C1.
     pub up: bool,
 }
 
@@ -51,10 +51,10 @@ impl Exact {
         Exact { sign, exp: exp - shift as i32, sig: sig << shift }
     }
 
-    /// `a + b`, or `None` where the sum is exactly zero.
+    /// `a + b`, or `None` if the sum is exactly zero.
     ///
-    /// Exact (but for the jammed bit) if both significands leave their lowest bit free, which makes room for the
-    /// carry, and their lower 62 bits where they can cancel; both hold for operands and for binary64 products.
+    /// The sum is exact, except for the jammed bit, under two conditions. Both significands leave their lowest bit free
+    /// for the carry, and their lower 62 bits are free where they can cancel. Operands and binary64 products meet both.
     pub fn sum(a: Exact, b: Exact) -> Option<Exact> {
         let (big, small) = if (a.exp, a.sig) >= (b.exp, b.sig) { (a, b) } else { (b, a) };
         let distance = (big.exp - small.exp) as u32;
@@ -64,13 +64,13 @@ impl Exact {
         (sig != 0).then(|| Exact::normalized(big.sign, big.exp + 1, sig))
     }
 
-    /// `a * b`, where both significands have at most 64 bits; exact.
+    /// `a * b`, exact, if both significands have at most 64 bits.
     pub fn product(a: Exact, b: Exact) -> Exact {
         let sig = (a.sig >> 64) * (b.sig >> 64);
         Exact::normalized(a.sign != b.sign, a.exp + b.exp + 1, sig)
     }
 
-    /// `a / b`, where both significands have at most 64 bits; 126 or more bits, then jammed.
+    /// `a / b`, if both significands have at most 64 bits: at least 126 exact bits, then jammed.
     pub fn quotient(a: Exact, b: Exact) -> Exact {
         let divisor = b.sig >> 64;
         // Dividing half the significand keeps the first quotient digit within 64 bits.
@@ -81,7 +81,7 @@ impl Exact {
         Exact::normalized(a.sign != b.sign, a.exp - b.exp, sig)
     }
 
-    /// The square root of a positive value of at most 64 significant bits: 65 exact bits, then jammed.
+    /// The square root of a positive value with at most 64 significant bits: 65 exact bits, then jammed.
     pub fn square_root(a: Exact) -> Exact {
         let odd = a.exp & 1 != 0;
         let radicand = if odd { a.sig } else { a.sig >> 1 };
@@ -98,15 +98,15 @@ impl Exact {
         round_significand(self.sign, self.exp, self.sig, precision, mode)
     }
 
-    /// Rounds a value below `2^emin` at the fixed place where a denormal's significand ends.
+    /// Rounds a value below `2^emin` at the lowest bit of a denormal's significand.
     ///
-    /// The result has exponent `emin`; bit 63 is clear unless rounding carried up to the smallest normal.
+    /// The result has exponent `emin`. Bit 63 is clear unless rounding carried up to the smallest normal number.
     pub fn round_denormal(self, precision: u32, emin: i32, mode: Rounding) -> Rounded {
         let sig = shift_right_jam(self.sig, (emin - self.exp) as u32);
         round_significand(self.sign, emin, sig, precision, mode)
     }
 
-    /// Rounds to an integer; `None` where the magnitude does not fit 64 bits.
+    /// Rounds to an integer; `None` if the magnitude does not fit 64 bits.
     pub fn to_integer(self, mode: Rounding) -> Option<Integer> {
         if self.exp > 63 {
             return None;
@@ -131,7 +131,7 @@ pub(crate) struct Integer {
 }
 
 impl Integer {
-    /// The two's complement value if it fits a signed integer of `bits` (16, 32 or 64) bits.
+    /// The two's complement value, if it fits a signed integer of `bits` (16, 32 or 64) bits.
     #[inline]
     pub fn signed(self, bits: u32) -> Option<i64> {
         let limit = 1u64 << (bits - 1);
@@ -142,7 +142,7 @@ impl Integer {
     }
 }
 
-/// Whether discarding `rest` (of which `half` is one half unit) increases the magnitude.
+/// Whether discarding `rest` increases the magnitude. `half` is one half unit.
 #[inline]
 fn rounds_up(sign: bool, odd: bool, rest: u128, half: u128, mode: Rounding) -> bool {
     match mode {

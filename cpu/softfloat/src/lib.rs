@@ -22,17 +22,16 @@
 //!                                     exact.rs
 //! ```
 //!
-//! Everything is integer arithmetic, by hand: no library has every bit and flag of x87 and SSE, NaNs included, as
-//! processors have them. Where an operation is so hot that it matters, a *fast path* uses the host's `+ - * /` and
-//! square root. IEEE 754 fixes their results, and the fast path is taken only where neither the result nor any
-//! observable flag can depend on anything else (see [`sse::arith`]).
+//! Everything is hand-written integer arithmetic: no library matches every bit and flag of x87 and SSE, including NaNs.
+//! For hot operations, a *fast path* uses the host's `+ - * /` and square root. IEEE 754 fixes their results. The fast
+//! path is taken only if neither the result nor any observable flag can depend on anything else (see [`sse::arith`]).
 //!
-//! What this crate does not do: decode instructions, know register files or the x87 stack (stack faults and tags are
-//! the caller's), deliver #XM or #MF. It reports which exceptions an operation raised and whether a result exists; the
-//! caller delivers.
+//! This crate does not decode instructions and knows no register files. The caller handles the x87 stack with its
+//! faults and tags, and delivers #XM and #MF. The crate reports which exceptions an operation raised and whether a
+//! result exists.
 //!
 //! Manual: Intel SDM volume 1 chapters 4 (formats, NaNs, exceptions), 8 (x87), 10-11 (SSE), 14 (FMA, F16C); volume 2
-//! for single instructions. `tests/silicon` compares all of it with the processor it runs on.
+//! for single instructions. `tests/silicon` compares the crate with the processor that runs the test.
 
 #![forbid(unsafe_code)]
 

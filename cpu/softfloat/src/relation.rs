@@ -1,22 +1,22 @@
-//! The outcome of a comparison, as both halves of the crate report it.
+//! The outcome of a comparison, in the form that both halves of the crate return.
 
 use core::cmp::Ordering;
 
-/// How two operands compare.
+/// The relation of two operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
-    /// The first is less.
+    /// The first operand is less.
     Less,
-    /// They are equal (zeros of either sign are).
+    /// The operands are equal. Zeros of either sign are equal.
     Equal,
-    /// The first is greater.
+    /// The first operand is greater.
     Greater,
-    /// At least one is a NaN.
+    /// At least one operand is a NaN.
     Unordered,
 }
 
 impl Relation {
-    /// The EFLAGS bits ZF (6), PF (2) and CF (0) that COMIS and UCOMIS (and FCOMI) set; OF, SF, AF become 0.
+    /// The EFLAGS bits ZF (6), PF (2) and CF (0) that COMIS, UCOMIS and FCOMI set. OF, SF and AF become 0.
     #[inline]
     pub const fn eflags(self) -> u32 {
         match self {

@@ -1,4 +1,4 @@
-//! Tells the observer the happenings that it wants.
+//! Reports happenings to the observer.
 
 use super::Cpu;
 use crate::attention;
@@ -6,8 +6,8 @@ use crate::happening::{At, Happening, Wants};
 use crate::observer::Observer;
 
 impl Cpu {
-    /// Attaches an observer, or none; returns the one that was attached. To be called between runs. Code is decoded and
-    /// translated anew where either wants the fetches of some places.
+    /// Attaches an observer, or none, and returns the previous one. Must be called between runs. Drops decoded code if
+    /// either observer wants the fetches of some places.
     pub fn set_observer(&mut self, observer: Option<Box<dyn Observer>>) -> Option<Box<dyn Observer>> {
         let picked = self.core.observing.picks_fetches();
         let wants = observer.as_ref().map_or_else(Wants::default, |observer| observer.wants());
@@ -18,7 +18,8 @@ impl Cpu {
         std::mem::replace(&mut self.observer, observer)
     }
 
-    /// Tells the observer of the instruction at RIP, if it wants the fetch. To be called right before that is executed.
+    /// Reports the instruction at RIP to the observer if it wants the fetch. Must be called right before the
+    /// instruction is executed.
     pub(super) fn observe_fetch(&mut self) {
         if self.core.observing.fetches.is_nothing() || !self.core.sees_fetch_at_rip() {
             return;
@@ -26,7 +27,7 @@ impl Cpu {
         self.tell(At { step: self.core.block_steps, rip: self.core.rip }, &Happening::Fetch);
     }
 
-    /// Tells the observer what the step that just completed did.
+    /// Reports the happenings of the step that just completed.
     pub(super) fn observe_step(&mut self) {
         if self.core.observing.happened.is_empty() {
             return;

@@ -1,29 +1,29 @@
-//! What executes the guest, and how it is named.
+//! The engines that can execute the guest, and their names.
 
 use std::fmt;
 use std::str::FromStr;
 
 use translator::{Part, Parts};
 
-/// What executes the guest.
+/// The engine that executes the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// The interpreter alone.
     Interpreter,
-    /// The translator, where the host has one, for what the interpreter has executed so often; and the interpreter.
+    /// The translator, if the host has one, for blocks that ran often enough; the interpreter for the rest.
     Translator {
         /// Executions of a block before it is translated.
         after: u32,
-        /// What the translator makes use of.
+        /// The optimisations that the translator uses.
         parts: Parts,
     },
-    /// The translator for everything, with all that the host's instructions leave undefined inverted: for tests that the guest
-    /// sees nothing of it.
+    /// The translator for everything, with every result that the host's instructions leave undefined inverted. For
+    /// tests that no undefined result reaches the guest.
     Inverted,
 }
 
-/// Executions of a block by the interpreter before it is translated: most that are executed so often go on to be, and what was
-/// translated serves as long as its bytes stand.
+/// Executions of a block by the interpreter before it is translated. Most blocks that run this often continue to run,
+/// and a translation stays valid until its bytes change.
 const WARM: u32 = 12;
 
 impl Default for Tier {
@@ -32,7 +32,7 @@ impl Default for Tier {
     }
 }
 
-/// A name that is no tier's.
+/// The error for an unknown tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownTier(String);
 
@@ -52,8 +52,8 @@ impl fmt::Display for UnknownTier {
 
 impl std::error::Error for UnknownTier {}
 
-/// `interpreter`; `translator`, or `plain` for one without its clever parts; with `,-PART` and `,+PART` for parts left out or
-/// put back.
+/// Parses `interpreter`, `translator`, or `plain` for a translator without optimisations. `,-PART` removes a part and
+/// `,+PART` adds one.
 impl FromStr for Tier {
     type Err = UnknownTier;
 

@@ -1,4 +1,4 @@
-//! Runs translated code, and executes by the interpreter what it is left for.
+//! Runs translated code, and uses the interpreter for instructions that translated code leaves to it.
 
 use guest_ram::PAGE_SIZE;
 use iced_x86::{Decoder, DecoderOptions, Instruction};
@@ -16,11 +16,11 @@ use crate::op::Op;
 use crate::registers::{cr0, cr4};
 use crate::state::SegReg;
 
-/// Where tests look whether a translation serves there too: in what addresses differ.
+/// Tests also check a translation at an address that differs in these bits.
 const ELSEWHERE: u64 = 0x2345_6000;
 
 impl Cpu {
-    /// The translation of the block at RIP, if it has one and may run as a whole. `link` leads there.
+    /// The code of the block at RIP, if there is any and the whole block fits in `limit`. Links `link` to that code.
     #[inline]
     pub(super) fn translated(
         &mut self,
@@ -37,8 +37,8 @@ impl Cpu {
         (self.code.block(number).ops.len() as u64 <= limit).then_some(entry)
     }
 
-    /// As [`Cpu::translated`], where the code can be found without the interpreter's block: most ways lead to code that was
-    /// there before, in other address spaces too.
+    /// As [`Cpu::translated`], for code that can be found without the interpreter's block. Most exits lead to code that
+    /// already exists, in other address spaces too.
     #[inline]
     pub(super) fn known_code(&mut self, limit: u64, link: Option<Link>) -> Option<Entry> {
         if self.code.translator.is_none() || !self.core.is_64bit() {
@@ -51,7 +51,7 @@ impl Cpu {
         Some(entry)
     }
 
-    /// Lets what has led to the code at RIP lead there straight from now on.
+    /// Links the exit `link` directly to the code at RIP, and remembers that code.
     #[inline]
     fn follow(&mut self, entry: Entry, link: Option<Link>) {
         let page = self.core.mmu.executable(self.core.rip);
@@ -63,7 +63,7 @@ impl Cpu {
         }
     }
 
-    /// Gives the block at RIP code there, if it has a translation or has been executed often enough.
+    /// Places code for the block at RIP, if the block has a translation or was executed often enough.
     fn translated_now(&mut self, number: BlockNumber) -> Option<Entry> {
         let has_translation = self.code.translation(number).is_some();
         let block = self.code.block_mut(number);
@@ -77,7 +77,7 @@ impl Cpu {
         self.place(number)
     }
 
-    /// Gives the block at RIP code there.
+    /// Places code for the block at RIP. Translates the block if it has no translation that is valid there.
     #[cold]
     #[inline(never)]
     fn place(&mut self, number: BlockNumber) -> Option<Entry> {
@@ -107,7 +107,7 @@ impl Cpu {
         self.code.place(number, rip, &translation)
     }
 
-    /// The bytes of the block at RIP, and where the page is mapped that it ends in, if that is another.
+    /// The bytes of the block at RIP, and the TLB slot of its second page if it crosses into one.
     fn bytes_of(&mut self, number: BlockNumber) -> Option<(Vec<u8>, Option<TlbSlot>)> {
         let (rip, block) = (self.core.rip, self.code.block(number));
         let start = block.start();
@@ -122,19 +122,20 @@ impl Cpu {
         if slot.ram_offset(&self.core.ram, next) != second * PAGE_SIZE {
             return None;
         }
-        // What looked further than it goes is undefined.
+        // A decoder that looked past the block's end made an undefined instruction, so the block may end before the
+        // page does.
         let (first, rest) = bytes.split_at_mut(in_first.min(usize::from(block.length)));
         self.core.ram.read_bytes(start, first);
         self.core.ram.read_bytes(second * PAGE_SIZE, rest);
         Some((bytes, Some(slot)))
     }
 
-    /// A block's instructions as they are at an address.
+    /// A block's instructions, decoded at an address.
     fn decoded(&self, number: BlockNumber, rip: u64, bytes: &[u8]) -> Vec<Instruction> {
         self.code.block(number).ops.iter().map(|op| decode(op, rip, bytes)).collect()
     }
 
-    /// Translates a block as it is at an address.
+    /// Translates a block for an address.
     fn translate(
         &mut self,
         number: BlockNumber,
@@ -155,13 +156,13 @@ impl Cpu {
         Some(translation)
     }
 
-    /// Whether a breakpoint stands at an address, or at what it leads to, wherever a run begins.
+    /// Whether a breakpoint stands at a linear address or its physical address, wherever the run begins.
     fn breaks_always(&self, rip: u64, ram_offset: u64) -> bool {
         self.core.debug.breaks_at(rip, self.core.ram.layout().gpa_of(ram_offset))
     }
 
-    /// Runs translated code up to where the interpreter, or a look at what else there is to do, is needed. Returns the way
-    /// that was taken, if it can be made direct.
+    /// Runs translated code until something else must act: the interpreter or the run loop. Returns the exit that was
+    /// taken, if it can be linked directly.
     pub(super) fn run_translated(&mut self, bus: &mut dyn Bus, entry: Entry) -> Option<Link> {
         let mut left = self.enter(|translator, guest, steps| translator.run(entry, guest, steps));
         while let Some(Left { steps, branches, shadow, at }) = left {
@@ -185,8 +186,8 @@ impl Cpu {
                     self.core.rip = self.core.next_rip(rip, self.code.block(token).ops[number].start);
                     left = self.enter(|translator, guest, steps| translator.resume(miss.again, guest, steps));
                 }
-                // An instruction that has looked something up was where its block says; before that, the page that it ends in
-                // may be another.
+                // The exit may come from the check of the block's second page, which may be mapped elsewhere by now. An
+                // instruction that missed the TLB ran after that check.
                 At::Instruction { rip, token, missed: None, .. }
                     if self.code.block(token).second_page.is_some() =>
                 {
@@ -196,10 +197,10 @@ impl Cpu {
                 }
                 At::Instruction { rip, token, number, resume, .. } => {
                     self.core.rip = rip;
-                    // Counted from the start of the block.
+                    // Count from the start of the block.
                     self.core.block_steps -= number as u64;
-                    // Looking up what was missed may have set bits of page-table entries that lie in the code behind this
-                    // instruction. The instruction itself was fetched before that.
+                    // The TLB lookup may have set bits of page-table entries that lie in the code after this
+                    // instruction. The instruction itself was fetched before.
                     let is_stale = self.core.attention != 0;
                     let Some(resume) = resume.filter(|_| !is_stale) else {
                         let limit = self.core.budget_end - self.core.block_steps;
@@ -222,7 +223,7 @@ impl Cpu {
         None
     }
 
-    /// Executes the block at RIP by the interpreter, whatever the page that it ends in holds by now.
+    /// Executes the block at RIP with the interpreter, after finding it again by its current bytes.
     fn interpret_anew(&mut self, bus: &mut dyn Bus) {
         match self.find_block_slow(self.core.rip) {
             Ok(number) => {
@@ -233,7 +234,8 @@ impl Cpu {
         }
     }
 
-    /// Enters into the TLB what translated code has missed. `false` if that is not all that it needs.
+    /// Fills the TLB for an access that missed. Returns `false` if the access needs more, for example if it faults or
+    /// crosses a page.
     fn fills(&mut self, miss: &Miss) -> bool {
         let access = if miss.writes { Access::Write } else { Access::Read };
         let index = self.core.mmu.index();
@@ -242,13 +244,13 @@ impl Cpu {
             return false;
         }
         if self.core.translate(miss.address, access, index).is_err() {
-            // The interpreter will find that out, and which fault it is.
+            // The interpreter will raise the fault.
             return false;
         }
         self.core.attention == 0 && self.core.mmu.held(index, miss.address, access).is_some()
     }
 
-    /// Enters translated code with the registers and what it may need beside them.
+    /// Enters translated code with the registers and all other state that it uses.
     fn enter(&mut self, run: impl FnOnce(&mut Translator, Guest<'_>, u64) -> Option<Left>) -> Option<Left> {
         let vectors_blocked = vectors_blocked(&self.core);
         let core = &mut self.core;
@@ -280,7 +282,7 @@ fn vectors_blocked(core: &Core) -> bool {
     core.state.cr0 & (cr0::EM | cr0::TS) != 0 || core.state.cr4 & cr4::OSFXSR == 0
 }
 
-/// An op's instruction; an invalid one if the op is not just what the instruction says.
+/// An op's instruction, or an invalid one if the op does something other than the instruction says.
 fn decode(op: &Op, rip: u64, bytes: &[u8]) -> Instruction {
     let start = usize::from(op.start);
     let at = rip.wrapping_add(start as u64);
@@ -303,7 +305,7 @@ mod tests {
     use crate::insn::Mode;
     use crate::model::CpuModel;
 
-    /// No model has so few.
+    /// Fewer features than any model has.
     const FEW: Features = Features::of(&[CpuidFeature::INTEL8086]);
 
     #[test]

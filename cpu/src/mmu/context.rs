@@ -1,4 +1,4 @@
-//! What is remembered of walks in one address space: slots by privilege and kind of access, and where each came from.
+//! TLB slots of one address space, by privilege and kind of access, with the page-table entry that each came from.
 
 use guest_ram::PAGE_SIZE;
 use translator::{SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
@@ -10,7 +10,7 @@ use super::root::RootEntries;
 pub const PRIVILEGES: usize = 4;
 /// Kinds of access that have slots of their own.
 pub const KINDS: usize = 3;
-/// In place of an entry's RAM offset, where there is none.
+/// Stands in for the RAM offset of an entry if there is none.
 pub const NO_ENTRY: u64 = u64::MAX;
 
 /// What translations depend on besides the tables themselves.
@@ -29,14 +29,14 @@ pub struct Context {
     pub slots: Box<[TlbSlots; PRIVILEGES]>,
     /// RAM offset of the last-level entry that each slot came from, by privilege and kind of access.
     pub entries: Box<[[[u64; SLOTS]; KINDS]; PRIVILEGES]>,
-    /// Privileges whose slots hold anything.
+    /// Privileges whose slots may hold anything.
     pub used: [bool; PRIVILEGES],
     pub live: bool,
     /// Write slots must be emptied before this context is used again.
     pub scrub_writes: bool,
-    /// What came by these entries of the root, too.
+    /// Slots below these root entries must be emptied too.
     pub scrub_roots: RootEntries,
-    /// The address space that was left for this one, until a look at what the two have in common.
+    /// The address space that was current before this one, until its common slots are taken over.
     pub heir_of: Option<ContextKey>,
     pub last_used: u64,
 }
@@ -56,7 +56,7 @@ impl Context {
         }
     }
 
-    /// Slots of a privilege for a kind of access, and where they came from.
+    /// Slots of a privilege for a kind of access, with the entries that they came from.
     pub fn kind<'a>(&'a mut self, tables: &'a mut [TableInfo], index: usize, access: Access) -> Kind<'a> {
         let slots = &mut self.slots[index];
         let entries = &mut self.entries[index][access as usize];
@@ -78,7 +78,7 @@ impl Context {
         }
     }
 
-    /// Empties all slots, which the tables know nothing of any more.
+    /// Empties all slots. The caller has already updated the tables' counts.
     pub fn clear(&mut self) {
         for (index, used) in self.used.iter_mut().enumerate().filter(|(_, used)| **used) {
             self.slots[index] = TlbSlots::EMPTY;
@@ -89,7 +89,7 @@ impl Context {
         self.scrub_roots = RootEntries::default();
     }
 
-    /// Empties the slots of pages to which entries of the root lead.
+    /// Empties the slots of pages below the given root entries.
     pub fn empty_below(&mut self, tables: &mut [TableInfo], roots: RootEntries) {
         for (index, access) in self.used_kinds() {
             let mut kind = self.kind(tables, index, access);
@@ -116,8 +116,8 @@ impl Context {
     }
 }
 
-/// The slots of one privilege and kind of access, the RAM offset of the last-level entry that each came from, and what is
-/// known of the tables that those lie in.
+/// The slots of one privilege and kind of access. `entries` holds the RAM offset of the last-level entry of each slot,
+/// and `tables` describes the tables that hold these entries.
 pub struct Kind<'a> {
     pub slots: &'a mut [TlbSlot; SLOTS],
     pub entries: &'a mut [u64; SLOTS],
@@ -131,9 +131,9 @@ impl Kind<'_> {
         (self.slots[number], self.entries[number]) = (TlbSlot::EMPTY, NO_ENTRY);
     }
 
-    /// Enters a page into its first slot, if the second does not hold it; what was there goes to its own second slot,
-    /// unless this is that. If it moved once more, a page that is not used any more could stay while two that are
-    /// displaced each other again and again.
+    /// Enters a page into its first slot; the caller has checked that its second slot does not hold the page. The
+    /// displaced page moves to its own second slot, unless it was already there. It moves only once: otherwise an
+    /// unused page could stay while two used pages displace each other repeatedly.
     pub fn enter(&mut self, first: usize, slot: TlbSlot, entry: u64) {
         let second = first ^ SECOND_SLOT;
         let displaced = std::mem::replace(&mut self.slots[first], slot);
@@ -147,7 +147,7 @@ impl Kind<'_> {
         self.count(entry);
     }
 
-    /// Takes over the slots of pages to which entries of the root lead. What is held already stays.
+    /// Takes over the slots of pages below the given root entries. Slots that hold a page stay as they are.
     pub fn inherit(&mut self, from: &[TlbSlot; SLOTS], entries: &[u64; SLOTS], roots: RootEntries) {
         for (number, slot) in from.iter().enumerate() {
             let Some(page) = slot.page().filter(|&page| roots.lead_to(page)) else { continue };
@@ -159,23 +159,23 @@ impl Kind<'_> {
         }
     }
 
-    /// A slot derives from an entry.
+    /// Counts a slot that derives from an entry.
     pub fn count(&mut self, entry: u64) {
         if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
             table.derived += 1;
         }
     }
 
-    /// A slot does not derive from an entry any more.
+    /// Uncounts a slot that no longer derives from an entry.
     pub fn uncount(&mut self, entry: u64) {
         if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
             table.derived -= 1;
         }
     }
 
-    /// Empties the slots that came from entries that are among those.
+    /// Empties the slots whose entry satisfies `is_one`.
     pub fn empty_those(&mut self, is_one: impl Fn(u64) -> bool) {
-        // A few at once: mostly none is.
+        // Check several at once: mostly none matches.
         const GROUP: usize = 16;
         for first in (0..SLOTS).step_by(GROUP) {
             let group = first..first + GROUP;
@@ -189,7 +189,7 @@ impl Kind<'_> {
         }
     }
 
-    /// Makes the first slot of a page hold it, if the second does.
+    /// Swaps a page's two slots if the second one holds it.
     pub fn recall(&mut self, first: usize, page: u64) {
         let second = first ^ SECOND_SLOT;
         if self.slots[second].holds(page) {
@@ -205,16 +205,16 @@ pub const ACCESSES: [Access; KINDS] = [Access::Read, Access::Write, Access::Exec
 /// What is known about a page that page tables were read from.
 #[derive(Clone, Copy, Default)]
 pub struct TableInfo {
-    /// A walk passed here, or ended here at a large page.
+    /// A walk continued from an entry of this page, or ended at a large page here.
     pub upper_level: bool,
-    /// A walk came here from another table, or in another paging mode than that of 4 levels.
+    /// A walk came here from another table, or in a paging mode other than 4-level paging.
     pub inner: bool,
     /// Entries were read as 4 bytes (32-bit paging).
     pub narrow: bool,
     /// Entries were read as 8 bytes.
     pub wide: bool,
     pub writes_since_walk: u32,
-    /// Slots of live address spaces that came from an entry in it.
+    /// Number of slots, in live address spaces, that derive from entries of this page.
     pub derived: u32,
 }
 

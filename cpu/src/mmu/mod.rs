@@ -1,5 +1,5 @@
-//! Address translation: page tables (`paging`), their roots (`root`), walks through them (`walk`), what is remembered of walks
-//! in an address space (`context`), and in all of them (`tlb`).
+//! Address translation: page tables (`paging`), their roots (`root`), page walks (`walk`), cached translations of one
+//! address space (`context`) and of all (`tlb`).
 
 mod context;
 pub(crate) mod paging;

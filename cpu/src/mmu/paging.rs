@@ -1,5 +1,5 @@
-//! Page tables as they are in memory, for 32-bit, PAE and 4-level paging: which entries lead to a page, and what they
-//! allow (SDM vol. 3, chapter 4). Reads only.
+//! Page tables in memory, for 32-bit, PAE and 4-level paging (SDM vol. 3, chapter 4). Finds the entries that lead to a
+//! page and the rights that they give. Never writes.
 
 use guest_ram::GuestRam;
 
@@ -30,14 +30,14 @@ pub(crate) struct Privilege {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageFault(pub u32);
 
-/// Where a linear address lies.
+/// Where a linear address is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
     /// Guest-physical address.
     pub gpa: u64,
-    /// Writing is allowed and the dirty bit is set already.
+    /// Whether writing is allowed and the dirty bit is already set.
     pub(crate) writable: bool,
-    /// Fetching is allowed at the privilege asked for.
+    /// Whether fetching is allowed at the given privilege.
     pub(crate) executable: bool,
     /// RAM offset of the last entry, `u64::MAX` without paging.
     pub(crate) entry_offset: u64,
@@ -54,7 +54,7 @@ const NO_EXECUTE: u64 = 1 << 63;
 pub(super) const ADDRESS: u64 = ((1 << PHYSICAL_BITS) - 1) & !0xfff;
 const RESERVED_HIGH: u64 = 0x000f_ffff_ffff_ffff & !((1 << PHYSICAL_BITS) - 1);
 
-/// How entries of one paging mode look.
+/// The format of entries in one paging mode.
 struct Shape {
     narrow: bool,
     /// Address shift of the top level.
@@ -63,21 +63,21 @@ struct Shape {
     root: u64,
 }
 
-/// One entry on the way.
+/// One entry of a walk.
 pub(super) struct Step {
-    /// Where it is in RAM.
+    /// The entry's RAM offset.
     pub offset: u64,
     pub value: u64,
-    /// Address shift of its level.
+    /// Address shift of the entry's level.
     pub shift: u32,
 }
 
-/// Whether error codes say that an access was an instruction fetch.
+/// Whether error codes report instruction fetches.
 pub(super) fn executes_checked(state: &CpuState) -> bool {
     state.cr4 & cr4::SMEP != 0 || (state.msrs.efer & efer::NXE != 0 && (state.cr4 & cr4::PAE != 0))
 }
 
-/// The entries a walk read, from the top.
+/// The entries that a walk read, from the top.
 pub(super) struct Path {
     steps: [Step; 4],
     length: usize,
@@ -91,13 +91,13 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// Reads entries down to the page. The error is the low bits of the error code (P, RSVD).
+    /// Reads entries from the top down to the page. The error is the low bits of the error code (P, RSVD).
     #[inline(always)]
     pub fn read(ram: &GuestRam, state: &CpuState, address: u64) -> Result<Path, u32> {
         Path::read_below(ram, state, Shape::of(state, address)?, address)
     }
 
-    /// As [`Path::read`], from another root than the one in CR3.
+    /// As [`Path::read`], with `cr3` in place of CR3.
     pub fn read_in(ram: &GuestRam, state: &CpuState, cr3: u64, address: u64) -> Result<Path, u32> {
         Path::read_below(ram, state, Shape::of_root(ram, state, cr3, address)?, address)
     }
@@ -150,7 +150,7 @@ impl Path {
         &self.steps[..self.length]
     }
 
-    /// Where a linear address of this page lies.
+    /// Guest-physical address of a linear address in this page.
     pub fn gpa(&self, address: u64) -> u64 {
         self.page_base | address & ((1 << self.page_shift) - 1)
     }
@@ -180,7 +180,7 @@ impl Path {
         user_ok && !smep && !nx
     }
 
-    /// What an access that was allowed found.
+    /// The translation for an access that was allowed.
     pub fn translation(
         &self,
         state: &CpuState,
@@ -204,7 +204,8 @@ impl Shape {
         Shape::with(state, state.cr3, || state.pdptes[(address >> 30 & 3) as usize])
     }
 
-    /// As [`Shape::of`], with another root than the one in CR3, whose PDPTEs are in memory only.
+    /// As [`Shape::of`], with `cr3` in place of CR3. Reads PDPTEs from memory, because the CPU has none loaded for this
+    /// root.
     fn of_root(ram: &GuestRam, state: &CpuState, cr3: u64, address: u64) -> Result<Shape, u32> {
         Shape::with(state, cr3, || {
             let gpa = (cr3 & 0xffff_ffe0) + (address >> 30 & 3) * 8;
@@ -268,8 +269,8 @@ impl Shape {
 mod tests {
     use super::*;
 
-    /// A paging mode, with the address shifts of its levels of tables from the top, and an address that has another index
-    /// in each.
+    /// A paging mode, the address shifts of its levels from the top, and an address with a different index in each
+    /// level.
     struct Mode {
         cr4: u64,
         efer: u64,
@@ -300,7 +301,7 @@ mod tests {
     const PAGE: u64 = 0x1234_5000;
     const NXE: u64 = efer::NXE;
 
-    /// The path to the mode's address, where everything is allowed, but for the entry with one shift.
+    /// The path to the mode's address. Every entry allows everything, except the given entry at the level with `shift`.
     fn path(mode: &Mode, nxe: u64, shift: u32, entry: u64) -> Result<Path, u32> {
         let ram = GuestRam::new(16 << 12).unwrap();
         let mut state = CpuState::reset();
@@ -342,7 +343,7 @@ mod tests {
         for (mode, shift, entry, reserved) in cases {
             assert!(path(mode, NXE, shift, entry).is_ok(), "{shift} {entry:#x}");
             for bit in (if mode.narrow { 0..32 } else { 0..64 }).map(|bit| 1_u64 << bit) {
-                // These change what the entry is, unless it is at the top.
+                // These bits change the kind of the entry, unless it is at the top.
                 if bit == PRESENT || (bit == LARGE && shift != 39) {
                     continue;
                 }
@@ -374,7 +375,7 @@ mod tests {
             (&LONG, 30, 0x40_4000_0000 | LARGE, 0x40_4000_0000, 30),
             (&LONG, 21, 0x40_0060_0000 | LARGE, 0x40_0060_0000, 21),
             (&LONG, 12, 0x40_1234_5000, 0x40_1234_5000, 12),
-            // The bit that makes a page large is its memory type in the last level.
+            // In the last level, the bit that makes a page large selects the memory type.
             (&LONG, 12, 0x40_1234_5000 | LARGE, 0x40_1234_5000, 12),
             (&PAE, 21, 0x40_0060_0000 | LARGE, 0x40_0060_0000, 21),
             (&PAE, 12, 0x40_1234_5000, 0x40_1234_5000, 12),
@@ -404,7 +405,7 @@ mod tests {
             let bit = |set: bool, bit: u64| if set { bit } else { 0 };
             let rights =
                 PRESENT | bit(user_page, USER) | bit(writable, WRITABLE) | bit(no_execute, NO_EXECUTE);
-            // A page is dirty by its last entry only.
+            // Only the last entry makes a page dirty.
             let (shift, entry) =
                 if in_upper_level { (39, 0x2000 | DIRTY) } else { (12, PAGE | bit(dirty, DIRTY)) };
             let dirty = dirty && !in_upper_level;
@@ -456,7 +457,7 @@ mod tests {
         let ram = GuestRam::new(16 << 12).unwrap();
         let mut state = CpuState::reset();
         state.cr4 = cr4::PAE;
-        // PDPTEs in memory at a place that is a multiple of 32 only; CR3's low five bits do not count.
+        // PDPTEs lie at a multiple of 32; the low five bits of CR3 do not count.
         let root = 0x2fe0;
         ram.store_u64(root + 8 * 2, 0x4000 | PRESENT);
         ram.store_u64(0x4000 + 8 * 3, 0x0060_0000 | LARGE | ALL);

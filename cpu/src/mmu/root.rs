@@ -2,7 +2,7 @@
 
 /// Entries of a root table of 4-level paging.
 pub const ENTRIES: usize = 512;
-/// Bits of an address below the ones that choose an entry of a root table.
+/// Number of address bits below the index of a root entry.
 pub const SHIFT: u32 = 39;
 
 /// A set of entries of a root table.
@@ -10,7 +10,7 @@ pub const SHIFT: u32 = 39;
 pub struct RootEntries([u64; ENTRIES / 64]);
 
 impl RootEntries {
-    /// All of them.
+    /// All entries.
     pub const ALL: RootEntries = RootEntries([u64::MAX; ENTRIES / 64]);
 
     pub fn insert(&mut self, entry: usize) {
@@ -29,7 +29,7 @@ impl RootEntries {
         self.0 == [0; ENTRIES / 64]
     }
 
-    /// Whether the way to a virtual page begins at one of them.
+    /// Whether one of the entries leads to a virtual page.
     #[inline]
     pub fn lead_to(&self, page: u64) -> bool {
         self.has((page >> SHIFT) as usize % ENTRIES)
@@ -54,7 +54,7 @@ mod tests {
             for other in 0..ENTRIES {
                 assert_eq!(one.has(other), other == entry, "{entry}, {other}");
                 assert_eq!(several.has(other), other == entry || other == 7, "{entry}, {other}");
-                // The lowest and the highest page below it, and one whose address is sign-extended.
+                // The lowest and the highest page below the entry, and a page with a sign-extended address.
                 let first = (other as u64) << SHIFT;
                 for page in [first, first + (1 << SHIFT) - 0x1000, first | 0xffff << 48] {
                     assert_eq!(one.lead_to(page), other == entry, "{entry}, {page:#x}");

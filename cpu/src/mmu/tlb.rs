@@ -1,20 +1,20 @@
-//! The software TLB. It is invisible to the guest: translations are dropped the moment the page-table entry
-//! they came from changes, so a guest never sees a stale one, and INVLPG, CR3 writes and the like need not
-//! drop anything.
+//! The software TLB. It is invisible to the guest: a change of a page-table entry immediately drops the translations
+//! that came from the entry. So a guest never sees a stale translation, and INVLPG, CR3 writes and similar instructions
+//! need not drop any.
 //!
-//! How that is kept cheap: pages that walks read are flagged [`PageFlags::PAGE_TABLE`], which keeps them out
-//! of the store fast path. A store to such a page compares the entry before and after. Absent entries derive
-//! nothing; a changed last-level entry drops the few slots its translations can live in; a changed entry of a
-//! higher level drops what derives from the tables below it. How many slots derive from each table is counted: most
-//! often, as when a process ends, it is none.
+//! This is cheap for the following reasons. Pages that walks read are flagged [`PageFlags::PAGE_TABLE`], which keeps
+//! them out of the store fast path. A store to such a page compares the entry before and after. No translation derives
+//! from an absent entry. A changed last-level entry drops the few slots that its translations can be in. A changed
+//! entry of a higher level drops all translations that derive from the tables below. The TLB counts the slots that
+//! derive from each table. Often, for example when a process ends, the count is zero.
 //!
-//! A page has two slots that may hold it. What is used is looked for in the first on the fast path; what another page
-//! displaces from there goes to its second slot, where the slow path, and generated code, find it.
+//! A page has two slots that may hold it. The fast path looks only in the first. A page that is displaced from its
+//! first slot moves to its second, where the slow path and generated code find it.
 //!
-//! Translations are kept for several address spaces at once ([`Context`], keyed by CR3 and the paging bits
-//! of the control registers), so that switching back and forth stays warm. Operating systems map themselves into all of them
-//! by the same tables: a new address space takes over what lies below entries of the root that it has in common with the one
-//! before ([`Mmu::inherit`]), and an entry of a root concerns only the address spaces that have this root.
+//! The TLB keeps translations for several address spaces at once ([`Context`], keyed by CR3 and the paging bits of the
+//! control registers). So switching back and forth stays warm. Operating systems map themselves into all address spaces
+//! with the same tables. A new address space therefore takes over the translations below root entries that it shares
+//! with the previous one ([`Mmu::inherit`]). A store to a root entry affects only address spaces with this root.
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 use rustc_hash::FxHashSet;
@@ -28,17 +28,17 @@ use crate::state::CpuState;
 
 /// Address spaces kept warm.
 const CONTEXTS: usize = 8;
-/// Writes to a page-table page without a walk through it, after which it is taken for reused memory.
+/// Number of writes to a page-table page, without a walk through it, after which it counts as reused memory.
 const COLD_PAGE_TABLE_WRITES: u32 = 64;
 
-/// Where a table stands in a walk.
+/// The position of a table in a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
-    /// First, in 4-level paging.
+    /// The first table in 4-level paging.
     Root,
-    /// Before the last, or the last because of a large page.
+    /// A table before the last, or one with an entry for a large page.
     Upper,
-    /// Its entries name pages.
+    /// A table whose entries name pages.
     Last,
 }
 
@@ -46,7 +46,7 @@ pub(super) enum Level {
 pub struct Mmu {
     current: Context,
     others: Vec<Context>,
-    /// The privilege in force.
+    /// The current privilege.
     index: usize,
     tables: Vec<TableInfo>,
     /// Pages flagged as tables, so that a flush can unflag them.
@@ -67,8 +67,9 @@ impl Mmu {
         }
     }
 
-    /// Chooses the slots for the current privilege: user, supervisor held off user pages, supervisor, user with
-    /// alignment checks. The slots of the last one have instruction fetches only, so that all else leaves the fast path.
+    /// Chooses the slots for the current privilege: user, supervisor without access to user pages, supervisor, or user
+    /// with alignment checks. The last has slots for instruction fetches only, so that data accesses leave the fast
+    /// path.
     #[inline(always)]
     pub(crate) fn set_index(&mut self, user: bool, smap: bool, aligned: bool) {
         self.index = if user {
@@ -92,19 +93,19 @@ impl Mmu {
         index == 3
     }
 
-    /// The privilege in force.
+    /// The current privilege.
     #[inline(always)]
     pub(crate) fn index(&self) -> usize {
         self.index
     }
 
-    /// All slots of the privilege in force.
+    /// All slots of the current privilege.
     #[inline(always)]
     pub(crate) fn slots(&self) -> &TlbSlots {
         &self.current.slots[self.index % PRIVILEGES]
     }
 
-    /// All slots of privileged code while it is held off user pages, if it ever is, and while it is not.
+    /// All slots of supervisor code: without access to user pages (if SMAP is on), and with access.
     pub(crate) fn slots_by_ac(&self, smap: bool) -> [&TlbSlots; 2] {
         let slots = &self.current.slots;
         [if smap { &slots[1] } else { &slots[2] }, &slots[2]]
@@ -130,7 +131,8 @@ impl Mmu {
         if slot.holds(page) { Some(slot) } else { self.held(self.index, address, Access::Execute) }
     }
 
-    /// The slot that holds the page of an address for a kind of access, if there is one. It is the first then.
+    /// The slot that holds the page of an address for a kind of access, if there is one. Moves the page to its first
+    /// slot.
     #[inline]
     pub(crate) fn held(&mut self, index: usize, address: u64, access: Access) -> Option<TlbSlot> {
         let (page, number) = (address & !(PAGE_SIZE - 1), slot_number(address));
@@ -187,9 +189,9 @@ impl Mmu {
         }
     }
 
-    /// To be called after a walk from the root of the current address space in 4-level paging: takes over from the one that
-    /// was left for it what lies below entries that are the same in both. The walk would find it too: where an entry of the
-    /// root is the same, so are all tables below, and their accessed and dirty bits have been set as far as the slots need.
+    /// Takes over translations from the previous address space, below root entries that are equal in both. Must be
+    /// called after a walk from the current root in 4-level paging. The walk would find the same translations: equal
+    /// root entries lead to the same tables. The accessed and dirty bits that the slots need are already set there.
     pub(super) fn inherit(&mut self, ram: &GuestRam) {
         let Some(heir_of) = self.current.heir_of.take() else { return };
         let mut key = self.current.key;
@@ -221,7 +223,7 @@ impl Mmu {
         }
     }
 
-    /// No slot of the current context derives from anything any more.
+    /// Uncounts all slots of the current context.
     fn uncount_current(&mut self) {
         for (index, access) in self.current.used_kinds() {
             for &entry in &self.current.entries[index][access as usize] {
@@ -232,7 +234,7 @@ impl Mmu {
         }
     }
 
-    /// Drops every translation of every address space. Never visible to the guest.
+    /// Drops every translation of every address space. The guest cannot notice.
     pub fn flush_all(&mut self) {
         for &page in &self.flagged {
             self.tables[page as usize].derived = 0;
@@ -241,7 +243,7 @@ impl Mmu {
         self.others.iter_mut().for_each(|context| context.live = false);
     }
 
-    /// [`Mmu::flush_all`], and takes back the page-table flags, which nothing depends on any more.
+    /// Calls [`Mmu::flush_all`] and clears the page-table flags, which nothing depends on any more.
     pub(crate) fn flush_and_unflag(&mut self, flags: &PageFlags) {
         self.flush_all();
         for page in self.flagged.drain(..) {
@@ -250,14 +252,15 @@ impl Mmu {
         }
     }
 
-    /// Drops all write permissions, so that the next store to each page takes the slow path (and marks the
-    /// page dirty again).
+    /// Drops all write permissions. The next store to each page then takes the slow path and marks the page dirty
+    /// again.
     pub(crate) fn drop_writes(&mut self) {
         self.current.forbid_writes();
         self.others.iter_mut().for_each(|context| context.scrub_writes = true);
     }
 
-    /// Drops write permission to one RAM page, wherever it is mapped: stores to it must be seen from now on.
+    /// Drops write permission to one RAM page wherever it is mapped, so that later stores to the page take the slow
+    /// path.
     pub(crate) fn protect_page(&mut self, ram: &GuestRam, page: u64) {
         let offset = page * PAGE_SIZE;
         for slots in self.current.slots.iter_mut() {
@@ -270,9 +273,9 @@ impl Mmu {
         self.others.iter_mut().for_each(|context| context.scrub_writes = true);
     }
 
-    /// Enters a translation for the page of `address`, for the access that asked for it, as far as the fast path may be used
-    /// for that kind. A data access enters it for the other kind too if that displaces nothing there, or, if it is a read, the
-    /// page that it displaces for reads as well.
+    /// Enters a translation for the page of `address` and this kind of access, if the fast path may be used. A data
+    /// access also enters the other data kind if the slot there is empty. A read also replaces the page in the write
+    /// slot if it displaced the same page among the read slots.
     pub(crate) fn fill(&mut self, ram: &GuestRam, index: usize, address: u64, access: Access, fill: &Fill) {
         let page = address & !(PAGE_SIZE - 1);
         let number = slot_number(address);
@@ -299,7 +302,7 @@ impl Mmu {
         let mut kind = self.current.kind(&mut self.tables, index, other);
         kind.recall(number, page);
         let held = kind.slots[number].page();
-        // A store displaces nothing that is read: in a copy, source and target can share a slot's number.
+        // A store never displaces a page that is read: in a copy, source and target can have the same slot number.
         if held.is_none() || access == Access::Read && held == old {
             kind.enter(number, slot, fill.entry_offset);
         }
@@ -328,8 +331,8 @@ impl Mmu {
         Some(page)
     }
 
-    /// To be called after the CPU itself changed an 8-byte aligned group of a page-table page from `old` to
-    /// `new`: drops what derived from the old contents. Says whether that was anything.
+    /// Drops translations that derived from the old contents of a page-table page. Must be called after the CPU changed
+    /// an 8-byte aligned group from `old` to `new`. Returns whether anything was dropped.
     pub(crate) fn table_written(&mut self, ram: &GuestRam, offset: u64, old: u64, new: u64) -> bool {
         let page = offset / PAGE_SIZE;
         let info = &mut self.tables[page as usize];
@@ -344,7 +347,8 @@ impl Mmu {
             return true;
         }
         if info.narrow && info.wide {
-            // What one width takes for a bit that changes no translation is a part of the address in the other.
+            // The page was read at both entry widths. A bit that changes no translation at one width is an address bit
+            // at the other.
             if old != new {
                 self.flush_and_unflag(ram.flags());
             }
@@ -367,7 +371,7 @@ impl Mmu {
                     self.drop_entry(entry, info.narrow);
                     continue;
                 }
-                // It may have been a large page, or a table.
+                // The entry may have been a large page or a table.
                 self.drop_those(page, |from| from == entry);
                 if let Some(below) = table_below(ram, old) {
                     self.drop_below(ram, below);
@@ -381,7 +385,7 @@ impl Mmu {
         dropped || cold
     }
 
-    /// As [`Mmu::table_written`], of a table that is nothing but the root of address spaces: no others are concerned.
+    /// As [`Mmu::table_written`], for a page that is only a root table. Other address spaces are not affected.
     fn root_written(&mut self, ram: &GuestRam, offset: u64, old: u64, new: u64, cold: bool) -> bool {
         let page = offset / PAGE_SIZE;
         let changed = old & PRESENT != 0 && old != new;
@@ -407,8 +411,8 @@ impl Mmu {
         changed || cold
     }
 
-    /// To be called after a walk set accessed or dirty bits in the entry at RAM `offset`, which changes no translation but
-    /// one that reads the same bytes at another width.
+    /// Must be called after a walk set accessed or dirty bits in the entry at RAM `offset`. These bits affect only
+    /// translations that read the same bytes at another width.
     pub(crate) fn bits_set(&mut self, ram: &GuestRam, offset: u64) {
         let info = self.tables[(offset / PAGE_SIZE) as usize];
         if info.narrow && info.wide {
@@ -418,7 +422,7 @@ impl Mmu {
 
     /// Drops the translations that came from the last-level entry at RAM `entry_offset`.
     fn drop_entry(&mut self, entry_offset: u64, narrow: bool) {
-        // A table's index is the low part of the number of either slot, as far as the two agree.
+        // Both slots of a page agree in the low bits of their numbers, and so does the index in the table.
         let low = (entry_offset / if narrow { 4 } else { 8 }) as usize % SECOND_SLOT;
         let contexts = std::iter::once(&mut self.current).chain(self.others.iter_mut());
         for context in contexts.filter(|context| context.live) {
@@ -433,7 +437,7 @@ impl Mmu {
         }
     }
 
-    /// Drops the translations that came from those entries of a table.
+    /// Drops the translations that came from the entries of a table that satisfy `is_one`.
     fn drop_those(&mut self, table: u64, is_one: impl Fn(u64) -> bool) {
         let contexts = std::iter::once(&mut self.current).chain(self.others.iter_mut());
         for context in contexts.filter(|context| context.live) {
@@ -446,8 +450,8 @@ impl Mmu {
         }
     }
 
-    /// Drops the translations that derive from the entries of a table, and of those that they lead to. What entries led to
-    /// before was dropped when they changed.
+    /// Drops the translations that derive from a table or from tables below it. Earlier targets of the entries were
+    /// dropped when the entries changed.
     fn drop_below(&mut self, ram: &GuestRam, page: u64) {
         let (mut pages, mut seen) = (vec![page], FxHashSet::from_iter([page]));
         while let Some(page) = pages.pop() {
@@ -462,7 +466,7 @@ impl Mmu {
         }
     }
 
-    /// Takes back the flag of a table from which nothing derives any more.
+    /// Clears the flag of a table from which nothing derives any more.
     fn unflag(&mut self, flags: &PageFlags, page: u64) {
         self.tables[page as usize] = TableInfo::default();
         flags.clear(page, PageFlags::PAGE_TABLE);
@@ -470,12 +474,12 @@ impl Mmu {
     }
 }
 
-/// The page of the table that an 8-byte entry of a higher level leads to, if translations can derive from it.
+/// The page of the table to which an 8-byte entry of a higher level leads, if translations can derive from that table.
 fn table_below(ram: &GuestRam, entry: u64) -> Option<u64> {
     if entry & PRESENT == 0 {
         return None;
     }
-    // Of a large page this is the page itself, or its first part, which is no table as a rule.
+    // For a large page this is its first part, which is normally not a table.
     let page = ram.layout().offset_of(entry & ADDRESS)? / PAGE_SIZE;
     ram.flags().has(page, PageFlags::PAGE_TABLE).then_some(page)
 }
@@ -497,15 +501,15 @@ mod tests {
     use super::*;
 
     const RAM_PAGES: u64 = 64;
-    /// RAM pages of tables, and one that is mapped.
+    /// RAM pages of tables, and one mapped page.
     const TABLE: u64 = 1;
     const UPPER: u64 = 2;
     const TOP: u64 = 3;
     const OTHER_TOP: u64 = 4;
-    /// Pages below an entry of a root.
+    /// Number of pages below a root entry.
     const ROOT_PAGES: u64 = 1 << (root::SHIFT - 12);
     const MAPPED: u64 = 9;
-    /// A virtual page, and what its entry in [`TABLE`] leads to.
+    /// A virtual page, mapped by its entry in [`TABLE`].
     const PAGE: u64 = 5;
 
     struct Bench {
@@ -514,13 +518,13 @@ mod tests {
         state: CpuState,
     }
 
-    /// Where the entry of a virtual page is in a table of 8-byte entries.
+    /// RAM offset of a virtual page's entry in a table of 8-byte entries.
     fn entry(table: u64, page: u64) -> u64 {
         table * PAGE_SIZE + page % 512 * 8
     }
 
     impl Bench {
-        /// Long mode, with nothing in the TLB.
+        /// A bench in long mode with an empty TLB.
         fn new() -> Bench {
             let ram = GuestRam::new(RAM_PAGES * PAGE_SIZE).unwrap();
             let mut state = CpuState::reset();
@@ -533,7 +537,7 @@ mod tests {
             Bench { ram, mmu, state }
         }
 
-        /// As a walk and an access do: notes the entry's table, and enters the page for everything.
+        /// Does what a walk and an access do: notes the entry's table, and enters the page for all kinds of access.
         fn enter_at(&mut self, page: u64, entry_offset: u64, narrow: bool) {
             self.mmu.note_table(&self.ram, entry_offset, Level::Last, narrow);
             for access in ACCESSES {
@@ -552,7 +556,7 @@ mod tests {
             self.enter_at(page, entry(TABLE, page), false);
         }
 
-        /// The tables from the top down to [`TABLE`], as a walk notes them.
+        /// Notes the tables from the top down to [`TABLE`], as a walk does.
         fn note_tables(&mut self) {
             for (table, below, level) in [(TOP, UPPER, Level::Root), (UPPER, TABLE, Level::Upper)] {
                 self.ram.store_u64(entry(table, 0), below * PAGE_SIZE | PRESENT);
@@ -560,7 +564,7 @@ mod tests {
             }
         }
 
-        /// For which kinds of access a page is held.
+        /// The kinds of access for which a page is held.
         fn held(&mut self, page: u64) -> [bool; KINDS] {
             ACCESSES.map(|access| self.mmu.held(2, page * PAGE_SIZE, access).is_some())
         }
@@ -569,7 +573,7 @@ mod tests {
             self.ram.flags().has(page, PageFlags::PAGE_TABLE)
         }
 
-        /// How many slots of all live address spaces came from each page, counted anew.
+        /// Counts, from scratch, the slots of all live address spaces that came from each page.
         fn derived(&self) -> Vec<u32> {
             let mut counts = vec![0; RAM_PAGES as usize];
             let contexts = std::iter::once(&self.mmu.current).chain(&self.mmu.others);
@@ -593,7 +597,7 @@ mod tests {
     fn a_privilege_has_its_own_slots() {
         let bench = Bench::new();
         let mut mmu = bench.mmu;
-        // User, SMAP in force, alignment checked: which index, and what it stands for.
+        // User, SMAP on, alignment checked; the index, and its privilege.
         let cases = [
             ((true, false, false), 0, true, false),
             ((true, true, false), 0, true, false),
@@ -618,7 +622,7 @@ mod tests {
 
     #[test]
     fn a_page_is_entered_for_what_its_fill_allows() {
-        // For the access itself if it is allowed, and for the other kind of data access.
+        // The results for the access itself, if allowed, and for the other kind of data access.
         let all = [true; KINDS];
         let cases = [
             (Access::Read, all, [true, true, false]),
@@ -708,7 +712,7 @@ mod tests {
             select(&mut bench, root);
             assert_eq!(bench.held(PAGE), [true; KINDS], "of {root}");
         }
-        // One more takes the place of the one that was used longest ago, which has to begin anew.
+        // One more replaces the one that was unused for the longest time, which then starts empty.
         select(&mut bench, 40);
         bench.enter(PAGE);
         bench.check_counts();
@@ -724,7 +728,7 @@ mod tests {
     #[test]
     fn translations_depend_on_paging_bits_and_on_no_others() {
         type Change = fn(&mut CpuState);
-        // SDM vol. 3, section 4.1: what chooses the paging mode and what entries allow.
+        // The state that selects the paging mode or changes what entries allow (SDM vol. 3, section 4.1).
         let other_spaces: [(&str, Change); 11] = [
             ("CR3", |s| s.cr3 += PAGE_SIZE),
             ("CR0.PG", |s| s.cr0 ^= cr0::PG),
@@ -770,7 +774,7 @@ mod tests {
     #[test]
     fn an_entry_that_changes_drops_what_came_from_it() {
         let neighbour = PAGE + 1;
-        // Old and new contents: is anything dropped?
+        // Old and new contents, and whether anything is dropped.
         for (old, new, dropped) in [(1, 3, true), (1, 0, true), (1, 1, false), (0, 1, false), (2, 1, false)] {
             let mut bench = Bench::new();
             // The displaced page is in its second slot.
@@ -841,13 +845,13 @@ mod tests {
 
     #[test]
     fn an_entry_of_a_higher_level_drops_what_is_below() {
-        // The neighbour is not below that entry.
+        // The neighbour is not below the changed entry.
         for (table, neighbour) in [(TOP, PAGE + ROOT_PAGES), (UPPER, PAGE + 1)] {
             let mut bench = Bench::new();
             bench.note_tables();
             bench.enter(PAGE);
             bench.enter_at(neighbour, entry(TABLE + 20, neighbour), false);
-            // A neighbour's change is of no interest, nor is one of an entry that was absent.
+            // Changes of a neighbour or of an absent entry have no effect.
             let leads = bench.ram.load_u64(entry(table, 0));
             assert!(!bench.mmu.table_written(&bench.ram, entry(table, 1), 0, 1));
             assert!(!bench.mmu.table_written(&bench.ram, entry(table, 0), leads, leads));
@@ -859,8 +863,8 @@ mod tests {
         }
     }
 
-    /// Two address spaces whose roots lead to the same tables by entry 0, and to different ones by entry 1. Pages of both
-    /// halves are held in the first; the second is the current one, and a walk has been through its root.
+    /// Two address spaces whose roots share the tables below entry 0 and differ in entry 1. The first space holds a
+    /// page below each entry. The second space is current, and a walk has passed through its root.
     fn two_spaces() -> (Bench, CpuState, CpuState) {
         let mut bench = Bench::new();
         bench.note_tables();
@@ -885,11 +889,11 @@ mod tests {
         assert_eq!(bench.held(PAGE), [true; KINDS]);
         assert_eq!(bench.held(PAGE + ROOT_PAGES), [false; KINDS], "the entries differ");
         bench.check_counts();
-        // What a table below says now holds in both.
+        // A change in a shared table affects both.
         assert!(bench.mmu.table_written(&bench.ram, entry(TABLE, PAGE), 1, 0));
         assert_eq!(bench.held(PAGE), [false; KINDS]);
         bench.check_counts();
-        // Once is enough.
+        // Inheriting happens once only.
         bench.mmu.inherit(&bench.ram);
         assert_eq!(bench.held(PAGE), [false; KINDS]);
     }
@@ -926,7 +930,7 @@ mod tests {
             assert_eq!(bench.held(PAGE), held, "{what}");
             bench.check_counts();
         }
-        // With other rights than the old one's, the same tables allow something else.
+        // With other paging bits, the same tables allow something else.
         let (mut bench, first, mut second) = two_spaces();
         bench.mmu.select_context(&first);
         second.cr0 ^= cr0::WP;
@@ -938,7 +942,7 @@ mod tests {
     #[test]
     fn what_is_held_is_not_taken_over_twice() {
         let (mut bench, ..) = two_spaces();
-        // The page is in its second slot of the new space, displaced by another.
+        // In the new space another page has displaced this one to its second slot.
         bench.enter(PAGE);
         bench.enter_at(PAGE + SLOTS as u64, entry(TABLE + 30, PAGE), false);
         bench.mmu.inherit(&bench.ram);
@@ -955,7 +959,7 @@ mod tests {
         bench.mmu.inherit(&bench.ram);
         let own = PAGE + ROOT_PAGES;
         bench.enter_at(own, entry(TABLE + 30, PAGE), false);
-        // That of the space that is not current.
+        // Change the root of the space that is not current.
         let leads = bench.ram.load_u64(entry(TOP, 0));
         assert!(bench.mmu.table_written(&bench.ram, entry(TOP, 0), leads, 0));
         assert_eq!([PAGE, own].map(|page| bench.held(page)), [[true; KINDS]; 2]);
@@ -963,12 +967,12 @@ mod tests {
         assert_eq!(bench.held(PAGE), [false; KINDS]);
         assert_eq!(bench.held(own), [true; KINDS], "it is not below the entry");
         bench.check_counts();
-        // It takes over what was dropped where the entry is as it was.
+        // Once the entry is restored, the space takes over the dropped translation again.
         bench.ram.store_u64(entry(TOP, 0), leads);
         bench.mmu.inherit(&bench.ram);
         assert_eq!(bench.held(PAGE), [true; KINDS]);
         bench.check_counts();
-        // And that of the current one.
+        // Change the root of the current space.
         assert!(bench.mmu.table_written(&bench.ram, entry(TOP, 0), leads, 0));
         assert_eq!(bench.held(PAGE), [false; KINDS]);
         assert_eq!(bench.held(own), [true; KINDS]);
@@ -1013,7 +1017,7 @@ mod tests {
     fn a_large_page_that_changes_is_dropped() {
         let mut bench = Bench::new();
         bench.note_tables();
-        // Its pages come from entries of the table above, one like the other.
+        // Both pages come from one entry of the table above, as parts of a large page do.
         for page in [PAGE, PAGE + 1] {
             bench.enter_at(page, entry(UPPER, 7), false);
         }
@@ -1033,7 +1037,7 @@ mod tests {
             for _ in 0..COLD_PAGE_TABLE_WRITES {
                 assert!(!bench.mmu.table_written(&bench.ram, far, 0, 0));
             }
-            // A walk shows that it is one.
+            // A walk shows that the page is still a table.
             bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), Level::Last, narrow);
             for _ in 0..COLD_PAGE_TABLE_WRITES {
                 assert!(!bench.mmu.table_written(&bench.ram, far, 0, 0));
@@ -1082,7 +1086,7 @@ mod tests {
             for state in [other, first] {
                 bench.mmu.select_context(&state);
                 assert_eq!(bench.held(PAGE), [true, false, true]);
-                // What is entered from now on stays.
+                // A page entered from now on stays.
                 bench.enter(PAGE);
                 bench.mmu.select_context(&state);
                 assert_eq!(bench.held(PAGE), [true; KINDS]);
@@ -1109,7 +1113,8 @@ mod tests {
             }
             held
         };
-        // Three pages for the same two slots; the first is not used any more. Which of the two slots is the first is the same.
+        // Three pages share two slots, and the first page is not used again. Both choices of the first slot give the
+        // same result.
         for (round, number) in [5, 6 + SECOND_SLOT].into_iter().enumerate() {
             let [unused, left, right] = [number, number + SLOTS, number ^ SECOND_SLOT];
             assert!(!read(&mut mmu, unused) && !read(&mut mmu, left) && !read(&mut mmu, right));

@@ -1,4 +1,4 @@
-//! Page-table walks: those of the CPU, which set accessed and dirty bits, and those of a debugger, which change nothing.
+//! Page walks. A walk of the CPU sets accessed and dirty bits; a walk of a debugger changes nothing.
 
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 
@@ -8,18 +8,18 @@ use super::tlb::{Level, Mmu};
 use crate::registers::cr0;
 use crate::state::CpuState;
 
-/// What a walk found beside the translation.
+/// What a walk found besides the translation.
 #[derive(Default)]
 pub(crate) struct Findings {
-    /// RAM pages that became page tables: stores to them must be seen from now on.
+    /// RAM pages that became page tables: stores to them must take the slow path from now on.
     pub tables: Vec<u64>,
-    /// RAM offsets of entries whose accessed or dirty bits it set although decoded code came from their page.
+    /// RAM offsets of entries whose accessed or dirty bits the walk set although their page holds decoded code.
     pub code: Vec<u64>,
 }
 
 impl Mmu {
-    /// Translates a linear address by walking the tables, setting accessed and dirty bits as the access
-    /// demands. `found` receives what the caller must look after.
+    /// Translates a linear address by walking the tables, and sets accessed and dirty bits for the access. The caller
+    /// must handle the contents of `found`.
     pub(crate) fn walk(
         &mut self,
         ram: &GuestRam,
@@ -42,7 +42,7 @@ impl Mmu {
         Ok(path.translation(state, address, access, privilege))
     }
 
-    /// Guest-physical address of a linear one, without rights and without side effects.
+    /// Guest-physical address of a linear address, without access checks or side effects.
     pub(crate) fn peek(ram: &GuestRam, state: &CpuState, address: u64) -> Option<u64> {
         if state.cr0 & cr0::PG == 0 {
             return Some(address & 0xffff_ffff);
@@ -50,7 +50,7 @@ impl Mmu {
         Path::read(ram, state, address).ok().map(|path| path.gpa(address))
     }
 
-    /// As [`Mmu::peek`], from another root than the one in CR3.
+    /// As [`Mmu::peek`], with `cr3` in place of CR3.
     pub(crate) fn peek_in(ram: &GuestRam, state: &CpuState, cr3: u64, address: u64) -> Option<u64> {
         if state.cr0 & cr0::PG == 0 {
             return Some(address & 0xffff_ffff);
@@ -58,7 +58,8 @@ impl Mmu {
         Path::read_in(ram, state, cr3, address).ok().map(|path| path.gpa(address))
     }
 
-    /// Sets accessed and dirty bits, and then notes the pages that were read: setting bits can drop what was noted.
+    /// Sets accessed and dirty bits, then notes the pages that the walk read. The order matters: setting bits can drop
+    /// notes.
     fn commit(&mut self, ram: &GuestRam, path: &Path, access: Access, found: &mut Findings) {
         let last = path.steps().len() - 1;
         for (number, step) in path.steps().iter().enumerate() {

@@ -10,7 +10,7 @@ pub(crate) mod x87;
 use crate::insn::Insn;
 use crate::op::Op;
 
-/// The op of an instruction; `None` if no family has it.
+/// The op of an instruction; `None` if no family handles it.
 pub(crate) fn lower(insn: &Insn<'_>) -> Option<Op> {
     const FAMILIES: [fn(&Insn<'_>) -> Option<Op>; 4] =
         [integer::lower, system::lower, simd::lower, x87::lower];

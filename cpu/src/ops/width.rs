@@ -4,7 +4,7 @@ use crate::bus::Bus;
 use crate::core::Core;
 use crate::exception::Res;
 
-/// An operand width. Values travel as `u64`, zero-extended.
+/// An operand width. Values are passed as zero-extended `u64`.
 pub(crate) trait Width: 'static {
     /// Bits.
     const BITS: u32;
@@ -22,7 +22,7 @@ pub(crate) trait Width: 'static {
     }
     /// Reads a register.
     fn get(core: &Core, register: u8) -> u64;
-    /// Writes a register as the architecture does: 32-bit writes clear the upper half, narrower ones keep it.
+    /// Writes a register: 32-bit writes clear the upper half, narrower ones keep it.
     fn set(core: &mut Core, register: u8, value: u64);
     /// Loads from a linear address.
     fn load(core: &mut Core, bus: &mut dyn Bus, address: u64) -> Res<u64>;

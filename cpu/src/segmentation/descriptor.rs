@@ -66,7 +66,7 @@ impl Descriptor {
         let raw = (self.0 & 0xffff | self.0 >> 32 & 0xf_0000) as u32;
         if self.0 & 1 << 55 != 0 { raw << 12 | 0xfff } else { raw }
     }
-    /// The hidden part that a load of this descriptor gives.
+    /// The hidden part of a segment register that loads this descriptor.
     pub fn segment(self, selector: u16) -> Segment {
         let attributes = (self.0 >> 40) as u16 & 0xf0ff;
         Segment { selector, base: self.base(), limit: self.limit(), attributes }
@@ -88,7 +88,7 @@ pub(crate) struct Located {
     pub address: u64,
 }
 
-/// What a null selector loads: nothing usable. SS keeps a privilege level in 64-bit mode.
+/// The segment that a null selector loads, which is not usable. SS keeps a privilege level in 64-bit mode.
 pub(crate) fn null_segment(selector: u16, dpl: u8) -> Segment {
     Segment { selector, base: 0, limit: 0, attributes: u16::from(dpl) << 5 }
 }

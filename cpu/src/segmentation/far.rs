@@ -8,7 +8,7 @@ use crate::core::Core;
 use crate::exception::{GP, NP, Res, TS};
 use crate::state::{SegReg, Segment};
 
-/// A far transfer: where to, with which operand size, and whether it calls.
+/// A far transfer: its target, its operand size, and whether it is a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FarTransfer {
     pub selector: u16,
@@ -16,7 +16,7 @@ pub(crate) struct FarTransfer {
     /// Operand size in bytes: 2, 4 or 8.
     pub size_bytes: u64,
     pub call: bool,
-    /// Return address of a call; next instruction of a task switch.
+    /// Return address of a call, or next instruction of the old task for a task switch.
     pub next_rip: u64,
 }
 
@@ -64,7 +64,7 @@ impl Core {
         stack.push(self, bus, size, rip)
     }
 
-    /// To a code segment without a gate: the privilege level stays.
+    /// A transfer to a code segment without a gate, which keeps the privilege level.
     fn far_direct(&mut self, bus: &mut dyn Bus, to: FarTransfer, mut located: Located) -> Res<()> {
         let descriptor = located.descriptor;
         let rpl = (to.selector & 3) as u8;
@@ -96,7 +96,7 @@ impl Core {
         Ok(())
     }
 
-    /// Through a gate or to a task.
+    /// A transfer through a gate or to a task.
     fn far_system(&mut self, bus: &mut dyn Bus, to: FarTransfer, located: Located) -> Res<()> {
         let gate = located.descriptor;
         let rpl = (to.selector & 3) as u8;
@@ -201,7 +201,7 @@ impl Core {
         Ok(())
     }
 
-    /// The stack that the TSS holds for a privilege level.
+    /// The stack that the TSS names for a privilege level.
     pub(crate) fn stack_of_level(&mut self, bus: &mut dyn Bus, cpl: u8) -> Res<NewStack> {
         if self.long_mode() {
             let rsp = self.tss_field(bus, 4 + 8 * u64::from(cpl), 8)?;
@@ -210,7 +210,7 @@ impl Core {
         let wide = self.state.tr.kind() & 8 != 0;
         let (esp, ss) = if wide {
             let at = 4 + 8 * u64::from(cpl);
-            // One check for both, so that the fault does not depend on the order.
+            // One check covers both fields, so that the fault does not depend on the order.
             self.check_tss_limit(at, 6)?;
             (self.tss_field(bus, at, 4)?, self.tss_field(bus, at + 4, 2)?)
         } else {
@@ -233,7 +233,7 @@ impl Core {
         Ok(())
     }
 
-    /// A field of the current TSS; #TS when it lies behind the limit.
+    /// A field of the current TSS. Raises #TS if the field is beyond the limit.
     pub(crate) fn tss_field(&mut self, bus: &mut dyn Bus, offset: u64, size_bytes: u64) -> Res<u64> {
         self.check_tss_limit(offset, size_bytes)?;
         let address = self.table_address(self.state.tr.base, offset);
@@ -273,7 +273,7 @@ impl Core {
         Ok(())
     }
 
-    /// The code segment that a far return or IRET loads (never to a more privileged level).
+    /// The code segment that a far return or IRET loads, never at a more privileged level.
     pub(super) fn returned_code_segment(&mut self, bus: &mut dyn Bus, selector: u16) -> Res<Segment> {
         if selector & !3 == 0 {
             return Err(self.gp(0));
@@ -295,8 +295,7 @@ impl Core {
         Ok(located.descriptor.segment(selector))
     }
 
-    /// The stack segment that a return to level `cpl` loads. A null one is good enough for 64-bit code that
-    /// is not at level 3.
+    /// The stack segment that a return to level `cpl` loads. 64-bit code outside level 3 may use a null one.
     pub(super) fn returned_stack_segment(
         &mut self,
         bus: &mut dyn Bus,
@@ -311,8 +310,8 @@ impl Core {
         self.stack_segment_for(bus, selector, cpl, GP)
     }
 
-    /// Loads CS:RIP and SS:RSP of a return that may change the privilege level. A 16-bit stack segment takes
-    /// only SP; the upper part of the register stays, as on every processor.
+    /// Loads CS:RIP and SS:RSP for a return that may change the privilege level. For a 16-bit stack segment, only SP is
+    /// loaded. As on every processor, the upper part of the register stays.
     pub(super) fn return_outward(&mut self, code: Segment, rip: u64, stack: Segment, rsp: u64) {
         let old_cpl = self.cpl;
         self.set_segment(SegReg::Ss, stack);

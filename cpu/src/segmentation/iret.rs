@@ -11,7 +11,7 @@ use crate::state::{SegReg, Segment};
 /// Flags that every IRET and POPF may change.
 pub(crate) const ALWAYS: u64 = flags::ARITHMETIC | flags::TF | flags::DF | flags::NT;
 
-/// What is popped first.
+/// The values that IRET pops first.
 struct Frame {
     rip: u64,
     cs: u16,
@@ -56,7 +56,7 @@ impl Core {
         })
     }
 
-    /// RFLAGS after an IRET at the present privilege level.
+    /// RFLAGS after an IRET at the current privilege level.
     fn returned_flags(&self, size: u64, popped: u64) -> u64 {
         let mut mask = ALWAYS;
         if size > 2 {
@@ -132,7 +132,7 @@ impl Core {
         self.check_target(&code, frame.rip)?;
         let rflags = self.returned_flags(size, frame.rflags);
         let cpl = (frame.cs & 3) as u8;
-        // 64-bit mode pops SS:RSP always, the others when they return to an outer level.
+        // 64-bit mode always pops SS:RSP. Other modes pop it when they return to an outer level.
         if !self.is_64bit() && cpl == self.cpl {
             self.set_stack_pointer(self.frame.regs[4].wrapping_add(3 * size));
             self.set_segment(SegReg::Cs, code);

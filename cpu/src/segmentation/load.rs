@@ -15,14 +15,14 @@ impl Core {
         self.fault_with_code(vector, u32::from(selector & !3))
     }
 
-    /// A linear address of a system table entry: 32 bits wide outside long mode.
+    /// Linear address of a system table entry, 32 bits wide outside long mode.
     pub(crate) fn table_address(&self, base: u64, offset: u64) -> u64 {
         let address = base.wrapping_add(offset);
         if self.long_mode() { address } else { address & 0xffff_ffff }
     }
 
-    /// Reads the descriptor of a selector; `None` when it lies outside its table. `size_bytes` is 8, or 16
-    /// for system descriptors of long mode.
+    /// Reads the descriptor of a selector; `None` if it is outside its table. `size_bytes` is 8, or 16 for system
+    /// descriptors of long mode.
     pub(crate) fn find_descriptor(
         &mut self,
         bus: &mut dyn Bus,
@@ -45,7 +45,7 @@ impl Core {
         Ok(Some(Located { descriptor, address }))
     }
 
-    /// Reads the descriptor of a selector; `vector(selector)` when it lies outside its table.
+    /// Reads the descriptor of a selector. Raises `vector(selector)` if it is outside its table.
     pub(crate) fn descriptor(&mut self, bus: &mut dyn Bus, selector: u16, vector: u8) -> Res<Located> {
         match self.find_descriptor(bus, selector, 8)? {
             Some(located) => Ok(located),
@@ -53,8 +53,8 @@ impl Core {
         }
     }
 
-    /// The upper half of a 16-byte system descriptor of long mode: base or offset bits 32-63. The type
-    /// field in it must be zero.
+    /// The upper half of a 16-byte system descriptor of long mode: bits 32-63 of the base or offset. Its type field
+    /// must be zero.
     pub(crate) fn upper_half(&mut self, bus: &mut dyn Bus, selector: u16, located: &Located) -> Res<u64> {
         if self.find_descriptor(bus, selector, 16)?.is_none() {
             return Err(self.selector_fault(GP, selector));
@@ -110,7 +110,7 @@ impl Core {
         Ok(())
     }
 
-    /// The hidden part that a load of a data or stack segment register would give, with all checks.
+    /// The hidden part for a load of a data or stack segment register, after all checks.
     pub(crate) fn checked_segment(
         &mut self,
         bus: &mut dyn Bus,
@@ -149,8 +149,8 @@ impl Core {
         self.stack_segment_for(bus, selector, cpl, GP)
     }
 
-    /// A stack segment for a privilege level: RPL and DPL must equal it. `vector` is raised when the
-    /// descriptor does not fit; one that is not present raises #SS.
+    /// A stack segment for a privilege level, which RPL and DPL must equal. Raises `vector` if the descriptor does not
+    /// fit, and #SS if it is not present.
     pub(crate) fn stack_segment_for(
         &mut self,
         bus: &mut dyn Bus,
@@ -170,8 +170,8 @@ impl Core {
         Ok(located.descriptor.segment(selector))
     }
 
-    /// A segment load of real and virtual-8086 mode. In real mode only selector and base change: limit and
-    /// rights stay what they were ("unreal" mode depends on it).
+    /// A segment load in real or virtual-8086 mode. In real mode only selector and base change. Limit and rights stay,
+    /// on which "unreal" mode depends.
     pub(crate) fn real_segment(&self, register: SegReg, selector: u16) -> Segment {
         let base = u64::from(selector) << 4;
         if self.rflags & flags::VM != 0 {
@@ -187,8 +187,8 @@ impl Core {
         if fits { Ok(()) } else { Err(self.gp(0)) }
     }
 
-    /// Returning to a less privileged level takes away data segments that it may not use. A null selector
-    /// is left alone: its base may have been set by an MSR.
+    /// Clears data segments that the new, less privileged level may not use. Null selectors stay: an MSR may have set
+    /// their base.
     pub(crate) fn drop_private_segments(&mut self) {
         for register in [SegReg::Es, SegReg::Ds, SegReg::Fs, SegReg::Gs] {
             let segment = *self.segment(register);

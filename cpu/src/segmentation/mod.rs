@@ -1,7 +1,7 @@
-//! Segmentation (SDM vol. 3, chapter 5 and 3.4-3.5): descriptors, loads of segment registers, and what goes through
-//! descriptors: far transfers, returns and task switches.
+//! Segmentation (SDM vol. 3, chapter 5 and 3.4-3.5): descriptors, loads of segment registers, far transfers, returns
+//! and task switches.
 //!
-//! Everything here reads and checks first and changes registers last, so that a fault leaves them alone.
+//! Everything here reads and checks first and changes registers last, so that a fault leaves registers unchanged.
 //! Memory may have changed by then (accessed bits), as on hardware.
 
 pub(crate) mod descriptor;

@@ -1,4 +1,4 @@
-//! The stack that a change of privilege or task goes to, before SS and RSP hold it.
+//! The new stack of a privilege or task change, before SS and RSP hold it.
 
 use crate::bus::Bus;
 use crate::core::Core;
@@ -19,12 +19,12 @@ pub(crate) struct NewStack {
     user: bool,
     /// Error code of a stack fault.
     fault_code: u32,
-    /// Segment rights apply (not real mode, not virtual-8086 mode).
+    /// Whether segment rights apply (not in real or virtual-8086 mode).
     protected: bool,
 }
 
 impl NewStack {
-    /// The stack in use.
+    /// The current stack.
     pub fn current(core: &Core) -> NewStack {
         NewStack {
             segment: *core.segment(SegReg::Ss),
@@ -36,7 +36,7 @@ impl NewStack {
         }
     }
 
-    /// A 64-bit stack; `cpl` is the privilege level that it belongs to.
+    /// A 64-bit stack that belongs to privilege level `cpl`.
     pub fn flat(segment: Segment, rsp: u64, cpl: u8) -> NewStack {
         NewStack { segment, sp: rsp, flat: true, user: cpl == 3, fault_code: 0, protected: true }
     }
@@ -55,7 +55,7 @@ impl NewStack {
         }
     }
 
-    /// Pushes a value of 2, 4 or 8 bytes. Only memory and this description change.
+    /// Pushes a value of 2, 4 or 8 bytes. Changes only memory and this description.
     pub fn push(&mut self, core: &mut Core, bus: &mut dyn Bus, size_bytes: u64, value: u64) -> Res<()> {
         let mask = self.mask();
         let sp = self.sp.wrapping_sub(size_bytes) & mask;
@@ -83,7 +83,7 @@ impl Core {
         reason
     }
 
-    /// Runs accesses at user or supervisor level, whatever the CPL.
+    /// Runs accesses at user or supervisor level, regardless of the CPL.
     pub(crate) fn as_user<T>(&mut self, user: bool, access: impl FnOnce(&mut Core) -> T) -> T {
         let smap = self.state.cr4 & cr4::SMAP != 0 && self.rflags & flags::AC == 0;
         self.mmu.set_index(user, smap, user && self.alignment_matters());

@@ -1,8 +1,8 @@
 //! Hardware task switches (SDM vol. 3, chapter 8). They exist outside long mode only.
 //!
-//! The order follows section 8.3: checks of the new TSS, the old task saved, busy bits and link changed, then
-//! registers loaded. From there on faults belong to the new task: registers are those of the new task, and
-//! segment registers that were not reached yet hold their selector without being usable.
+//! The order follows section 8.3: check the new TSS, save the old task, change busy bits and link, then load registers.
+//! From then on, faults belong to the new task. Segment registers that are not loaded yet hold their selector but are
+//! unusable.
 
 use super::descriptor::{Located, null_segment, system_type};
 use crate::attention;
@@ -14,7 +14,7 @@ use crate::flags;
 use crate::registers::{cr0, cr4};
 use crate::state::SegReg;
 
-/// What causes a task switch: it decides about busy bits, NT and the link.
+/// The cause of a task switch, which decides the changes to busy bits, NT and the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TaskSwitch {
     Jump,
@@ -31,23 +31,23 @@ struct Layout {
     size: u64,
     cr3: Option<u64>,
     ip: u64,
-    /// First of ES, CS, SS, DS and perhaps FS, GS.
+    /// Offset of the first of ES, CS, SS, DS and perhaps FS, GS.
     segments: u64,
     segment_count: usize,
     ldtr: u64,
-    /// Smallest limit.
+    /// Smallest valid limit.
     least_limit: u32,
 }
 
-/// Task gates whose tasks fault at once can lead to each other for ever, if the tasks make each other available again. On a
-/// processor that never ends; here a step has an end, and the CPU shuts down after so many.
+/// Limit for task switches whose tasks fault at once. Task gates can lead such tasks to each other for ever, if the
+/// tasks make each other available again. A processor would never end; here a step must end, so the CPU shuts down.
 const MOST_FAULTING_TASKS: u32 = 16;
 
 const WIDE: Layout =
     Layout { size: 4, cr3: Some(28), ip: 32, segments: 72, segment_count: 6, ldtr: 96, least_limit: 103 };
 const NARROW: Layout =
     Layout { size: 2, cr3: None, ip: 14, segments: 34, segment_count: 4, ldtr: 42, least_limit: 43 };
-/// Where the T flag of a 32-bit TSS is: bit 0 of the word before the I/O map's base.
+/// Offset of the T flag of a 32-bit TSS: bit 0 of the word before the I/O map's base.
 const TRAP_FLAG: u64 = 100;
 
 impl Layout {
@@ -64,7 +64,7 @@ impl Layout {
 
 const SEGMENTS: [SegReg; 6] = [SegReg::Es, SegReg::Cs, SegReg::Ss, SegReg::Ds, SegReg::Fs, SegReg::Gs];
 
-/// What a TSS holds of a task.
+/// The task state in a TSS.
 struct Task {
     cr3: Option<u64>,
     ip: u64,
@@ -76,8 +76,8 @@ struct Task {
 }
 
 impl Core {
-    /// Switches to the task of a TSS selector. `next_rip` is where the old task resumes; an error code is
-    /// pushed on the new task's stack.
+    /// Switches to the task of a TSS selector. `next_rip` is where the old task resumes. An error code is pushed on the
+    /// new task's stack.
     pub(crate) fn task_switch(
         &mut self,
         bus: &mut dyn Bus,
@@ -90,7 +90,7 @@ impl Core {
         let descriptor = new_tss.descriptor;
         let layout = Layout::of(descriptor.kind());
         let base = descriptor.base();
-        // Read everything, and make sure that the link can be written, before anything changes.
+        // Before any change, read everything and make sure that the link can be written.
         let task = self.read_task(bus, base, layout)?;
         let nests = matches!(reason, TaskSwitch::Call | TaskSwitch::Interrupt);
         if nests {
@@ -111,7 +111,7 @@ impl Core {
         self.state.tr = new_tss.descriptor.segment(selector);
         self.state.cr0 |= cr0::TS;
         if self.enter_task(bus, layout, &task, nests, error_code).is_err() {
-            // The fault is the new task's, at its first instruction. It is part of the same step.
+            // The new task raises the fault, at its first instruction. The fault is part of the same step.
             let fault = self.exception;
             self.faulting_tasks += 1;
             let endless = self.faulting_tasks > MOST_FAULTING_TASKS;
@@ -140,14 +140,14 @@ impl Core {
         let code = *self.segment(SegReg::Cs);
         self.check_target(&code, self.rip)?;
         if task.trap {
-            // BT: a debug trap before the new task's first instruction.
+            // BT: raise a debug trap before the new task's first instruction.
             self.state.pending_debug |= 1 << 15;
             self.update_debug_attention();
         }
         Ok(())
     }
 
-    /// The descriptor of the new TSS with the checks of 8.3.
+    /// The descriptor of the new TSS, after the checks of 8.3.
     fn new_tss(&mut self, bus: &mut dyn Bus, selector: u16, reason: TaskSwitch) -> Res<Located> {
         let vector = if reason == TaskSwitch::Return { TS } else { GP };
         if selector & !3 == 0 || selector & 4 != 0 {
@@ -228,7 +228,7 @@ impl Core {
         Ok(())
     }
 
-    /// Marks the current task available again.
+    /// Marks the current task as available again.
     fn clear_busy(&mut self, bus: &mut dyn Bus) -> Res<()> {
         let offset = u64::from(self.state.tr.selector & !7) + 5;
         let address = self.table_address(self.state.gdtr.base, offset);
@@ -236,7 +236,7 @@ impl Core {
         self.store_system(bus, address, 1, kind & !2)
     }
 
-    /// Loads the registers of the new task. From here on a fault is the new task's.
+    /// Loads the registers of the new task. Faults from here on belong to the new task.
     fn load_task(&mut self, bus: &mut dyn Bus, layout: &Layout, task: &Task, nests: bool) -> Res<()> {
         self.load_task_cr3(task)?;
         self.rip = task.ip;
@@ -250,7 +250,7 @@ impl Core {
         let v86 = layout.size == 4 && task.flags & flags::VM != 0;
         let nested = if nests { flags::NT } else { 0 };
         let cpl = if v86 { 3 } else { (task.selectors[1] & 3) as u8 };
-        // Unusable until each is loaded; SS carries the privilege level.
+        // Every segment is unusable until loaded. SS carries the privilege level.
         for (register, &selector) in SEGMENTS.into_iter().zip(&task.selectors) {
             self.set_segment(register, null_segment(selector, cpl));
         }
@@ -275,7 +275,7 @@ impl Core {
         Ok(())
     }
 
-    /// Where an ordinary load raises #GP, a task switch raises #TS.
+    /// Turns the #GP of an ordinary load into the #TS of a task switch.
     fn as_invalid_tss(&mut self, reason: Break) -> Break {
         if self.exception.vector == GP {
             self.exception.vector = TS;

@@ -33,8 +33,8 @@ const fn multiply(mut a: u8, mut b: u8) -> u8 {
     product
 }
 
-/// The S-box: inverse in GF(2^8), then the affine transformation. 3 generates the multiplicative group and
-/// 0xf6 is its inverse, so walking both ways round the group pairs every element with its inverse.
+/// The S-box: inverse in GF(2^8), then the affine transformation. 3 generates the multiplicative group and 0xf6 is its
+/// inverse. Walking the group in both directions pairs every element with its inverse.
 const fn substitution() -> [u8; 256] {
     let mut table = [0; 256];
     let (mut element, mut inverted) = (1_u8, 1_u8);
@@ -64,7 +64,8 @@ const fn inverse(table: &[u8; 256]) -> [u8; 256] {
     out
 }
 
-/// Byte `n` of the state comes from byte `n * step`: 5 rotates row r left by r, 13 rotates right.
+/// Shifts rows: byte `n` of the result is byte `n * step` of the state. A step of 5 rotates row r left by r, a step of
+/// 13 right.
 #[inline(always)]
 fn shift_rows<const N: usize>(a: [u8; N], step: usize) -> [u8; N] {
     std::array::from_fn(|n| a[n * step % N])
@@ -80,7 +81,7 @@ fn xor<const N: usize>(a: [u8; N], b: [u8; N]) -> [u8; N] {
     std::array::from_fn(|n| a[n] ^ b[n])
 }
 
-/// Multiplies each column by the circulant matrix whose first row is given.
+/// Multiplies each column by the circulant matrix with the given first row.
 #[inline(always)]
 fn mix_columns<const N: usize>(a: [u8; N], row: [u8; 4]) -> [u8; N] {
     std::array::from_fn(|n| {
@@ -89,7 +90,8 @@ fn mix_columns<const N: usize>(a: [u8; N], row: [u8; 4]) -> [u8; N] {
     })
 }
 
-/// Doublewords of AESKEYGENASSIST: the substituted odd doublewords, and those rotated with the constant.
+/// Doublewords of AESKEYGENASSIST: the substituted odd doublewords, and the same ones rotated and combined with the
+/// constant.
 fn key_word(b: &[u8], imm: u8, n: usize) -> u32 {
     let source = u32::get(b, n | 1);
     let substituted = u32::from_le_bytes(sub_bytes(source.to_le_bytes(), &SBOX));
@@ -125,7 +127,7 @@ mod tests {
         let zero = [0; 16];
         let last = Aesenclast::apply(block(STATE), zero, 0);
         assert_eq!(Aesdeclast::apply(last, zero, 0), block(STATE));
-        // The equivalent inverse cipher: substitution, rows and columns, as AESDEC orders them.
+        // The equivalent inverse cipher orders substitution, rows and columns as AESDEC does.
         let round = Aesimc::apply(zero, Aesenc::apply(block(STATE), zero, 0), 0);
         assert_eq!(Aesdeclast::apply(round, zero, 0), block(STATE));
     }

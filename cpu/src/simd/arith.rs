@@ -59,14 +59,14 @@ packed! {
     Phminposuw = |_, b, _| minimum_position(b);
 }
 
-/// Two signed products added; only 2 * (-0x8000)^2 does not fit, and wraps.
+/// The sum of two signed products. Only 2 * (-0x8000)^2 does not fit, and wraps.
 #[inline(always)]
 fn multiply_add_words(a: &[u8], b: &[u8], n: usize) -> i32 {
     let product = |i| i32::from(i16::get(a, i)) * i32::from(i16::get(b, i));
     product(2 * n).wrapping_add(product(2 * n + 1))
 }
 
-/// Unsigned bytes of the destination times signed bytes of the source, added with saturation.
+/// Multiplies unsigned bytes of the destination with signed bytes of the source and adds with saturation.
 #[inline(always)]
 fn multiply_add_bytes(a: &[u8], b: &[u8], n: usize) -> i16 {
     let product = |i: usize| i32::from(a[i]) * i32::from(b[i] as i8);

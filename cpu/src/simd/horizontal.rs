@@ -12,7 +12,7 @@ packed! {
     Phsubsw = |a, b, _| pairs(&a, &b, i16::saturating_sub);
 }
 
-/// Results from the pairs of `a` fill the lower half, those of `b` the upper.
+/// Combines neighbouring lanes. Pairs of `a` fill the lower half, pairs of `b` the upper.
 #[inline(always)]
 fn pairs<L: Lane, const N: usize>(a: &[u8; N], b: &[u8; N], f: impl Fn(L, L) -> L) -> [u8; N] {
     let half = N / L::BYTES / 2;

@@ -30,14 +30,14 @@ packed! {
     Pmovzxdq = |_, b, _| build(|n| u64::from(u32::get(&b, n)));
 }
 
-/// The lanes of `a`, then those of `b`, made half as wide.
+/// The lanes of `a`, then the lanes of `b`, narrowed to half their width.
 #[inline(always)]
 fn narrow<W: Lane, L: Lane, const N: usize>(a: &[u8; N], b: &[u8; N], f: impl Fn(W) -> L) -> [u8; N] {
     let half = N / W::BYTES;
     build(|n| if n < half { f(W::get(a, n)) } else { f(W::get(b, n - half)) })
 }
 
-/// Lanes of `a` and `b` in turn, from lane `first` on.
+/// Alternates lanes of `a` and `b`, from lane `first` on.
 #[inline(always)]
 fn interleave<L: Lane, const N: usize>(a: &[u8; N], b: &[u8; N], first: usize) -> [u8; N] {
     build(|n| L::get(if n & 1 == 0 { a } else { b }, first + n / 2))

@@ -1,4 +1,4 @@
-//! Shifts. The count is the low quadword of the source; counts beyond the lane give zeros or signs.
+//! Shifts. The count is the low quadword of the source. Counts beyond the lane's width give zeros or signs.
 
 use super::lanes::{Lane, map};
 use super::packed;

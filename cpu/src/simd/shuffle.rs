@@ -26,10 +26,10 @@ fn field(imm: u8, n: usize) -> usize {
     usize::from(imm >> (2 * n) & 3)
 }
 
-/// The vector that starts at byte `start` of `b`, with `a` above it and zeros above that.
+/// The vector that starts at byte `start` of `b`, where `a` follows `b` and zeros follow `a`.
 #[inline(always)]
 fn window_of_pair<const N: usize>(a: &[u8; N], b: &[u8; N], start: usize) -> [u8; N] {
-    // Room for twice the widest vector and one more of zeros.
+    // Room for two of the widest vectors, and one more of zeros.
     let mut joined = [0; 48];
     joined[..N].copy_from_slice(b);
     joined[N..2 * N].copy_from_slice(a);
@@ -39,7 +39,7 @@ fn window_of_pair<const N: usize>(a: &[u8; N], b: &[u8; N], start: usize) -> [u8
     out
 }
 
-/// A blend whose control is the top bit of each lane of `mask`: PBLENDVB, BLENDVPS, BLENDVPD.
+/// A blend controlled by the top bit of each lane of `mask`: PBLENDVB, BLENDVPS, BLENDVPD.
 #[inline(always)]
 pub(crate) fn blend_variable<L: Lane>(a: [u8; 16], b: [u8; 16], mask: [u8; 16]) -> [u8; 16] {
     build(|n| {
@@ -48,7 +48,7 @@ pub(crate) fn blend_variable<L: Lane>(a: [u8; 16], b: [u8; 16], mask: [u8; 16]) 
     })
 }
 
-/// INSERTPS: `value` goes to the lane that bits 5:4 name, then the lanes in bits 3:0 become zero.
+/// INSERTPS: `value` goes to the lane in bits 5:4, then the lanes in bits 3:0 become zero.
 pub(crate) fn insert_single(a: [u8; 16], value: u32, imm: u8) -> [u8; 16] {
     let target = usize::from(imm >> 4 & 3);
     build(|n| match n {

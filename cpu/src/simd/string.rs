@@ -1,18 +1,18 @@
-//! The comparison behind PCMPESTRI, PCMPESTRM, PCMPISTRI and PCMPISTRM (SDM vol. 2, 4.1: the control byte, the
-//! aggregation operations and what elements behind a string's end count for).
+//! The comparison of PCMPESTRI, PCMPESTRM, PCMPISTRI and PCMPISTRM. SDM vol. 2, 4.1, defines the control byte, the
+//! aggregation operations, and how elements beyond a string's end count.
 
 use super::lanes::{Lane, build};
 
-/// What a comparison yields.
+/// The result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     /// IntRes2: one bit per element.
     pub bits: u16,
     /// Elements in a vector: 16 or 8.
     pub elements: u32,
-    /// The first string ends inside its vector (SF).
+    /// Whether the first string ends inside its vector (SF).
     pub first_ends: bool,
-    /// The second string ends inside its vector (ZF).
+    /// Whether the second string ends inside its vector (ZF).
     pub second_ends: bool,
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn implicit_length(vector: [u8; 16], imm: u8) -> usize {
     widen(vector, imm)[..count].iter().position(|&element| element == 0).unwrap_or(count)
 }
 
-/// Length from a register: the magnitude, at most a whole vector.
+/// Length of a string from a register: the magnitude, at most a whole vector.
 pub(crate) fn explicit_length(register: i64, imm: u8) -> usize {
     register.unsigned_abs().min(elements(imm) as u64) as usize
 }
@@ -96,7 +96,7 @@ fn ones(count: usize) -> u16 {
     ((1_u32 << count) - 1) as u16
 }
 
-/// A bit for each element of `y` that satisfies a condition; bits behind its end stay clear.
+/// A bit for each element of `y` that satisfies a condition. Bits beyond its end stay clear.
 fn each(y: &[i32], holds: impl Fn(i32) -> bool) -> u16 {
     y.iter().enumerate().fold(0, |bits, (n, &element)| bits | u16::from(holds(element)) << n)
 }
@@ -105,17 +105,17 @@ fn equal_any(x: &[i32], y: &[i32]) -> u16 {
     each(y, |element| x.contains(&element))
 }
 
-/// `x` holds pairs of bounds; half a pair at its end counts for nothing.
+/// A bit for each element of `y` in a range. `x` holds pairs of bounds; an incomplete last pair does not count.
 fn ranges(x: &[i32], y: &[i32]) -> u16 {
     each(y, |element| x.chunks_exact(2).any(|bounds| (bounds[0]..=bounds[1]).contains(&element)))
 }
 
-/// Where both strings have ended, elements count as equal.
+/// A bit for each pair of equal elements. Elements beyond the ends of both strings count as equal.
 fn equal_each(x: &[i32], y: &[i32], count: usize) -> u16 {
     (0..count).fold(0, |bits, n| bits | u16::from(x.get(n) == y.get(n)) << n)
 }
 
-/// A bit for each position of `y` where `x` starts, or starts and is cut off by the vector's end.
+/// A bit for each position of `y` where `x` starts; the vector's end may cut `x` off.
 fn equal_ordered(x: &[i32], y: &[i32], count: usize) -> u16 {
     let starts_at = |start: usize| {
         let visible = x.len().min(count - start);

@@ -1,4 +1,4 @@
-//! Every instruction, register and memory form, against the processor.
+//! Compares every instruction, in register and memory form, with the processor.
 
 use iced_x86::{Code, Mnemonic};
 
@@ -8,12 +8,12 @@ use crate::instructions::{self, Encoded};
 use crate::state::{FLAGS, State, quad};
 use seeded::{Operands, setting};
 
-/// States tried with each encoding.
+/// Number of states to try with each encoding.
 const STATES: u64 = 25;
-/// Failures after which a test gives up on an instruction.
+/// Number of failures after which a test gives up on an instruction.
 const ENOUGH: usize = 3;
 
-/// What a memory operand starts from; the rest of the data area is cleared and compared too.
+/// Bytes that are filled before each case. The rest of the data area is cleared, and compared too.
 const WINDOW: usize = 1024;
 
 #[test]
@@ -65,7 +65,8 @@ fn xsave_images_are_the_processors() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Whether the processor can tell what is right; skips the test if not. Where the manual leaves room the CPU follows Intel's.
+/// Whether the processor can serve as reference; skips the test if not. If the manual leaves a choice, the CPU follows
+/// Intel's processors.
 fn is_reference() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);
     let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();
@@ -80,7 +81,7 @@ fn is_reference() -> bool {
     reference
 }
 
-/// Tested apart, or with results that are ours to define.
+/// Whether the instruction has a separate test, or results that we define.
 fn special(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
@@ -119,7 +120,7 @@ impl Bench {
         }
     }
 
-    /// Random encodings and states of one instruction; descriptions of what differs.
+    /// Tries random encodings and states of one instruction. Returns descriptions of the differences.
     fn compare(&mut self, code: Code, memory: bool) -> Vec<String> {
         let mut failures = Vec::new();
         for _ in 0..self.encodings {
@@ -142,7 +143,7 @@ impl Bench {
         if let Some(base) = encoded.base {
             before.gpr[base] = self.host.data_address() + offset as u64 - encoded.displacement;
         }
-        // The native code keeps these for itself.
+        // The native code uses these registers itself.
         (before.gpr[4], before.gpr[15]) = (self.guest.initial().gpr[4], 0);
         let window = self.memory_operand(encoded.instruction.mnemonic(), &mut before);
         let range = offset..(offset + WINDOW).min(DATA_BYTES);
@@ -150,8 +151,8 @@ impl Bench {
         self.guest.write_data(offset as u64, &window[..range.len()]);
 
         let mut theirs = before.clone();
-        // SAFETY: operands lie in the data area, aligned where they must be, all exceptions are masked, and
-        // encodings use neither RSP nor R15.
+        // SAFETY: operands lie in the data area, aligned if necessary. All exceptions are masked. Encodings use neither
+        // RSP nor R15.
         unsafe { self.host.run(&mut theirs) };
         theirs.flags &= FLAGS;
         let mut start = self.guest.initial();
@@ -182,7 +183,7 @@ impl Bench {
         })
     }
 
-    /// Where in the data area the operand lies: anywhere the instruction allows, page crossings included.
+    /// Offset of the operand in the data area: anywhere that the instruction allows, including page crossings.
     fn operand_offset(&mut self, encoded: &Encoded) -> usize {
         let mnemonic = encoded.instruction.mnemonic();
         let size = encoded.instruction.memory_size().size();
@@ -206,14 +207,14 @@ impl Bench {
             }
             Mnemonic::Fxrstor | Mnemonic::Fxrstor64 | Mnemonic::Xrstor | Mnemonic::Xrstor64 => {
                 let mut image = State::random(&mut self.random).image;
-                // Any exceptions, masked or not: ES and B must follow.
+                // Any exceptions, masked or not: ES and B must match them.
                 image[0..4].copy_from_slice(&(self.random.bits() as u32).to_le_bytes());
                 window[..512].copy_from_slice(&image);
             }
             _ => {}
         }
         if matches!(mnemonic, Mnemonic::Xsave | Mnemonic::Xsave64 | Mnemonic::Xrstor | Mnemonic::Xrstor64) {
-            // Requested components: any of x87 and SSE, and some that do not exist.
+            // Request any of x87 and SSE, and some components that do not exist.
             before.gpr[0] = before.gpr[0] & !0xffff_ffff | self.random.below(4) | 1 << 31;
             before.gpr[2] = before.gpr[2] & !0xffff_ffff | 1 << 20;
             window[512..520].copy_from_slice(&self.random.below(4).to_le_bytes());

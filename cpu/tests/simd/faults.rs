@@ -1,5 +1,5 @@
-//! What instructions refuse, by the manual's exception classes: every instruction under every switch that
-//! forbids it, misaligned operands, absent pages, unmasked floating-point exceptions.
+//! Faults by the manual's exception classes: every instruction under every switch that forbids it, misaligned operands,
+//! absent pages, unmasked floating-point exceptions.
 
 use cpu::CpuState;
 use iced_x86::{Code, Mnemonic, OpKind};
@@ -26,7 +26,7 @@ const CR4_OSFXSR: u64 = 1 << 9;
 const CR4_OSXMMEXCPT: u64 = 1 << 10;
 const CR4_OSXSAVE: u64 = 1 << 18;
 
-/// Which registers an instruction belongs to.
+/// The registers that an instruction uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     /// Only XMM registers or MXCSR.
@@ -85,7 +85,7 @@ impl Bench {
             .collect()
     }
 
-    /// A state in which the instruction completes, its operand at `address`.
+    /// A state in which the instruction completes, with its operand at `address`.
     fn state(&mut self, encoded: &Encoded, address: u64) -> CpuState {
         let mut registers = State::random(&mut self.random);
         registers.gpr[4] = self.guest.initial().gpr[4];
@@ -101,7 +101,7 @@ impl Bench {
         self.guest.run(state, 0, &encoded.bytes)
     }
 
-    /// Runs every instruction in states changed by `prepare` and compares the exception with the expected.
+    /// Runs every instruction in states changed by `prepare`, and compares the exception with the expected one.
     fn expect(&mut self, prepare: impl Fn(&mut CpuState), expected: impl Fn(&Encoded) -> Option<u8>) {
         for encoded in self.encodings() {
             self.guest.write_data(0, &[0; 640]);
@@ -192,7 +192,7 @@ fn absent_pages_leave_everything_as_it_was() {
     for encoded in bench.encodings().into_iter().filter(|encoded| encoded.base.is_some()) {
         let mut state = bench.state(&encoded, DATA + DATA_BYTES);
         if matches!(encoded.instruction.mnemonic(), Mnemonic::Maskmovq | Mnemonic::Maskmovdqu) {
-            // Something must be selected.
+            // The mask must select something.
             state.xmm = [u128::MAX; 16];
             state.fpu.mantissas = [u64::MAX; 8];
         }
@@ -200,7 +200,7 @@ fn absent_pages_leave_everything_as_it_was() {
         assert_eq!(outcome.vector, Some(PF), "{}", encoded.instruction);
         let mut after = outcome.state;
         if (0..encoded.instruction.op_count()).any(|n| encoded.instruction.op_register(n).is_mm()) {
-            // Processors have left x87 mode by the time an MMX store faults: TOP is zero, all tags are valid.
+            // When an MMX store faults, processors have already left x87 mode: TOP is zero and all tags are valid.
             const TOP: u16 = 7 << 11;
             after.fpu.status |= state.fpu.status & TOP;
             after.fpu.valid = state.fpu.valid;
@@ -211,7 +211,7 @@ fn absent_pages_leave_everything_as_it_was() {
     }
 }
 
-/// Puts operands into XMM1 and XMM2 and runs an instruction on those.
+/// Puts operands into XMM1 and XMM2 and runs an instruction on these registers.
 fn on_xmm(code: Code, imm: Option<u8>, mxcsr: u32, cr4: u64, operands: [u128; 2]) -> Outcome {
     let mut guest = Guest::new(CODE, DATA, DATA_BYTES);
     let mut instruction = iced_x86::Instruction::new();
@@ -312,7 +312,7 @@ fn reserved_mxcsr_bits_are_refused() {
 
 #[test]
 fn xrstor_refuses_malformed_headers() {
-    // (offset in the header, value, refused)
+    // (offset in the header, value, whether it is refused)
     for (at, value, refused) in [
         (0, 3, false),
         (0, 4, true),
@@ -375,7 +375,7 @@ fn outside_64_bit_mode_there_are_eight_xmm_registers() {
 
 #[test]
 fn segment_limits_hold_for_large_operands() {
-    // movups xmm0, [ebx] with DS ending inside the operand, at its end, and behind it
+    // movups xmm0, [ebx], where DS ends inside the operand, at its end, or after it
     for (last, vector) in [(14, Some(GP)), (15, None), (16, None)] {
         let (outcome, _) = on_memory(&[0x0f, 0x10, 0x03], &[], |state| {
             state.segments[1].attributes = 0xc09b;
@@ -387,7 +387,7 @@ fn segment_limits_hold_for_large_operands() {
 
 #[test]
 fn masked_stores_fault_for_their_whole_operand() {
-    // The manual leaves it to the implementation; this is what processors do.
+    // The manual leaves this to the implementation; the test expects what processors do.
     const MASKMOVDQU: [u8; 4] = [0x66, 0x0f, 0xf7, 0xca];
     for mask in [0x80_u128 << 56, 0x80 << 64, 0] {
         let (outcome, _) = on_memory(&MASKMOVDQU, &[], |state| {

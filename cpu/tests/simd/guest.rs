@@ -1,4 +1,4 @@
-//! A tiny machine around our CPU: 64-bit mode, RAM, nothing else.
+//! A small machine around our CPU: 64-bit mode and RAM, nothing else.
 
 use cpu::{Cpu, CpuState, EmptyBus, Segment, Stop};
 use guest_ram::GuestRam;
@@ -9,7 +9,7 @@ const FIRST_TABLE: u64 = 2 * PAGE;
 const GDT: u64 = 0x20000;
 const IDT: u64 = 0x21000;
 const STACK: u64 = 0x23000;
-/// Guest-physical address of the code page, which is also mapped one to one for the handlers.
+/// Guest-physical address of the code page, which is also identity-mapped for the handlers.
 const CODE: u64 = 0x24000;
 const HANDLERS: u64 = 0x25000;
 /// Guest-physical address of the data area.
@@ -46,7 +46,7 @@ impl Guest {
         Guest { cpu, initial: initial_state(), code }
     }
 
-    /// The state runs start from: 64-bit mode, SSE enabled.
+    /// The initial state of runs: 64-bit mode with SSE enabled.
     pub fn initial(&self) -> CpuState {
         self.initial.clone()
     }
@@ -61,7 +61,7 @@ impl Guest {
         self.cpu.ram().read_bytes(DATA + offset, bytes);
     }
 
-    /// Executes one instruction, which stands `offset` bytes into the code page.
+    /// Executes one instruction that starts `offset` bytes into the code page.
     pub fn run(&mut self, state: &CpuState, offset: u64, instruction: &[u8]) -> Outcome {
         self.cpu.ram().write_bytes(CODE + offset, instruction);
         let mut state = state.clone();
@@ -80,11 +80,11 @@ impl Guest {
     }
 }
 
-/// What became of one instruction.
+/// The outcome of one instruction.
 pub struct Outcome {
     /// The state after it, or after the delivery of its exception.
     pub state: CpuState,
-    /// The exception it raised.
+    /// The exception that it raised.
     pub vector: Option<u8>,
 }
 

@@ -4,7 +4,7 @@ use memmap2::{Mmap, MmapMut};
 
 use crate::state::State;
 
-/// Size of the data area that memory operands lie in: two pages, so that operands can cross.
+/// Size of the data area with the memory operands: two pages, so that operands can cross.
 pub const DATA_BYTES: usize = 8192;
 const GPR: usize = 512;
 const FLAGS: usize = 640;
@@ -14,7 +14,7 @@ const CALLER_MXCSR: usize = 648;
 pub struct Host {
     code: Option<Mmap>,
     data: MmapMut,
-    /// Where the instruction under test begins in the code page.
+    /// Offset of the instruction under test in the code page.
     at: usize,
 }
 
@@ -39,7 +39,7 @@ impl Host {
         &mut self.data
     }
 
-    /// Makes `instruction` the one that [`Host::run`] executes.
+    /// Loads the instruction that [`Host::run`] will execute.
     pub fn load(&mut self, instruction: &[u8]) {
         let mut page = self.code.take().and_then(|code| code.make_mut().ok()).expect("a writable code page");
         let mut code = prologue();
@@ -50,7 +50,7 @@ impl Host {
         self.code = Some(page.make_exec().expect("executable memory"));
     }
 
-    /// Executes the loaded instruction from a state and puts the resulting one in its place.
+    /// Executes the loaded instruction from a state and replaces the state by the result.
     ///
     /// # Safety
     ///
@@ -58,8 +58,8 @@ impl Host {
     /// RSP and R15.
     pub unsafe fn run(&mut self, state: &mut State) {
         let code = self.code.as_ref().expect("code was loaded").as_ptr();
-        // SAFETY: the page holds a function of this type: the prologue saves what the calling convention
-        // preserves, the epilogue restores it and returns. What is between obeys the caller's promise.
+        // SAFETY: the page holds a function of this type. Its prologue saves what the calling convention preserves, and
+        // its epilogue restores this and returns. The caller promises that the instruction between them behaves.
         unsafe {
             let function: extern "sysv64" fn(*mut State) = std::mem::transmute(code);
             function(state);

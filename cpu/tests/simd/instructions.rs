@@ -6,16 +6,16 @@ use iced_x86::{
 
 use seeded::Operands;
 
-/// An instruction with registers and an address chosen.
+/// An instruction with chosen registers and address.
 pub struct Encoded {
     pub instruction: Instruction,
     pub bytes: Vec<u8>,
-    /// The register that the address is made of, if there is a memory operand.
+    /// The base register of the memory operand, if there is one.
     pub base: Option<usize>,
     pub displacement: u64,
 }
 
-/// All SIMD and state-saving instructions that 64-bit mode has without VEX.
+/// All SIMD and state-saving instructions without VEX in 64-bit mode.
 pub fn all() -> impl Iterator<Item = Code> {
     Code::values().filter(|&code| {
         let info = code.op_code();
@@ -31,7 +31,7 @@ fn ours(feature: CpuidFeature) -> bool {
     matches!(feature, MMX | SSE | SSE2 | SSE3 | SSSE3 | SSE4_1 | SSE4_2 | AES | PCLMULQDQ | FXSR | XSAVE)
 }
 
-/// Instructions that came with SSE but belong to other families.
+/// Whether an instruction came with SSE but belongs to another family.
 fn elsewhere(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
@@ -54,7 +54,7 @@ fn elsewhere(mnemonic: Mnemonic) -> bool {
     )
 }
 
-/// Whether a memory operand of 16 bytes or more may lie anywhere.
+/// Whether a memory operand of 16 bytes or more may be misaligned.
 pub fn allows_misaligned(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(
@@ -73,7 +73,7 @@ pub fn allows_misaligned(mnemonic: Mnemonic) -> bool {
     )
 }
 
-/// Whether there is a form with a memory (or else a register) operand.
+/// Whether there is a form with a memory operand, or else with a register operand.
 pub fn has_form(code: Code, memory: bool) -> bool {
     use OpCodeOperandKind::*;
     let kinds = code.op_code().op_kinds();
@@ -85,7 +85,7 @@ pub fn has_form(code: Code, memory: bool) -> bool {
 /// General registers that instructions under test may use.
 const GENERAL: [usize; 14] = [0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14];
 
-/// Chooses registers, displacement and immediate, and encodes for the given address.
+/// Chooses registers, displacement and immediate, and encodes the instruction for an address.
 pub fn encode(code: Code, memory: bool, address: u64, random: &mut Operands) -> Encoded {
     let mut instruction = Instruction::new();
     instruction.set_code(code);
@@ -134,7 +134,7 @@ fn set_operand(
         instruction.set_op_register(n, register);
         return;
     }
-    // RAX and RDX may be the component mask of XSAVE.
+    // RAX and RDX may hold the component mask of XSAVE.
     let base = random.pick(&GENERAL[3..]);
     *chosen = (Some(base), random.below(256));
     instruction.set_op_kind(n, OpKind::Memory);

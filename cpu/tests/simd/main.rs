@@ -1,9 +1,8 @@
-//! The SIMD instructions of the software CPU against the processor the tests run on, and against the manual
-//! where the processor cannot be asked (faults, unmasked exceptions).
+//! Compares the SIMD instructions of the software CPU with the processor that runs the tests. Faults and unmasked
+//! exceptions are compared with the manual instead, because the processor cannot be asked.
 //!
-//! `instructions` builds random encodings of every instruction that `iced-x86` knows of the families in
-//! question; `host` executes one natively, `guest` on our CPU, both at the same linear addresses and from the
-//! same [`state::State`].
+//! `instructions` builds random encodings of every instruction of these families that `iced-x86` knows. `host` executes
+//! one natively and `guest` on our CPU, at the same linear addresses and from the same [`state::State`].
 
 #[cfg(target_arch = "x86_64")]
 mod against_processor;

@@ -1,4 +1,4 @@
-//! What an instruction can see and change, in the form native code loads and stores it.
+//! The state that an instruction can read and change, in the form that native code loads and stores.
 
 use cpu::{CpuState, FpuState};
 
@@ -15,11 +15,11 @@ const IMAGE_BYTES: usize = 416;
 pub struct State {
     /// An FXSAVE64 image.
     pub image: [u8; 512],
-    /// RAX to R15. RSP and R15 are not for the instructions under test.
+    /// RAX to R15. Instructions under test must not use RSP and R15.
     pub gpr: [u64; 16],
     /// Arithmetic flags.
     pub flags: u64,
-    /// MXCSR for the caller.
+    /// The caller's MXCSR.
     pub caller_mxcsr: u64,
 }
 
@@ -40,7 +40,7 @@ impl State {
         image[2..4].copy_from_slice(&status.to_le_bytes());
         image[5] = 0;
         image[7] &= 7;
-        // Canonical pointers; hardware may cut others.
+        // Canonical pointers only, because hardware may truncate others.
         for at in [8, 16] {
             image[at + 5] &= 0x7f;
             image[at + 6..at + 8].fill(0);
@@ -78,7 +78,7 @@ impl State {
         self.quad(24) as u32
     }
 
-    /// Puts the registers into our CPU's state.
+    /// Copies the registers into our CPU's state.
     pub fn enter(&self, cpu: &mut CpuState) {
         cpu.gpr = self.gpr;
         cpu.rflags = cpu.rflags & !FLAGS | self.flags;
@@ -100,7 +100,7 @@ impl State {
         };
     }
 
-    /// Takes the registers out of our CPU's state.
+    /// Copies the registers from our CPU's state.
     pub fn leave(&mut self, cpu: &CpuState) {
         self.gpr = cpu.gpr;
         self.flags = cpu.rflags & FLAGS;
@@ -124,7 +124,7 @@ impl State {
         }
     }
 
-    /// What differs, one line each: name, before, processor, ours.
+    /// The differences, one per line: name, before, processor, ours.
     pub fn differences(before: &State, theirs: &State, ours: &State) -> Vec<String> {
         let mut lines = Vec::new();
         let mut note = |name: String, b: u128, t: u128, o: u128| {
@@ -161,7 +161,7 @@ pub fn quad(random: &mut Operands) -> u64 {
     }
 }
 
-/// Small and extreme integers in each lane; zeros often enough to end strings.
+/// Small and extreme integers in each lane. Zeros are frequent, to end strings.
 fn lanes(random: &mut Operands, bits: u64) -> u64 {
     let mask = (1 << bits) - 1;
     let sign = 1 << (bits - 1);

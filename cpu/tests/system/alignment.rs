@@ -6,12 +6,12 @@ use crate::harness::*;
 
 const AC: u64 = 1 << 18;
 const AM: u64 = 1 << 18;
-/// The last 16 bytes before a page's end, so that misaligned accesses cross it too.
+/// The last 16 bytes of a page, so that misaligned accesses also cross its end.
 const OPERAND: u64 = DATA + 0xff0;
 const BREAKPOINT: u8 = 3;
 const ALIGNMENT: u8 = 17;
 
-/// User code whose accesses are checked, with RSI and RDI at an operand and INT3 behind the instruction.
+/// User code with checked accesses. RSI and RDI point to an operand, and INT3 follows the instruction.
 fn checked(code: &[u8], operand: u64) -> Machine {
     let mut m = Machine::long().in_user_mode();
     m.long_gate(BREAKPOINT, handler(BREAKPOINT), 0xee00, 0);
@@ -85,7 +85,7 @@ fn operands_are_as_aligned_as_the_manuals_say() {
     }
 }
 
-/// The limit is an operand of two bytes, the base behind it one of eight (SDM vol. 3, 3.5.1).
+/// The limit is an operand of two bytes, and the base after it an operand of eight (SDM vol. 3, 3.5.1).
 #[test]
 fn sidt_is_aligned_by_its_parts() {
     for offset in 0..16 {
@@ -114,7 +114,7 @@ fn alignment_is_checked_at_level_3_where_both_bits_ask_for_it() {
     assert_eq!(m.run_to_handler(), 6, "level 0");
 }
 
-/// Translations that accesses of unchecked code left do not let those of checked code pass, nor the other way round.
+/// A translation left by unchecked code does not let accesses of checked code pass, and vice versa.
 #[test]
 fn the_check_comes_and_goes_with_the_flag() {
     let mut m = checked(&[], OPERAND + 2);
@@ -135,7 +135,7 @@ fn the_check_comes_and_goes_with_the_flag() {
         }
         a.int3().unwrap();
     });
-    // The flag is set behind the first POPFQ. There the aligned addition passes, the next one does not.
+    // The first POPFQ sets the flag. After it the aligned addition passes, and the misaligned one faults.
     assert_eq!(m.run_to_handler(), ALIGNMENT);
     assert_eq!(m.ram().load_u32(OPERAND), 1 | 2 << 16);
 }
@@ -157,7 +157,7 @@ fn a_port_is_not_read_for_an_operand_that_is_not_aligned() {
     assert_eq!(m.ram().load_u32(OPERAND), 0);
 }
 
-/// Tables and the stack of a handler are the system's, whichever program is interrupted.
+/// Accesses to tables and to a handler's stack belong to the system, whichever program is interrupted.
 #[test]
 fn accesses_of_the_processor_itself_are_not_checked() {
     let mut m = checked(&[], OPERAND);

@@ -1,6 +1,6 @@
-//! What the CPU remembers of translations and code never shows: page tables, code and page flags that change while it runs.
+//! Cached translations and code are never visible: page tables, code and page flags change while the CPU runs.
 //!
-//! Every test is one run: a new state would make the CPU forget everything.
+//! Every test is a single run, because a new state would empty the CPU's caches.
 
 use cpu::Stop;
 use guest_ram::PageFlags;
@@ -8,11 +8,11 @@ use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// A page that a test maps elsewhere, and two pages that it can be mapped to.
+/// A page that a test remaps, and two RAM pages for it.
 const PAGE: u64 = 0x9_0000;
 const LEFT: u64 = 0xa_0000;
 const RIGHT: u64 = 0xb_0000;
-/// A second root with the same tables under it.
+/// A second root, above the same tables.
 const OTHER_ROOT: u64 = 0xc_0000;
 /// A table that no root leads to yet.
 const NEW_TABLE: u64 = 0xd_0000;
@@ -24,7 +24,7 @@ fn entry_of(address: u64) -> u64 {
     TABLES + 0x3000 + 8 * (address >> 12)
 }
 
-/// Long mode with two roots; PAGE leads to LEFT.
+/// Long mode with two roots, where PAGE is mapped to LEFT.
 fn two_roots() -> Machine {
     let m = Machine::long();
     m.put64(OTHER_ROOT, (TABLES + 0x1000) | 7);
@@ -39,7 +39,7 @@ fn set_root(a: &mut CodeAssembler, root: u64) {
     a.mov(cr3, rax).unwrap();
 }
 
-/// Writes a word anywhere.
+/// Emits a store of a word to an address.
 fn write64(a: &mut CodeAssembler, address: u64, value: u64) {
     a.mov(rax, value).unwrap();
     a.mov(rdx, address).unwrap();
@@ -65,7 +65,7 @@ fn an_entry_changed_in_another_address_space_is_changed() {
     assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
 }
 
-/// One byte of it, whose lowest bit does not say that it is present.
+/// A store to one byte of an entry, without its present bit.
 #[test]
 fn a_store_to_a_part_of_an_entry_changes_it() {
     let mut m = two_roots();
@@ -84,7 +84,7 @@ fn a_store_to_a_part_of_an_entry_changes_it() {
 #[test]
 fn two_address_spaces_have_their_own_code_at_one_address() {
     let mut m = two_roots();
-    // The second root leads to a page table of its own.
+    // The second root leads to its own page table.
     let tables = OTHER_ROOT;
     for level in 0..2 {
         m.put64(tables + 0x1000 * level, (tables + 0x1000 * (level + 1)) | 7);
@@ -135,16 +135,16 @@ fn code_whose_entry_changed_in_another_address_space_is_other_code() {
     assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
 }
 
-/// An instruction of a hot loop lies in two pages. The second is mapped elsewhere, written, and not mapped any more.
+/// An instruction of a hot loop lies in two pages. Its second page is remapped, then written, then unmapped.
 #[test]
 fn an_instruction_across_pages_is_what_both_hold() {
     let mut m = two_roots();
     let start = PAGE - 3;
-    // add ebx, imm32: the lowest byte of the operand is in the first page. ret.
+    // add ebx, imm32, with the operand's lowest byte in the first page; then ret.
     m.put(start, &[0x81, 0xc3, 0x00]);
     m.put(LEFT, &[0x01, 0, 0, 0xc3]);
     m.put(RIGHT, &[0x00, 1, 0, 0xc3]);
-    // What is executed there alone tells the TLB of the page.
+    // Code there that runs alone enters the page into the TLB.
     let beside = 0x100;
     m.put(LEFT + beside, &[0xc3]);
     m.put(RIGHT + beside, &[0xc3]);
@@ -170,7 +170,7 @@ fn an_instruction_across_pages_is_what_both_hold() {
                 a.add(byte_ptr(LEFT), 1).unwrap();
             }
             a.set_label(label).unwrap();
-            // A label needs an instruction of its own.
+            // A label needs a separate instruction.
             a.nop().unwrap();
         }
         a.dec(ecx).unwrap();
@@ -189,11 +189,12 @@ fn an_instruction_across_pages_is_what_both_hold() {
     assert_eq!(m.state.gpr[3], sum);
 }
 
-/// Under one root a page is written as data; under the other it becomes a table; and under the first it is written again.
+/// Under one root a page is written as data. Under the other it becomes a table. Then it is written again under the
+/// first root.
 #[test]
 fn a_page_that_became_a_table_elsewhere_is_written_as_one() {
     let mut m = two_roots();
-    // The other root has tables of its own from the PDPT on, with NEW_TABLE at the first 2 MiB of the second GiB.
+    // The other root has its own tables from the PDPT on, with NEW_TABLE at the first 2 MiB of the second GiB.
     let directory = NEW_TABLE + 0x1000;
     let pointers = NEW_TABLE + 0x2000;
     m.put64(OTHER_ROOT, pointers | 7);
@@ -216,12 +217,12 @@ fn a_page_that_became_a_table_elsewhere_is_written_as_one() {
     assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
 }
 
-/// So much code comes and goes that what was translated of it is dropped on the way, the loop's own code with it.
+/// So much code is replaced that the code buffer is emptied on the way, including the loop's own code.
 #[test]
 fn code_that_is_written_again_and_again_is_always_the_newest() {
     let mut m = Machine::long();
     let rounds = 6000_u32;
-    // Four blocks, of which the first has the operand that is written.
+    // Four blocks. The loop writes the operand in the first block.
     m.code_at(64, LEFT, LEFT, |a| {
         a.add(ebx, 0x1_0000).unwrap();
         a.jmp(LEFT + 0x100).unwrap();
@@ -245,7 +246,7 @@ fn code_that_is_written_again_and_again_is_always_the_newest() {
     assert_eq!(m.state.gpr[3], u64::from(rounds * (rounds + 1) / 2));
 }
 
-/// Reads, then writes a page; the guest then clears its D bit and writes again. The entry after each.
+/// Reads a page, writes it, clears its D bit in the guest and writes again. Returns the entry after each step.
 fn dirty_after(m: &mut Machine, bitness: u32, page: u64, entry: u64) -> [u64; 4] {
     let seen = DATA;
     m.code(bitness, |a| {
@@ -286,7 +287,7 @@ fn writes_make_4_kib_and_2_mib_pages_dirty() {
 #[test]
 fn writes_make_1_gib_pages_dirty() {
     let mut m = Machine::long();
-    // The second GiB is the first once more.
+    // The second GiB maps the first GiB again.
     let entry = TABLES + 0x1000 + 8;
     m.put64(entry, LARGE | 7);
     assert_eq!(dirty_after(&mut m, 64, (1 << 30) + PAGE, entry), READ_WRITTEN_READ_WRITTEN);
@@ -305,7 +306,7 @@ fn writes_make_4_mib_pages_dirty() {
     assert_eq!(dirty_after(&mut m, 32, 8 << 20, TABLES + 8), READ_WRITTEN_READ_WRITTEN);
 }
 
-/// The jump's last byte begins a line, or a page, in which no other code is; the store is to it alone.
+/// The jump's last byte starts a line or page that has no other code. The store hits only this byte.
 #[test]
 fn a_store_to_the_last_byte_of_a_block_is_seen() {
     for last in [CODE + 0x100, CODE + 0x1000] {
@@ -324,7 +325,7 @@ fn a_store_to_the_last_byte_of_a_block_is_seen() {
     }
 }
 
-/// And a store to the first byte of a block that ends a line.
+/// A store to the first byte of a block that ends a line.
 #[test]
 fn a_store_to_the_first_byte_of_a_block_is_seen() {
     let mut m = Machine::long();
@@ -339,7 +340,7 @@ fn a_store_to_the_first_byte_of_a_block_is_seen() {
     assert_eq!(m.run_steps(20), Stop::Halted);
 }
 
-/// A store beside code, which leaves it alone, and then one onto it.
+/// A store beside code, which must not change it, and then a store to the code.
 #[test]
 fn a_store_beside_code_does_not_hide_the_next() {
     let mut m = Machine::long();
@@ -355,7 +356,7 @@ fn a_store_beside_code_does_not_hide_the_next() {
     assert_eq!(m.state.rip, PAGE + 1);
 }
 
-/// A store to another entry of a table, and then one to the entry that was used.
+/// A store to another entry of a table, and then to the entry in use.
 #[test]
 fn a_store_beside_an_entry_does_not_hide_the_next() {
     let mut m = two_roots();
@@ -371,7 +372,7 @@ fn a_store_beside_an_entry_does_not_hide_the_next() {
     assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
 }
 
-/// REP MOVSB of `bytes` from `from`. Assembles to code that changes RCX, RSI, RDI.
+/// Emits REP MOVSB of `bytes` bytes, which changes RCX, RSI and RDI.
 fn copy(a: &mut CodeAssembler, from: u64, to: u64, bytes: u64) {
     a.mov(esi, from as u32).unwrap();
     a.mov(edi, to as u32).unwrap();
@@ -379,7 +380,7 @@ fn copy(a: &mut CodeAssembler, from: u64, to: u64, bytes: u64) {
     a.rep().movsb().unwrap();
 }
 
-/// REP STOSB of the byte at AL.
+/// Emits REP STOSB of the byte in AL.
 fn fill(a: &mut CodeAssembler, to: u64, bytes: u64) {
     a.mov(edi, to as u32).unwrap();
     a.mov(ecx, bytes as u32).unwrap();
@@ -396,13 +397,13 @@ fn stores_copies_and_fills_onto_a_clean_page_make_it_dirty() {
         ("fill", |a| fill(a, PAGE, 16)),
     ];
     for (name, write) in ways {
-        // The guest's own D bit says nothing of ours.
+        // The guest's D bit is independent of our dirty flag.
         for entry in [0, ACCESSED | DIRTY] {
             let mut m = Machine::long();
             m.page(PAGE, 0, entry);
             m.ram().flags().clear(page, PageFlags::DIRTY);
             m.code(64, |a| {
-                // Both are in the TLB for reading.
+                // Enters both pages into the TLB for reading.
                 a.mov(rbx, qword_ptr(DATA)).unwrap();
                 a.mov(rbx, qword_ptr(PAGE)).unwrap();
                 write(a);
@@ -419,11 +420,11 @@ fn stores_copies_and_fills_onto_a_clean_page_make_it_dirty() {
 fn copies_onto_code_replace_it() {
     for copies in [true, false] {
         let mut m = Machine::long();
-        // NOPs and RET, and MOV ECX, 2 and RET, as long.
+        // NOPs and RET; and MOV ECX, 2 and RET with the same length.
         m.put(PAGE, &[0x90, 0x90, 0x90, 0x90, 0x90, 0xc3]);
         m.put(DATA, &[0xb9, 2, 0, 0, 0, 0xc3]);
         m.code(64, |a| {
-            // It is in the TLB for writing before it is code.
+            // Enters the page into the TLB for writing before it holds code.
             a.mov(byte_ptr(PAGE + 0x800), al).unwrap();
             a.mov(bl, byte_ptr(DATA)).unwrap();
             a.call(PAGE).unwrap();
@@ -453,7 +454,8 @@ fn copies_onto_page_tables_change_translations() {
         m.put64(DATA, RIGHT | 7);
         m.put64(DATA + 8, RIGHT | 7);
         m.code(64, |a| {
-            // A store puts the table into the TLB for writing, then it is walked for a page that was not used yet.
+            // A store enters the table into the TLB for writing. Then a walk reads the table for a page not used
+            // before.
             a.mov(rax, qword_ptr(table + 0x20)).unwrap();
             a.mov(qword_ptr(table + 0x20), rax).unwrap();
             a.mov(rbx, qword_ptr(PAGE)).unwrap();
@@ -476,7 +478,7 @@ fn copies_onto_page_tables_change_translations() {
     }
 }
 
-/// A copy onto its own tail repeats a pattern; one onto its own head moves; both whatever the page's end.
+/// A copy onto its own tail repeats a pattern; a copy onto its own head moves the bytes. Both work across a page's end.
 #[test]
 fn copies_within_a_page_go_byte_by_byte() {
     for (distance, expected) in [(1_i64, b"aaaaaaaa"), (3, b"abcabcab"), (-1, b"abcdefgh")] {
@@ -514,7 +516,7 @@ fn copies_go_down_with_df() {
     assert_eq!(m.state.gpr[6..8], [PAGE - 1, DATA - 1]);
 }
 
-/// Runs so many steps without a new state.
+/// Runs `steps` steps without setting a new state.
 fn go_on(m: &mut Machine, steps: u64) {
     let until = m.cpu.steps() + steps;
     assert_eq!(m.cpu.run(&mut m.bus, until, u64::MAX), Stop::Budget);
@@ -545,7 +547,7 @@ fn registers_are_replaced_whatever_is_kept_beside_them() {
     }
 }
 
-/// A restored state over RAM that was replaced.
+/// Restores a state after RAM was replaced.
 #[test]
 fn code_that_was_replaced_before_a_state_is_restored_is_other_code() {
     let mut m = Machine::long();
@@ -569,7 +571,7 @@ fn writes_are_tracked_anew_in_every_address_space() {
         m.code(64, |a| {
             a.mov(qword_ptr(PAGE), rbx).unwrap();
             set_root(a, if other_root_between { OTHER_ROOT } else { TABLES });
-            // Here writes are tracked anew.
+            // Write tracking restarts here.
             set_root(a, TABLES);
             a.mov(qword_ptr(PAGE), rbx).unwrap();
         });

@@ -5,7 +5,7 @@ use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// A HLT that stands for RDTSC is one step as long as its mark, and there is none outside 64-bit mode.
+/// A HLT that stands for RDTSC is one step, including its mark. Outside 64-bit mode there is no such HLT.
 #[test]
 fn a_marked_halt_reads_the_time_and_goes_on_behind_the_mark() {
     const MARK: u8 = 0xd6;
@@ -29,7 +29,7 @@ fn a_marked_halt_reads_the_time_and_goes_on_behind_the_mark() {
     assert_eq!((m.state.rip, m.counts.steps, m.state.halted), (CODE + 1, 1, true));
 }
 
-/// Runs MOV CRn, RAX and says whether it was taken.
+/// Runs MOV CRn, RAX. Returns whether it succeeded.
 fn write(m: &mut Machine, number: u8, value: u64) -> bool {
     m.state.gpr[0] = value;
     m.state.halted = false;
@@ -117,7 +117,7 @@ fn missing_registers_are_undefined_and_user_code_is_refused() {
 fn page_table_changes_count_at_once() {
     let mut m = Machine::long();
     m.state.gpr[1] = DATA;
-    // The table's entry for DATA is overwritten with zeros by SIDT's ten bytes; no INVLPG follows.
+    // SIDT's ten bytes overwrite the table's entry for DATA with zeros. No INVLPG follows.
     m.state.gpr[2] = TABLES + 0x3000 + 8 * (DATA >> 12) - 2;
     m.state.idtr.base = IDT;
     m.code(64, |a| {

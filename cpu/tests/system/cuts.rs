@@ -1,11 +1,11 @@
-//! What cutting a run, or running it in one piece, once changed: each was found by the cut fuzzer (`tests/cuts`).
+//! Regressions that the cut fuzzer (`tests/cuts`) found: cases whose result once depended on where a run was cut.
 
 use cpu::{CpuState, Stop};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// Runs a machine's steps in one piece, and the same machine's step by step in CPUs without memory; both must come to the
+/// Runs a machine's steps in one piece, and again step by step with empty caches before each step. Both must reach the
 /// same state.
 fn both_ways(make: impl Fn() -> Machine, steps: u64) -> CpuState {
     let mut whole = make();
@@ -66,7 +66,7 @@ fn code_that_clears_its_page_s_accessed_bit_sets_it_again() {
 fn code_faults_where_its_segment_ends_and_not_before() {
     let make = || {
         let mut m = Machine::protected();
-        // Two instructions of one byte lie inside the limit, the third's second byte does not.
+        // Two one-byte instructions lie inside the limit; the third's second byte does not.
         m.put(CODE, &[0x40, 0x40, 0x89, 0xc1, 0x40]);
         m.state.gpr[0] = 0;
         m.state.segments[1].limit = CODE as u32 + 2;
@@ -87,8 +87,8 @@ fn code_faults_where_its_segment_ends_and_not_before() {
 
 #[test]
 fn accessed_bits_set_in_code_change_the_code() {
-    // `nop; mov edx, [rbx]; add al, imm8` ends with the low byte of the entry of the page that the MOV reads for the first
-    // time: setting the accessed bit, 20h, changes the ADD.
+    // `nop; mov edx, [rbx]; add al, imm8` ends with the low byte of a page-table entry. The MOV is the first read of
+    // that entry's page. The walk sets the accessed bit, 20h, which changes the ADD.
     let make = || {
         let mut m = Machine::long();
         let place = entry(DATA);
@@ -102,8 +102,8 @@ fn accessed_bits_set_in_code_change_the_code() {
     assert_eq!(both_ways(make, 3).gpr[0], 0x27, "ADD AL, 7 has become ADD AL, 27h");
 }
 
-/// One page of code at two addresses. It is a page table too, and the entry of the second address lies in the code: going
-/// there sets its accessed bit, and with it an operand.
+/// One page of code at two addresses. The page is also a page table, and the entry of the second address lies in the
+/// code. Running the code there sets the entry's accessed bit, which changes an operand.
 #[test]
 fn accessed_bits_that_a_fetch_sets_in_its_own_code_change_the_code() {
     let make = || {
@@ -112,8 +112,8 @@ fn accessed_bits_that_a_fetch_sets_in_its_own_code_change_the_code() {
         let second = 0x10_0000;
         let place = entry(second);
         assert_eq!(place & !0xfff, table, "the page table maps itself");
-        // `mov al, imm8` ends with the entry's low byte, 7, or 27h once it was used. What the rest of the entry says is
-        // `xor [rcx], al; add [rax], al; add [rax], al`; behind it come `add bl, bl; ret`.
+        // `mov al, imm8` ends with the entry's low byte, which is 7, or 27h after use. The rest of the entry decodes as
+        // `xor [rcx], al; add [rax], al; add [rax], al`. After it come `add bl, bl; ret`.
         m.put(place - 1, &[0xb0]);
         m.put64(place, table | 7);
         m.put(place + 8, &[0xdb, 0xc3]);
@@ -132,7 +132,7 @@ fn accessed_bits_that_a_fetch_sets_in_its_own_code_change_the_code() {
 
 #[test]
 fn an_entry_read_in_two_widths_is_dropped_by_a_change_of_either_half() {
-    // A page table of 32-bit paging becomes one of PAE paging; then the high half of an 8-byte entry changes.
+    // A page table of 32-bit paging becomes one of PAE paging. Then the high half of an 8-byte entry changes.
     let mut m = Machine::protected();
     let (directory, table, pointers, pae_directory) =
         (TABLES, TABLES + 0x1000, TABLES + 0x2000, TABLES + 0x4000);
@@ -146,7 +146,7 @@ fn an_entry_read_in_two_widths_is_dropped_by_a_change_of_either_half() {
     m.state.gpr[3] = DATA;
     m.load();
     m.cpu.run(&mut m.bus, 1, 0);
-    // The same page with 8-byte entries, by the same CPU.
+    // The same page with 8-byte entries, used by the same CPU.
     m.put64(pointers, pae_directory | 1);
     m.put64(pae_directory, table | 7);
     for page in 0..512 {
@@ -235,7 +235,7 @@ fn what_comes_between_two_runs_is_seen() {
     assert_eq!((m.cpu.rip(), m.cpu.steps()), (handler(0x30) + 1, 5));
 }
 
-/// A delivery is a step, for which there may be no room.
+/// A delivery is a step, which needs room in the budget.
 #[test]
 fn an_interrupt_waits_where_the_budget_ends() {
     let mut m = Machine::long();
@@ -248,7 +248,7 @@ fn an_interrupt_waits_where_the_budget_ends() {
     assert_eq!((m.cpu.rip(), m.cpu.steps(), m.bus.acknowledged), (CODE + 3, 3, 0));
 }
 
-/// INC EAX; in 64-bit mode a prefix.
+/// The byte is INC EAX, but a prefix in 64-bit mode.
 #[test]
 fn the_same_bytes_are_other_code_in_another_mode() {
     let mut m = Machine::long();

@@ -63,7 +63,7 @@ fn mov_ss_holds_the_trap_back() {
     assert_eq!(m.stack64(0), CODE + 3);
 }
 
-/// SDM vol. 3, 6.8.3: the trap of MOV SS itself does not come late either, in the handler of what is next.
+/// SDM vol. 3, 6.8.3: the trap of MOV SS is not delayed into the handler of the next instruction either.
 #[test]
 fn mov_ss_has_no_trap_of_its_own() {
     for next in [&[0xcc][..], &[0xcd, 3], &[0x0f, 0x05]] {
@@ -91,7 +91,7 @@ fn mov_ss_has_no_trap_of_its_own() {
     assert_eq!((m.run_to_handler(), m.stack64(0), m.state.dr6), (6, CODE + 2, ONES));
 }
 
-/// A machine whose EAX has a selector for SS, and in which user code may execute INT3 and SYSCALL, both with handler 3.
+/// A machine whose EAX holds a selector for SS. User code may execute INT3 and SYSCALL, and both use handler 3.
 fn debugged(user: bool) -> Machine {
     let mut m = Machine::long();
     m.long_gate(3, handler(3), 0xee00, 0);
@@ -106,8 +106,8 @@ fn debugged(user: bool) -> Machine {
     m
 }
 
-/// A data breakpoint that MOV SS meets waits for the next instruction. Behind INT1 it is one debug exception with it;
-/// behind the others it is a trap before the handler's first instruction, from user code too.
+/// A data breakpoint that MOV SS hits waits for the next instruction. With INT1 it makes one debug exception. With the
+/// others it is a trap before the handler's first instruction, from user code too.
 #[test]
 fn mov_ss_holds_a_data_breakpoint_back_into_the_next_instruction() {
     const READS_AND_WRITES: u64 = 3 << 16;
@@ -133,7 +133,7 @@ fn mov_ss_holds_a_data_breakpoint_back_into_the_next_instruction() {
     }
 }
 
-/// AMD holds traps back behind MOV SS, and no faults.
+/// On AMD, MOV SS holds back traps but no faults.
 #[test]
 fn instruction_breakpoints_are_met_behind_mov_ss() {
     let mut m = debugged(false);
@@ -150,7 +150,7 @@ fn instruction_breakpoints_are_met_behind_mov_ss() {
     assert_eq!((m.stack64(0), m.state.dr6), (CODE + 2, ONES | 3), "with what MOV SS met");
 }
 
-/// Unlike behind POPF and IRET, the trap does not wait for the next instruction.
+/// Unlike after POPF and IRET, the trap does not wait for the next instruction.
 #[test]
 fn sysret_that_sets_tf_traps_at_once() {
     for (tf_before, tf_after) in [(false, true), (true, true), (true, false)] {
@@ -296,7 +296,7 @@ fn btf_traps_on_taken_branches_only() {
     assert_eq!(m.state.msrs.debugctl, 0, "the exception clears BTF");
 }
 
-/// Nor between the iterations of a repeated instruction, which are no branches.
+/// The iterations of a repeated instruction are no branches, so no trap comes between them.
 #[test]
 fn btf_does_not_trap_between_iterations() {
     let mut m = Machine::long();
@@ -373,7 +373,7 @@ fn sysenter_is_a_system_call_and_sysexit_is_not() {
     m.cpu.set_traps(Traps::default());
     assert_eq!(m.cpu.run(&mut m.bus, 2, u64::MAX), Stop::Budget);
     assert_eq!((m.cpu.rip(), m.cpu.system_calls()), (USER_CODE + 0x100, 1));
-    // Where it faults it is none.
+    // A SYSENTER that faults is not a system call.
     m.state.msrs.sysenter_cs = 0;
     assert_eq!((m.run_to_handler(), m.counts.system_calls), (13, 0));
 }
@@ -410,7 +410,7 @@ fn returns_from_handlers_and_system_calls_are_trapped() {
     assert_eq!((m.cpu.steps(), m.cpu.rip()), (begin + 7, CODE + 0x100));
 }
 
-/// The delivery is a step of its own, and the run stops after it even where its budget ends there.
+/// The delivery is a step of its own. The run stops after it even if its budget ends there.
 #[test]
 fn deliveries_are_trapped_by_vector() {
     for budget in [2, 100] {
@@ -450,7 +450,7 @@ fn a_breakpoint_where_nothing_is_mapped_stops_before_the_fault() {
     assert_eq!(m.stack64(1), nowhere);
 }
 
-/// Where single steps are taken for another reason, such as a breakpoint of the guest's own that is never met.
+/// Also with single steps for another reason, such as a breakpoint of the guest that is never hit.
 #[test]
 fn a_breakpoint_stops_beside_the_guest_s_own_and_not_where_the_run_began() {
     for own in [false, true] {
@@ -476,7 +476,7 @@ fn a_breakpoint_stops_beside_the_guest_s_own_and_not_where_the_run_began() {
     }
 }
 
-/// The breakpoint is known by its offset in the page at first.
+/// The CPU first recognises the breakpoint by its page offset.
 #[test]
 fn a_breakpoint_of_another_page_does_not_stop_where_nothing_is_mapped() {
     for flags in [0, RF] {
@@ -490,13 +490,13 @@ fn a_breakpoint_of_another_page_does_not_stop_where_nothing_is_mapped() {
     }
 }
 
-/// A stop before an address that is not canonical leaves nothing behind of the fault that it would have raised.
+/// A stop before a non-canonical address must leave no trace of the fault that the address would raise.
 #[test]
 fn a_breakpoint_at_no_canonical_address_leaves_nothing_behind() {
     let nowhere = 0x8000_0000_0000_0000;
     let mut m = Machine::long();
     m.state.gpr[4] = DATA;
-    // MOVAPS XMM0, [RSP + 1]: #GP(0), because that is not aligned.
+    // MOVAPS XMM0, [RSP + 1] raises #GP(0) for its alignment.
     m.put(CODE, &[0x0f, 0x28, 0x44, 0x24, 1]);
     m.state.cr4 |= 0x200;
     let here = m.state.clone();
@@ -519,7 +519,7 @@ fn a_fault_under_tf_is_not_followed_by_the_trap() {
     assert_eq!(m.state.dr6, ONES);
 }
 
-/// What a stop at a watchpoint interrupts goes on behind it.
+/// A stop at a watchpoint must not lose what was pending.
 #[test]
 fn a_trap_that_waits_behind_a_watchpoint_comes_when_the_run_goes_on() {
     let mut m = Machine::long();

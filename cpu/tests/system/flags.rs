@@ -1,4 +1,5 @@
-//! Results and flags of integer instructions by formulas of their own, the undefined flags as the CPU defines them.
+//! Checks results and flags of integer instructions against separate formulas, and undefined flags against the CPU's
+//! definitions.
 
 use cpu::Stop;
 
@@ -18,7 +19,7 @@ const OUTPUTS: u64 = 0x40_0000;
 /// RAX, RBX and RCX before an instruction.
 type Input = [u64; 3];
 
-/// RAX and the arithmetic flags behind it; RDX is zero before.
+/// RAX and the arithmetic flags after an instruction, and RDX, which was zero before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Output {
     rax: u64,
@@ -26,7 +27,7 @@ struct Output {
     flags: u64,
 }
 
-/// Executes an instruction of RAX, RBX, RCX and RDX with each input and these flags.
+/// Executes an instruction on RAX, RBX, RCX and RDX, with the same flags for each input.
 fn execute(instruction: &[u8], flags: u64, inputs: &[Input]) -> Vec<Output> {
     let mut m = Machine::long();
     for (n, value) in inputs.iter().flatten().enumerate() {
@@ -34,7 +35,7 @@ fn execute(instruction: &[u8], flags: u64, inputs: &[Input]) -> Vec<Output> {
     }
     let flag_bytes = ((flags | 2) as u32).to_le_bytes();
     let code = [
-        // Loads.
+        // Loads the inputs.
         &[0x48, 0x8b, 0x06, 0x48, 0x8b, 0x5e, 0x08, 0x48, 0x8b, 0x4e, 0x10, 0x31, 0xd2][..],
         // PUSH imm32, POPFQ; the instruction; PUSHFQ, POP [RDI + 16].
         &[0x68],
@@ -42,7 +43,7 @@ fn execute(instruction: &[u8], flags: u64, inputs: &[Input]) -> Vec<Output> {
         &[0x9d],
         instruction,
         &[0x9c, 0x8f, 0x47, 0x10],
-        // Stores RAX and RDX, moves on.
+        // Stores RAX and RDX, and advances.
         &[
             0x48, 0x89, 0x07, 0x48, 0x89, 0x57, 0x08, 0x48, 0x83, 0xc6, 24, 0x48, 0x83, 0xc7, 24, 0x49, 0xff,
             0xcf,
@@ -61,8 +62,8 @@ fn execute(instruction: &[u8], flags: u64, inputs: &[Input]) -> Vec<Output> {
     (0..inputs.len()).map(output).collect()
 }
 
-/// An instruction's encodings with its operand in 8, 16, 32 and 64 bits, by the opcode of the 32-bit form (the 8-bit one is
-/// one less) and what follows.
+/// An instruction's encodings for operands of 8, 16, 32 and 64 bits. `opcode` is that of the 32-bit form; the 8-bit
+/// form is one less. `rest` follows.
 fn widths(opcode: &[u8], rest: &[u8]) -> [(u32, Vec<u8>); 4] {
     let (last, before) = opcode.split_last().expect("there is one");
     let byte = [before, &[last - 1], rest].concat();
@@ -109,7 +110,7 @@ fn signed(bits: u32, value: u64) -> i128 {
     i128::from(((value << (64 - bits)) as i64) >> (64 - bits))
 }
 
-/// The register after a result is written: 32-bit ones clear the upper half.
+/// The register after a write of the result. A 32-bit write clears the upper half.
 fn merged(bits: u32, old: u64, result: u64) -> u64 {
     if bits == 32 { result & mask(32) } else { old & !mask(bits) | result & mask(bits) }
 }
@@ -211,7 +212,7 @@ fn logical_operations_clear_cf_of_and_af() {
     }
 }
 
-/// Undefined: SF and PF are the low half's, ZF and AF are clear.
+/// The undefined flags of a product: SF and PF from the low half, ZF and AF clear.
 fn product_flags(bits: u32, low: u64, significant: bool) -> u64 {
     of_result(bits, low) & (SF | PF) | flag(CF | OF, significant)
 }
@@ -260,12 +261,13 @@ fn multiplications_of_two_operands() {
     }
 }
 
-/// Divisions leave all flags alone.
+/// Divisions change no flags.
 #[test]
 fn divisions() {
     for (name, digit, by_sign) in [("div", 0xf3, false), ("idiv", 0xfb, true)] {
         for (bits, code) in widths(&[0xf7], &[digit]) {
-            // RDX is zero: the dividend is not negative, but for 8 bits, where AH is its upper half.
+            // RDX is zero, so the dividend is not negative. The exception is 8 bits, where AH is the dividend's upper
+            // half.
             let dividend = |input: &Input| {
                 let a = input[0] & mask(if bits == 8 { 16 } else { bits });
                 if by_sign && bits == 8 { signed(16, a) } else { i128::from(a) }
@@ -312,7 +314,7 @@ fn one_step(name: &str, bits: u32, value: u64, carry: bool) -> (u64, bool) {
     }
 }
 
-/// Every count, by CL. OF is what the same by one bit gives.
+/// Every count in CL. OF is that of a shift by one bit.
 #[test]
 fn shifts_and_rotates() {
     let names = ["rol", "ror", "rcl", "rcr", "shl", "shr", "sar"];
@@ -347,7 +349,7 @@ fn shifted(name: &str, bits: u32, input: &Input, before: u64) -> (u64, u64) {
     let flags = match name {
         "rol" => before & !(CF | OF) | flag(CF, carry) | flag(OF, was_top != was_next),
         "ror" => before & !(CF | OF) | flag(CF, carry) | flag(OF, was_top != (original & 1 != 0)),
-        // A count that turns once around changes nothing.
+        // A full turn changes nothing.
         "rcl" | "rcr" if count.is_multiple_of(u64::from(bits) + 1) => before,
         "rcl" => before & !(CF | OF) | flag(CF, carry) | flag(OF, was_top != was_next),
         "rcr" => before & !(CF | OF) | flag(CF, carry) | flag(OF, was_top != (before & CF != 0)),
@@ -358,7 +360,8 @@ fn shifted(name: &str, bits: u32, input: &Input, before: u64) -> (u64, u64) {
     (merged(bits, input[0], value), flags)
 }
 
-/// SHLD and SHRD of RAX by RBX: OF is what a shift by one gives, AF is clear. 16-bit counts above 16 go on with the operand.
+/// SHLD and SHRD of RAX by RBX. OF is that of a shift by one, AF is clear. 16-bit counts above 16 shift in the operand
+/// again.
 #[test]
 fn double_shifts() {
     for (name, opcode, left) in [("shld", 0xa5, true), ("shrd", 0xad, false)] {
@@ -399,7 +402,8 @@ fn double_shifted(bits: u32, left: bool, input: &Input, count: u64) -> (u64, u64
     (value, flags)
 }
 
-/// BSF and BSR: PF is the result's, all others but ZF are clear; without a bit the destination stays.
+/// BSF and BSR. PF is that of the result, and all others but ZF are clear. If no bit is set, the destination does not
+/// change.
 #[test]
 fn bit_scans() {
     for (name, opcode) in [("bsf", 0xbc), ("bsr", 0xbd)] {
@@ -421,7 +425,7 @@ fn bit_scans() {
     }
 }
 
-/// LZCNT and TZCNT: CF for no bit, ZF for a count of zero, the others clear.
+/// LZCNT and TZCNT: CF if no bit is set, ZF for a count of zero, the others clear.
 #[test]
 fn bit_counts() {
     for (name, opcode) in [("tzcnt", 0xbc), ("lzcnt", 0xbd), ("popcnt", 0xb8)] {
@@ -443,7 +447,7 @@ fn bit_counts() {
     }
 }
 
-/// BT and its relatives by a register: CF alone changes.
+/// BT, BTS, BTR and BTC with a register as bit number: only CF changes.
 #[test]
 fn bit_tests() {
     for (name, opcode) in [("bt", 0xa3), ("bts", 0xab), ("btr", 0xb3), ("btc", 0xbb)] {
@@ -470,7 +474,7 @@ fn bit_tests() {
 
 #[test]
 fn a_product_whose_only_bit_is_the_33rd_is_not_zero() {
-    // MUL RBX and IMUL RAX, RBX: ZF, which the manual leaves undefined, is clear.
+    // MUL RBX and IMUL RAX, RBX clear ZF, which the manual leaves undefined.
     for multiply in [&[0x48, 0xf7, 0xe3][..], &[0x48, 0x0f, 0xaf, 0xc3]] {
         let found = execute(multiply, ALL, &[[1 << 16, 1 << 16, 0]]);
         assert_eq!((found[0].rax, found[0].flags & (ZF | CF | OF)), (1 << 32, 0), "{multiply:x?}");

@@ -1,7 +1,7 @@
 //! A machine of RAM and a fake bus, with descriptor tables and page tables at fixed places.
 //!
-//! Every vector's handler is a single HLT at [`handler`], so that a test runs until the CPU halts and then
-//! looks at RIP (which handler) and at the stack (which frame).
+//! Every vector's handler is a single HLT at [`handler`]. A test runs until the CPU halts. Then RIP shows the handler,
+//! and the stack shows the frame.
 
 use cpu::{Bus, BusSignals, Counts, Cpu, CpuState, Parts, SegReg, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
@@ -24,7 +24,7 @@ pub const USER_STACK: u64 = 0x7_0000;
 /// Free for a test's data.
 pub const DATA: u64 = 0x8_0000;
 
-/// Selectors of the table that [`Machine`] builds.
+/// Selectors of the descriptor table that [`Machine`] builds.
 pub const KERNEL_CS: u16 = 0x08;
 pub const KERNEL_DS: u16 = 0x10;
 pub const USER_CS32: u16 = 0x18 | 3;
@@ -44,7 +44,7 @@ pub const CODE64: u64 = 0x00af_9a00_0000_ffff | ACCESSED;
 pub const CODE32: u64 = 0x00cf_9a00_0000_ffff | ACCESSED;
 pub const DATA32: u64 = 0x00cf_9200_0000_ffff | ACCESSED;
 
-/// Where the handler of a vector halts.
+/// Address of the handler of a vector, which halts.
 pub fn handler(vector: u8) -> u64 {
     HANDLERS + 16 * u64::from(vector)
 }
@@ -56,7 +56,7 @@ pub struct FakeBus {
     pub ports: Vec<(u16, u8, u32)>,
     pub msrs: BTreeMap<u32, u64>,
     pub apic_disabled: bool,
-    /// HLT with the first byte behind it reads the second from the clock.
+    /// A HLT followed by this byte reads this value from the clock.
     pub time_reads: Option<(u8, u64)>,
     pub cr8: u64,
     pub acknowledged: u32,
@@ -110,9 +110,9 @@ impl Bus for FakeBus {
 pub struct Machine {
     pub cpu: Cpu,
     pub bus: FakeBus,
-    /// What the next [`Machine::run`] starts from.
+    /// The state from which the next [`Machine::run`] starts.
     pub state: CpuState,
-    /// What it counts from.
+    /// The counts from which it starts.
     pub counts: Counts,
 }
 
@@ -134,7 +134,7 @@ impl Machine {
         state.gpr[4] = KERNEL_STACK;
         state.gdtr = TableRegister { base: GDT, limit: GDT_LIMIT };
         let mut cpu = Cpu::new(ram);
-        // In the other test program that has these tests, all is translated at once.
+        // The other test program with these tests translates all code at once.
         if !module_path!().starts_with("translated") {
             cpu.set_tier(Tier::Interpreter);
         } else {
@@ -143,7 +143,7 @@ impl Machine {
         Machine { cpu, bus: FakeBus::default(), state, counts: Counts::default() }
     }
 
-    /// 64-bit mode at level 0, all RAM mapped one to one for user and supervisor in 4 KiB pages.
+    /// 64-bit mode at level 0. All RAM is identity-mapped for user and supervisor in 4 KiB pages.
     pub fn long() -> Machine {
         let mut m = Machine::empty();
         m.build_gdt();
@@ -191,7 +191,7 @@ impl Machine {
         m
     }
 
-    /// Real mode, CS and all others with base 0 where the handlers are reachable.
+    /// Real mode. CS and all other segments have base 0, where the handlers are reachable.
     pub fn real() -> Machine {
         let mut m = Machine::empty();
         m.state.cr0 = 0x10;
@@ -224,7 +224,7 @@ impl Machine {
         self.state.segments = [data, code, data, data, data, data];
     }
 
-    /// Level 3 in the user code and stack: 64-bit code in long mode, else 32-bit.
+    /// Level 3 with the user's code and stack: 64-bit code in long mode, otherwise 32-bit.
     pub fn in_user_mode(mut self) -> Machine {
         let long = self.state.msrs.efer & 0x400 != 0;
         let code = if long { segment(USER_CS64, CODE64 | DPL3) } else { segment(USER_CS32, CODE32 | DPL3) };
@@ -264,13 +264,13 @@ impl Machine {
         self.put64(IDT + 8 * u64::from(vector), gate);
     }
 
-    /// Changes page-table entry bits of one page: clears, then sets.
+    /// Changes bits of a page's page-table entry: clears some, then sets others.
     pub fn page(&self, address: u64, clear: u64, set: u64) {
         let entry = TABLES + 0x3000 + 8 * (address >> 12);
         self.put64(entry, self.ram().load_u64(entry) & !clear | set);
     }
 
-    /// Assembles code and puts it where the machine's RIP is.
+    /// Assembles code at the machine's RIP.
     pub fn code(&mut self, bitness: u32, write: impl FnOnce(&mut CodeAssembler)) -> &mut Machine {
         let rip = self.state.rip;
         let base = if bitness == 16 { self.state.segments[1].base } else { 0 };
@@ -285,7 +285,7 @@ impl Machine {
         self.put(address, &assembler.assemble(rip).expect("the test's code assembles"));
     }
 
-    /// Runs from `state` until the CPU stops, at most 1000 steps, and takes the state over.
+    /// Runs from `state` until the CPU stops, for at most 1000 steps, and takes over the new state.
     pub fn run(&mut self) -> Stop {
         self.run_steps(1000)
     }
@@ -299,7 +299,7 @@ impl Machine {
         stop
     }
 
-    /// Puts the CPU where the next run starts from.
+    /// Loads the start state of the next run into the CPU.
     pub fn load(&mut self) {
         self.cpu.set_state(&self.state);
         self.cpu.set_counts(self.counts);

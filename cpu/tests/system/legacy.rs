@@ -69,7 +69,7 @@ fn a_bad_inner_stack_is_an_invalid_tss() {
     for &(name, stack, vector, code) in cases {
         let mut m = Machine::protected().in_user_mode();
         m.put32(TSS + 8, stack.into());
-        // The follow-up fault is taken by conforming code, which needs no stack.
+        // Conforming code, which needs no stack, handles the follow-up fault.
         m.put64(GDT + u64::from(FREE1), CODE32 | 4 << 40);
         m.gate_to(vector, FREE1, handler(vector) as u32, 0x8e00);
         m.code(32, |a| a.ud2().unwrap());
@@ -102,7 +102,7 @@ fn virtual_8086_mode_is_left_with_all_segments_on_the_stack() {
         assert_eq!(m.state.segments[register as usize].selector, 0);
         assert!(!m.state.segments[register as usize].present());
     }
-    // And back.
+    // Return from the handler.
     m.state.gpr[4] += 4;
     m.state.halted = false;
     m.state.rip = CODE;
@@ -130,7 +130,7 @@ fn virtual_8086_mode_traps_by_iopl() {
         assert_eq!(m.run_to_handler(), 13, "{name}");
         assert_eq!((m.stack32(0), m.stack32(1)), (0, 0x10), "{name}");
     }
-    // INT3 is not checked; with IOPL 3 INT n goes through its gate.
+    // INT3 is not checked. With IOPL 3, INT n uses its gate.
     for (iopl, bytes, vector) in [(0, &[0xcc][..], 3), (3 << 12, &[0xcd, 0x20][..], 0x20)] {
         let mut m = v86();
         m.state.rflags |= iopl;
@@ -194,7 +194,7 @@ fn a_far_jump_to_a_tss_does_not_nest() {
     m.run_steps(1);
     assert_eq!((m.state.rip, m.state.rflags), (CODE + 0x100, 2));
     assert_eq!(m.ram().load_u8(GDT + u64::from(TR) + 5), 0x89);
-    // The task it is in is busy: jumping to it again is refused.
+    // The current task is busy, so a jump to it is refused.
     m.code(32, |a| a.db(&[0xea, 0, 0, 0, 0, FREE1 as u8, 0]).unwrap());
     assert_eq!(m.run_to_handler(), 13);
     assert_eq!(m.stack32(0), u32::from(FREE1));
@@ -214,8 +214,9 @@ fn a_task_gate_takes_an_exception_with_its_error_code() {
     assert_eq!(m.ram().load_u32(TSS + 32), CODE as u32, "the fault's address");
 }
 
-/// Two tasks that fault as they are entered, each by a vector whose task gate leads to the other. Each lies over its own
-/// descriptor so that leaving it makes it available again: EDI is its upper half.
+/// Two tasks that fault as soon as they are entered, each with a vector whose task gate leads to the other. Each task's
+/// TSS lies over its own descriptor, so that leaving the task makes it available again: EDI is the descriptor's upper
+/// half.
 #[test]
 fn tasks_that_lead_to_each_other_for_ever_shut_the_cpu_down() {
     const TABLE: u64 = 0x9_0000;
@@ -321,12 +322,12 @@ fn paging_with_32_bit_entries() {
 #[test]
 fn a_translation_of_one_page_size_is_not_used_under_another() {
     let mut m = paged_32bit();
-    // The code's page table maps it one to one, and so does the large page that it takes the place of.
+    // The page table identity-maps the code, as the large page did that it replaces.
     m.put32(TABLES, (TABLES as u32 + 0x2000) | 7);
     for page in 0..1024 {
         m.put32(TABLES + 0x2000 + 4 * page, (page as u32) << 12 | 7);
     }
-    // With PSE a large page of the first 4 MiB; without, a page table at 0.
+    // With PSE, a large page of the first 4 MiB; without PSE, a page table at 0.
     m.put32(TABLES + 8, 0x87);
     m.put32(4 * (DATA >> 12), (DATA as u32 + 0x1000) | 7);
     m.put32(DATA, 0x1111);
@@ -374,7 +375,7 @@ fn pae_loads_its_directory_pointers_with_paging() {
     }
 }
 
-/// Whatever else a pointer says that is not present.
+/// The other bits of a directory pointer that is not present do not matter.
 #[test]
 fn an_absent_directory_pointer_of_pae_leads_nowhere() {
     for (present, vector) in [(1, 3), (0, 14)] {
@@ -407,7 +408,7 @@ fn no_execute_is_reserved_until_it_is_enabled() {
 
 #[test]
 fn expand_down_segments_and_limits() {
-    // Limit 0xfff, expand-down, big: everything above is inside.
+    // Limit 0xfff, expand-down, big: every offset above the limit is inside.
     let down = DATA32 & !(1 << 55) & !0xf_ffff & !(0xf << 48) | 0xfff | 4 << 40;
     for (descriptor, offset, vector) in [
         (down, 0x1000, 3),
@@ -429,11 +430,11 @@ fn expand_down_segments_and_limits() {
     }
 }
 
-/// Operands that no address is written for: the stack's, and those of strings.
+/// Operands without an address in the instruction: on the stack, and of strings.
 #[test]
 fn implied_operands_have_limits_and_rights_too() {
     const UD2: [u8; 2] = [0x0f, 0x0b];
-    // The segment that an operand of two bytes at DATA lies in, the vector of its faults, and whether it is written.
+    // For a two-byte operand at DATA: its segment, the vector of its faults, and whether it is written.
     let cases: [(&str, [u8; 2], SegReg, u8, bool); 5] = [
         ("push ax", [0x66, 0x50], SegReg::Ss, 12, true),
         ("pop ax", [0x66, 0x58], SegReg::Ss, 12, false),
@@ -443,7 +444,7 @@ fn implied_operands_have_limits_and_rights_too() {
     ];
     for (name, code, segment, vector, writes) in cases {
         for (too_far, read_only) in [(0, false), (1, false), (0, true)] {
-            // Faults find a stack of their own from there.
+            // From there, faults have a separate stack.
             let mut m = Machine::protected().in_user_mode();
             m.put(USER_CODE, &code);
             m.put(USER_CODE + 2, &UD2);
@@ -500,7 +501,7 @@ fn questions_about_selectors() {
 
 #[test]
 fn ports_by_iopl_and_bitmap() {
-    // Port 0x61 is open in the bitmap, 0x62 is not.
+    // The bitmap allows port 0x61, but not 0x62.
     let map = |m: &Machine| {
         m.ram().store_u16(TSS + 102, 0x100);
         m.put(TSS + 0x100, &[0xff; 0x40]);
@@ -549,7 +550,7 @@ fn pusha_and_popa_move_all_registers_but_the_stack_pointer() {
     }
 }
 
-/// The sums and differences of all two-digit decimal numbers: what DAA and DAS are for.
+/// Checks DAA and DAS with the sums and differences of all two-digit decimal numbers.
 #[test]
 fn decimal_adjustment_gives_decimal_sums_and_differences() {
     let mut m = Machine::protected();

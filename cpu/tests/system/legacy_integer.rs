@@ -1,4 +1,4 @@
-//! Integer instructions of 32-bit code that 64-bit code does not have, or has in other widths only (SDM vol. 2).
+//! Integer instructions of 32-bit code that 64-bit code does not have, or only in other widths (SDM vol. 2).
 
 use cpu::Stop;
 
@@ -12,11 +12,11 @@ const SF: u64 = 1 << 7;
 const HLT: u8 = 0xf4;
 const CS: usize = 1;
 const DS: usize = 3;
-/// Operand size 16, address size 16.
+/// Prefixes for operand size 16 and address size 16.
 const O16: u8 = 0x66;
 const A16: u8 = 0x67;
 
-/// 32-bit code of these bytes, with HLT behind them.
+/// A machine with these bytes of 32-bit code, followed by HLT.
 fn machine(code: &[u8]) -> Machine {
     let mut m = Machine::protected();
     m.state.rip = CODE;
@@ -24,7 +24,7 @@ fn machine(code: &[u8]) -> Machine {
     m
 }
 
-/// AX and the flags among `flags` after one instruction.
+/// AX and the flags in `flags` after one instruction.
 fn adjusted(code: &[u8], ax: u64, flags_before: u64, flags: u64) -> (u64, u64) {
     let mut m = machine(code);
     m.state.gpr[0] = 0x5678_0000 | ax;
@@ -117,7 +117,7 @@ fn bound_compares_signed_indices() {
     for (index, in_range) in
         [(-6_i32, false), (-5, true), (0, true), (7, true), (8, false), (i32::MIN, false)]
     {
-        // BOUND with a 32-bit and a 16-bit register; a 16-bit index is the low half.
+        // BOUND with a 32-bit and a 16-bit register. A 16-bit index is the low half of the register.
         for code in [&[0x62, 0x01][..], &[O16, 0x62, 0x01]] {
             if code[0] == O16 && index == i32::MIN {
                 continue;
@@ -157,7 +157,7 @@ fn both_bounds_lie_within_the_segment() {
 
 #[test]
 fn calls_push_an_offset_of_the_operand_size() {
-    // Over one HLT to the next, in a segment of its own: 16 bits hold its offsets.
+    // Jumps over one HLT to the next, in a segment whose offsets fit 16 bits.
     for (code, pushed) in [(&[0xe8, 1, 0, 0, 0, HLT][..], 4), (&[O16, 0xe8, 1, 0, HLT], 2)] {
         let mut m = machine(code);
         (m.state.segments[CS].base, m.state.rip) = (CODE, 0);
@@ -185,8 +185,8 @@ fn enter_and_leave_push_and_pop_an_offset_of_the_operand_size() {
 
 #[test]
 fn jumps_beyond_the_last_offset_go_on_at_the_first() {
-    // The jump is executed at the first offset of a segment, and then at the last of another one: it is the same code at the
-    // same place.
+    // The jump is executed at the first offset of one segment, then at the last of another. It is the same code at the
+    // same linear address.
     let long = &[0xe9, 0x20, 0, 0, 0][..];
     let short = &[O16, 0xe9, 0x20, 0][..];
     for (code, last) in [(long, 0xffff_fff0_u64), (short, 0xfff0)] {
@@ -228,7 +228,7 @@ fn loops_count_in_the_register_of_the_address_size() {
         (&[A16, JCXZ], 0xabcd_0001, 0, 0xabcd_0001, false),
     ];
     for (opcode, ecx, flags, after, taken) in cases {
-        // Over one HLT to the next.
+        // Jumps over one HLT to the next.
         let code = [opcode, &[1, HLT]].concat();
         let mut m = machine(&code);
         m.state.gpr[1] = ecx;
@@ -242,12 +242,12 @@ fn loops_count_in_the_register_of_the_address_size() {
 #[test]
 fn returns_pop_an_offset_of_the_operand_size() {
     const TARGET: u64 = 0x9000;
-    // The code, and how many bytes it pops.
+    // The code, and the number of bytes that it pops.
     let cases = [(&[0xc3][..], 4), (&[0xc2, 8, 0], 12), (&[O16, 0xc3], 2), (&[O16, 0xc2, 8, 0], 10)];
     for (code, popped) in cases {
         let mut m = machine(code);
         m.put(TARGET, &[HLT]);
-        // Were more popped than the operand size, something else would stand above.
+        // A RET that pops too many bytes would read something else above.
         let offset = if code[0] == O16 { 0x7777_0000 | TARGET } else { TARGET };
         m.put64(KERNEL_STACK - 64, 0x7777_7777 << 32 | offset);
         m.state.gpr[4] = KERNEL_STACK - 64;
@@ -256,10 +256,10 @@ fn returns_pop_an_offset_of_the_operand_size() {
     }
 }
 
-/// The table at the data segment's base, by BX, EBX or RBX; sums wrap at the width of addresses.
+/// The table is at the data segment's base plus BX, EBX or RBX. Sums wrap at the address width.
 #[test]
 fn xlat_looks_up_al_in_a_table() {
-    // Mode, bytes, the base register, and the offset at which it then looks for entry 0x13.
+    // Mode, bytes, the base register, and the offset of entry 0x13.
     let cases: [(u32, &[u8], u64, u64); 6] = [
         (64, &[0xd7], DATA, DATA + 0x13),
         (64, &[0x67, 0xd7], 0xdead_beef_0000_0000 | DATA, DATA + 0x13),

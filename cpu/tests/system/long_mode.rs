@@ -8,7 +8,7 @@ use crate::harness::*;
 const RF: u64 = 1 << 16;
 const IF: u64 = 1 << 9;
 
-/// What it is, the selector, and the vector and error code if it is refused.
+/// A name, the selector, and the vector and error code if it is refused.
 type SelectorCase = (&'static str, u16, Option<(u8, u64)>);
 
 #[test]
@@ -169,13 +169,13 @@ fn page_faults_tell_what_and_where() {
         m.page(DATA, c.clear, c.set);
         m.state.gpr[1] = DATA + 0x123;
         m.code(64, |a| {
-            // SIDT writes its operand, the far load reads it.
+            // SIDT writes its operand; the far load reads it.
             if c.write { a.sidt(ptr(rcx)).unwrap() } else { a.lfs(eax, fword_ptr(rcx)).unwrap() }
         });
         assert_eq!(m.run_to_handler(), 14, "{}", c.name);
         assert_eq!((m.stack64(0), m.state.cr2), (c.error, DATA + 0x123), "{}", c.name);
     }
-    // Fetches: absent, and no-execute.
+    // Fetches from a page that is absent or no-execute.
     for (clear, set, error) in [(1, 0, U | I), (0, 1 << 63, P | U | I), (4, 0, P | U | I)] {
         let mut m = Machine::long().in_user_mode();
         m.page(USER_CODE, clear, set);
@@ -260,7 +260,7 @@ fn iretq_goes_to_user_code_and_back() {
     assert_eq!(m.run_to_handler(), 6);
     let seen: Vec<u64> = (0..5).map(|n| m.stack64(n)).collect();
     assert_eq!(seen, [USER_CODE, USER_CS64.into(), 0x3202 | RF, USER_STACK, USER_DS.into()]);
-    // DS had DPL 0: user code must not keep it.
+    // DS had DPL 0, so user code must not keep it.
     assert_eq!(m.state.segments[SegReg::Ds as usize].selector, 0);
 }
 
@@ -357,7 +357,7 @@ fn compatibility_code_enters_through_cstar() {
 
 #[test]
 fn faults_combine_to_double_faults() {
-    // The handler of #GP is not present: contributory after contributory.
+    // The handler of #GP is not present: a contributory fault after a contributory one.
     let mut m = Machine::long();
     m.long_gate(13, handler(13), 0x0e00, 0);
     m.state.gpr[0] = 0x1238;
@@ -365,7 +365,7 @@ fn faults_combine_to_double_faults() {
     assert_eq!(m.run_to_handler(), 8);
     assert_eq!((m.stack64(0), m.stack64(1)), (0, CODE));
 
-    // The handler of #UD is not present: contributory after benign is delivered itself, marked external.
+    // The handler of #UD is not present: a contributory fault after a benign one is delivered, marked external.
     let mut m = Machine::long();
     m.long_gate(6, handler(6), 0x0e00, 0);
     m.code(64, |a| a.ud2().unwrap());
@@ -412,7 +412,7 @@ fn external_interrupts_wait_for_if_and_the_shadow() {
     assert_eq!(m.stack64(2) & RF, 0);
 }
 
-/// However much follows STI that needs no look at interrupts.
+/// The number of instructions after STI that ignore interrupts does not matter.
 #[test]
 fn an_interrupt_that_waited_comes_one_instruction_behind_sti() {
     let mut m = Machine::long();
@@ -465,7 +465,7 @@ fn mov_ss_holds_nmis_back_and_nmis_block_nmis() {
     m.bus.signals.nmi = true;
     assert_eq!(m.run(), Stop::Halted, "a second NMI waits");
     assert!(m.bus.signals.nmi);
-    // IRETQ unblocks it: it arrives before the interrupted program goes on.
+    // IRETQ unblocks NMIs: the NMI arrives before the interrupted program continues.
     m.state.halted = false;
     m.state.rip = CODE + 0x200;
     m.code(64, |a| a.iretq().unwrap());
@@ -521,8 +521,8 @@ fn a_push_to_a_stack_that_is_not_canonical_is_a_stack_fault() {
     assert_eq!((m.stack64(0), m.stack64(4)), (0, 1 << 60));
 }
 
-/// What delivers the NMI finds no stack. That leads to a handler on one of its own, and nothing is left of it when that handler
-/// reads from its stack what is not aligned.
+/// The delivery of the NMI finds no stack, and that fault's handler has its own stack. When this handler reads a
+/// misaligned operand from its stack, no trace of the failed delivery may remain.
 #[test]
 fn an_nmi_without_a_stack_leaves_nothing_behind() {
     let mut m = Machine::long();
@@ -550,7 +550,7 @@ fn an_instruction_has_at_most_15_bytes() {
     }
 }
 
-/// The base of a TSS or local descriptor table has 64 bits, and the descriptor stays as it was when they are refused.
+/// The base of a TSS or local descriptor table has 64 bits. A refused descriptor does not change.
 #[test]
 fn lldt_and_ltr_refuse_bases_that_are_not_canonical() {
     const LDT_TYPE: u64 = 2;
@@ -582,7 +582,7 @@ fn lldt_and_ltr_refuse_bases_that_are_not_canonical() {
     }
 }
 
-/// Two pages that lie side by side for the program, and far from each other in RAM.
+/// Two pages that are adjacent for the program, and far apart in RAM.
 #[test]
 fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
     const PAGE: u64 = 0x9_0000;
@@ -598,7 +598,7 @@ fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
         m.state.cr4 |= 1 << 9;
         m.state.gpr[1] = address;
         m.code(64, |a| {
-            // Twice: the second access finds both pages in the TLB.
+            // Twice, so that the second access finds both pages in the TLB.
             for register in [xmm1, xmm2] {
                 a.movdqu(register, xmmword_ptr(rcx)).unwrap();
             }
@@ -618,12 +618,12 @@ fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
     }
 }
 
-/// In the lowest page too, whose address has no bits above its offset.
+/// Also in the lowest page, whose address has no bits above the offset.
 #[test]
 fn a_vector_that_leaves_the_lowest_page_ends_in_the_next() {
     const TABLE: u64 = 0xe_0000;
     let mut m = Machine::long();
-    // The interrupt table makes room for a page that is mapped elsewhere.
+    // Move the interrupt table away from a page that will be remapped.
     let mut gates = [0; 0x1000];
     m.ram().read_bytes(IDT, &mut gates);
     m.put(TABLE, &gates);
@@ -657,7 +657,7 @@ fn a_byte_at_a_page_s_end_is_one_byte() {
     assert_eq!(m.state.xmm[0], 0xa5 << 24);
 }
 
-/// Nothing is mapped there: #PF where all bytes have canonical addresses, else #GP.
+/// Nothing is mapped there: #PF if all bytes have canonical addresses, otherwise #GP.
 #[test]
 fn the_last_byte_of_an_access_may_be_the_last_canonical_one() {
     for (address, vector) in [(0x7fff_ffff_fff8, 14), (0x7fff_ffff_fff9, 13), (0x7fff_ffff_ffff, 13)] {
@@ -668,13 +668,14 @@ fn the_last_byte_of_an_access_may_be_the_last_canonical_one() {
     }
 }
 
-/// The source of a string instruction and the table of XLAT may be in FS or GS; the target never is (SDM vol. 2).
+/// A segment prefix applies to the source of a string instruction and to the table of XLAT, never to the target (SDM
+/// vol. 2).
 #[test]
 fn string_sources_may_have_another_segment() {
     const FS: u8 = 0x64;
     const SOURCE: u64 = 0x10;
     const TARGET: u64 = DATA + 0x800;
-    // What is executed, the byte in AL behind it, and the byte at the target.
+    // The code, the byte in AL after it, and the byte at the target.
     let cases = [
         (&[FS, 0xac][..], 0x77, 0x55),
         (&[FS, 0xa4], 0x77, 0x77),
@@ -701,7 +702,7 @@ fn string_sources_may_have_another_segment() {
         m.ram().read_bytes(TARGET, &mut found);
         assert_eq!((m.state.gpr[0], found[0]), (low, target), "{code:x?}");
         if code.last() == Some(&0xa6) {
-            // 0x77 compared with 0x55: neither equal nor below.
+            // 0x77 compared with 0x55 is neither equal nor below.
             assert_eq!(m.state.rflags & 0x41, 0, "{code:x?}");
         }
     }

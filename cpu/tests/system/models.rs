@@ -1,4 +1,4 @@
-//! Where what is executed depends on the CPU model: see [`cpu::CpuModel`].
+//! Differences between CPU models in what they execute: see [`cpu::CpuModel`].
 
 use cpu::CpuModel;
 use guest_ram::{PAGE_SIZE, PageFlags};
@@ -34,11 +34,11 @@ fn update_fault(model: CpuModel, clear: u64, user: bool) -> u64 {
 fn an_update_of_a_missing_page_faults_as_a_write_but_under_tcg_as_a_read() {
     assert_eq!(MODELS.map(|model| update_fault(model, 1, false)), [2, 2, 0]);
     assert_eq!(MODELS.map(|model| update_fault(model, 1, true)), [6, 6, 4]);
-    // A page that may be read and not written faults as for a write everywhere.
+    // On every model, a read-only page gives the error code of a write.
     assert_eq!(MODELS.map(|model| update_fault(model, 2, true)), [7, 7, 7]);
 }
 
-/// RFLAGS as an interrupt pushes them that comes before the first instruction, with RF set there or not.
+/// RFLAGS as pushed by an interrupt before the first instruction, with RF as given.
 fn pushed_flags(model: CpuModel, rf: u64) -> u64 {
     let mut m = machine(model);
     m.state.rflags |= 0x200 | rf;
@@ -55,7 +55,7 @@ fn interrupts_push_rf_as_the_model_says() {
     assert_eq!(MODELS.map(|model| pushed_flags(model, RF) & RF), [RF, 0, RF]);
 }
 
-/// The vector that a misaligned load of user code ends in which asks for alignment checks.
+/// The vector that a misaligned load raises, for user code with alignment checks on.
 fn misaligned_load(model: CpuModel) -> u8 {
     let mut m = machine(model).in_user_mode();
     m.state.cr0 |= 1 << 18;
@@ -72,7 +72,7 @@ fn alignment_is_not_checked_under_tcg() {
     assert_eq!(MODELS.map(misaligned_load), [17, 17, 6]);
 }
 
-/// Which of an FXSAVE image's first 160 bytes are written.
+/// The offsets, among an FXSAVE image's first 160 bytes, that are written.
 fn written(model: CpuModel) -> Vec<usize> {
     let images = [0_u8, 0xff].map(|before| {
         let mut m = machine(model);
@@ -98,9 +98,9 @@ fn fxsave_leaves_gaps_under_tcg() {
     assert_eq!(written(CpuModel::V2KvmTcg), (0..160).filter(|&at| !gap(at)).collect::<Vec<_>>());
 }
 
-/// What an access to an address that is not canonical raises, and CR2 behind it.
+/// The vector for an access to a non-canonical address, and CR2 after it.
 fn noncanonical_fault(model: CpuModel, code: impl FnOnce(&mut CodeAssembler)) -> (u8, u64) {
-    // In user mode, so that the handler has a stack whatever the code does to its own.
+    // Use user mode, so that the handler has a stack even if the code changes its own.
     let mut m = machine(model).in_user_mode();
     m.state.cr2 = 5;
     m.state.gpr[0] = NOT_CANONICAL;
@@ -123,7 +123,7 @@ fn addresses_that_are_not_canonical_land_in_cr2_under_tcg() {
         })
     });
     assert_eq!(pop, [(STACK_FAULT, 5), (STACK_FAULT, 5), (gp, NOT_CANONICAL)]);
-    // Of an access that begins at a canonical address it is the page of the first byte at none.
+    // For an access that begins at a canonical address, CR2 is the page of the first non-canonical byte.
     let crossing = MODELS.map(|model| {
         noncanonical_fault(model, |a| {
             a.mov(rbx, 0x7fff_ffff_fffd_u64).unwrap();
@@ -135,7 +135,7 @@ fn addresses_that_are_not_canonical_land_in_cr2_under_tcg() {
 
 #[test]
 fn control_bits_of_hidden_features_are_reserved() {
-    // UMIP, PCIDE, OSXSAVE; SMAP, which every model has.
+    // UMIP, PCIDE and OSXSAVE; and SMAP, which every model has.
     for (bit, taken) in
         [(11, [true, false, false]), (17, [true, false, false]), (18, [true, false, false]), (21, [true; 3])]
     {
@@ -200,7 +200,7 @@ fn names_and_models_are_one_to_one() {
     assert_eq!(CpuModel::named("ttvm-v3"), None);
 }
 
-/// Whether a RAM page has code that was decoded.
+/// Whether a RAM page has decoded code.
 fn has_code(m: &Machine, address: u64) -> bool {
     m.ram().flags().has(address / PAGE_SIZE, PageFlags::CODE)
 }

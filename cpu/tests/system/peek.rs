@@ -1,23 +1,23 @@
-//! Looks into an address space by its root, compared with what the CPU finds there.
+//! Reads another address space by its root, and compares with what the CPU finds there.
 
 use cpu::Stop;
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// Root of the address space that the machine does not run in, with its tables behind it.
+/// Root of the address space that is not current; its tables follow.
 const OTHER: u64 = 0x9_0000;
 const TABLES_END: u64 = 0xa_0000;
-/// Mapped by a 4 KiB page to [`DATA`] in the other space, as itself or not at all in the current one.
+/// In the other space, a 4 KiB page maps it to [`DATA`]. In the current space it is identity-mapped or absent.
 const MOVED: u64 = 0x40_0000;
-/// In a large page of both spaces.
+/// In a large page in both spaces.
 const SAME: u64 = DATA + 0x1008;
-/// In neither space.
+/// Absent in both spaces.
 const ABSENT: u64 = 0x3f00_0000;
-/// Virtual and physical address of something in a large page that lies elsewhere.
+/// Virtual and physical address of a place in a large page that is mapped elsewhere.
 const LARGE: (u64, u64) = (0x80_0000 + 0x8_1010, 0x8_1010);
 
-/// 4-level, PAE and 32-bit paging; the bitness of code in each.
+/// 4-level, PAE and 32-bit paging, with the bitness of code in each.
 fn machines() -> [(&'static str, u32, Machine); 3] {
     let long = Machine::long();
     long.put64(OTHER, (OTHER + 0x1000) | 7);
@@ -63,7 +63,7 @@ fn tables(m: &Machine) -> Vec<u8> {
     bytes
 }
 
-/// What a program in the other space reads at an address; `None` if it faults.
+/// The value that a program in the other space reads at an address; `None` if it faults.
 fn read_there(m: &mut Machine, bitness: u32, address: u64) -> Option<u32> {
     m.state.cr3 = OTHER;
     if m.state.cr4 & 0x20 != 0 && bitness == 32 {

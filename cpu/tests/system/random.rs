@@ -1,11 +1,11 @@
-//! Random system code in random states: nothing panics, and a run taken step by step through saved states
-//! ends exactly like an uninterrupted one.
+//! Runs random system code in random states. Nothing may panic, and a run in single steps with saved states must end
+//! exactly like an uninterrupted one.
 
 use cpu::{Counts, CpuState, Stop};
 
 use crate::harness::*;
 
-/// A small linear congruential generator: the cases are the same on every run.
+/// A small linear congruential generator, so that the cases are the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -85,7 +85,7 @@ const VALUES: &[u64] = &[
     0x2_3102,
 ];
 
-/// A machine that follows from the seed alone.
+/// A machine that is determined by the seed alone.
 pub fn machine(seed: u64) -> Machine {
     let random = &mut Random(seed);
     let mut m = match seed % 4 {
@@ -120,7 +120,7 @@ pub fn machine(seed: u64) -> Machine {
         code.push(random.next() as u8);
     }
     m.put(m.state.rip, &code);
-    // Handlers go on instead of halting.
+    // Handlers return instead of halting.
     for vector in 0..=255 {
         m.put(handler(vector), random.pick(&[&[0x48, 0xcf, 0xf4], &[0x9d, 0xcf, 0xf4], &[0xf4, 0xf4, 0xf4]]));
     }

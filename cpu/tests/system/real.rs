@@ -53,7 +53,7 @@ fn segment_loads_keep_the_hidden_limit() {
 #[test]
 fn the_same_offset_in_another_segment_is_other_code() {
     let mut m = Machine::real();
-    // JMP 3000:0100, whose code jumps back to 2000:0100, now a HLT by way of the second visit's CS.
+    // JMP 4000:0100, then JMP 5000:0100, then HLT: each at offset 100h of its segment.
     m.put(0x2_0100, &[0xea, 0x00, 0x01, 0x00, 0x40]);
     m.put(0x4_0100, &[0xea, 0x00, 0x01, 0x00, 0x50]);
     m.put(0x5_0100, &[0xf4]);

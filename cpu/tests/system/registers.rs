@@ -109,7 +109,7 @@ fn there_are_no_banks_of_machine_checks() {
     assert!(!write_msr(&mut m, 0x179, 0));
 }
 
-/// Runs WRMSR and says whether it was taken.
+/// Runs WRMSR. Returns whether it succeeded.
 fn write_msr(m: &mut Machine, index: u32, value: u64) -> bool {
     m.state.halted = false;
     m.state.rip = CODE;
@@ -124,7 +124,7 @@ fn write_msr(m: &mut Machine, index: u32, value: u64) -> bool {
     m.state.rip == CODE + 3
 }
 
-/// Runs RDMSR; `None` when it faults.
+/// Runs RDMSR; `None` if it faults.
 fn read_msr(m: &mut Machine, index: u32) -> Option<u64> {
     m.state.halted = false;
     m.state.rip = CODE;
@@ -321,7 +321,7 @@ fn model_specific_registers_are_open_from_outside_as_at_level_0() {
     assert_eq!(m.cpu.read_msr(&mut m.bus, 0x1234_5678), None);
     assert_eq!(m.cpu.write_msr(&mut m.bus, LSTAR, 0xffff_8000_1234_5678), Some(()));
     assert_eq!(m.cpu.read_msr(&mut m.bus, LSTAR), Some(0xffff_8000_1234_5678));
-    // Not canonical.
+    // The value is not canonical.
     assert_eq!(m.cpu.write_msr(&mut m.bus, LSTAR, 1 << 47), None);
     assert_eq!(m.cpu.read_msr(&mut m.bus, LSTAR), Some(0xffff_8000_1234_5678));
 }

@@ -1,5 +1,5 @@
-//! String instructions against a model that takes one element after the other: registers, memory, flags, ports and steps,
-//! in one piece and cut behind each step.
+//! Compares string instructions with a model that handles one element at a time: registers, memory, flags, ports and
+//! steps. Each case runs in one piece, and cut after each step.
 
 use cpu::{Counts, CpuState, SegReg, Stop};
 
@@ -11,7 +11,7 @@ const TF: u64 = 0x100;
 const DF: u64 = 0x400;
 const RF: u64 = 1 << 16;
 const PORT: u64 = 0x3f8;
-/// Where the memory begins that a case may change, and its length.
+/// Address and length of the memory that a case may change.
 const AREA: u64 = DATA;
 const AREA_BYTES: usize = 0x1_1000;
 
@@ -37,7 +37,7 @@ use Verb::*;
 impl Verb {
     const ALL: [Verb; 7] = [Movs, Stos, Lods, Scas, Cmps, Ins, Outs];
 
-    /// For elements of one byte. Those for longer ones follow.
+    /// The opcode for one-byte elements. The opcode for longer elements is the next number.
     fn opcode(self) -> u8 {
         match self {
             Movs => 0xa4,
@@ -114,7 +114,7 @@ impl Form {
         bytes
     }
 
-    /// Where the segments of data begin: a page away from what addresses say, or where 16 bits reach [`AREA`].
+    /// Base of the data segments: one page with 32-bit addresses, and [`AREA`] with 16-bit addresses.
     fn base(&self) -> u64 {
         match (self.mode_bits, self.address_bits) {
             (64, _) => 0,
@@ -132,7 +132,7 @@ impl Form {
     }
 }
 
-/// What a case begins with, and what the model makes of it.
+/// The start state of a case, which the model then changes.
 #[derive(Clone)]
 struct Model {
     gpr: [u64; 16],
@@ -162,7 +162,7 @@ impl Model {
             .copy_from_slice(&value.to_le_bytes()[..form.element as usize]);
     }
 
-    /// A register of so many bits is written: 32 bits clear those above, fewer leave them alone.
+    /// Writes a register of `bits` bits. A 32-bit write clears the upper bits, a narrower write keeps them.
     fn set(&mut self, register: usize, bits: u64, value: u64) {
         let kept = if bits < 32 { self.gpr[register] >> bits << bits } else { 0 };
         self.gpr[register] = kept | value & u64::MAX >> (64 - bits);
@@ -201,7 +201,7 @@ impl Model {
             return;
         }
         let address_bits = form.address_bits.into();
-        // Processors write these back even where the count is zero.
+        // Processors write these back even if the count is zero.
         let written_first: &[usize] = match form.verb {
             Movs => &[RCX, RSI, RDI],
             Stos => &[RCX, RDI],
@@ -220,24 +220,24 @@ impl Model {
     }
 }
 
-/// How a case differs from others of its form.
+/// The properties that distinguish a case from others of its form.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     count: u64,
     down: bool,
-    /// Whether what is compared is equal up to the fourth element, and not there; or the other way round.
+    /// Whether elements are equal before the fourth element and different there, or vice versa.
     equal_first: bool,
     accumulator: u64,
 }
 
-/// All bytes of what is equal.
+/// All bytes of equal elements.
 const EQUAL: u8 = 0x44;
 
-/// Offset of the first elements of source and target. Those of both lie on two sides of a page's end, and without 64-bit
-/// addresses those of the source on two sides of where addresses wrap.
+/// Offsets of the first elements of source and target. Both operands cross a page's end. With 16-bit addresses, the
+/// source crosses the wrap-around of addresses instead.
 fn first_elements(form: &Form, case: &Case) -> (u64, u64) {
     let aligned = 2 * form.element;
-    // Some element is on both pages then, unless it is a byte.
+    // An odd offset puts some element on both pages, unless elements are bytes.
     let odd = aligned + 1;
     match (form.address_bits == 16, case.down) {
         (true, false) => (0x1_0000 - aligned, 0x5000 - odd),
@@ -264,7 +264,7 @@ fn memory(form: &Form, case: &Case) -> Vec<u8> {
 fn beginning(form: &Form, case: &Case, state: &CpuState) -> Model {
     let base = AREA - form.base();
     let (source, target) = first_elements(form, case);
-    // What is above an address is no part of it.
+    // Bits above the address width must be ignored.
     let above = match (form.address_bits, form.mode_bits) {
         (32, 64) => 0xdead_beef << 32,
         (16, _) => 0x5555_0000,
@@ -280,7 +280,7 @@ fn beginning(form: &Form, case: &Case, state: &CpuState) -> Model {
     Model { gpr, rflags, memory: memory(form, case), written: Vec::new(), steps: 0, finished: false }
 }
 
-/// A machine in 64-bit mode and one in 32-bit mode, and what they begin with.
+/// A machine in 64-bit mode and one in 32-bit mode, with their start states.
 struct Bench {
     machines: [Machine; 2],
     states: [CpuState; 2],
@@ -293,7 +293,7 @@ impl Bench {
         Bench { machines, states }
     }
 
-    /// The case in a machine, and in the model.
+    /// Sets up a case in a machine and in the model.
     fn begin(&mut self, form: &Form, case: &Case) -> (&mut Machine, Model) {
         let number = usize::from(form.mode_bits == 32);
         let (m, state) = (&mut self.machines[number], &self.states[number]);
@@ -323,7 +323,7 @@ fn compare(m: &Machine, form: &Form, model: &Model, what: &str) {
     assert_eq!(m.bus.ports, model.written, "{what}");
 }
 
-/// Runs a case in pieces: one up to a cut, one step, and the rest. A second of single steps comes with it.
+/// Runs a case in three pieces for each cut: up to the cut, one step, and the rest.
 fn try_case(bench: &mut Bench, form: &Form, case: &Case) {
     let mut cut = 0;
     loop {
@@ -369,7 +369,7 @@ fn string_instructions_take_one_element_after_the_other() {
     }
 }
 
-/// A machine that is about to fill so many bytes of [`DATA`] with what AL holds.
+/// A machine that is about to fill `count` bytes of [`DATA`] with the byte in AL.
 fn filling(count: u64) -> Machine {
     let mut m = Machine::long();
     m.state.gpr[RAX] = 0xf4;
@@ -392,7 +392,7 @@ fn tf_traps_behind_every_iteration() {
     }
 }
 
-/// Of the guest's own, in a debug register.
+/// The breakpoint is the guest's own, in a debug register.
 #[test]
 fn an_instruction_breakpoint_that_was_passed_does_not_hit_between_iterations() {
     let mut m = filling(3);
@@ -406,7 +406,7 @@ fn an_instruction_breakpoint_that_was_passed_does_not_hit_between_iterations() {
     assert_eq!((m.state.rip, m.state.rflags & RF), (CODE + 3, 0));
 }
 
-/// STI holds interrupts back for an instruction; that is over behind its first iteration.
+/// STI holds interrupts back for one instruction, and this ends after the first iteration.
 #[test]
 fn an_interrupt_comes_behind_the_first_iteration_in_a_shadow() {
     let mut m = filling(5);
@@ -427,7 +427,7 @@ fn an_instruction_that_writes_over_itself_ends() {
     }
 }
 
-/// Elements end where the page does; the first that does not fit faults, and nothing of it is done.
+/// Elements end where the page does. The first element that does not fit faults and has no effect.
 #[test]
 fn a_repetition_faults_where_a_page_is_missing() {
     const MISSING: u64 = DATA + 0x5000;

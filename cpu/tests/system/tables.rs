@@ -1,5 +1,5 @@
-//! Page tables that change while the CPU runs: at every level, after many writes, in every width. What the TLB keeps of them
-//! never shows.
+//! Page tables change while the CPU runs: at every level, after many writes, in every width. The TLB's cached
+//! translations are never visible.
 
 use cpu::Stop;
 use guest_ram::PageFlags;
@@ -7,14 +7,14 @@ use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// A page with a word and a routine, and two RAM pages that it can be mapped to.
+/// A page with a word and a routine, and two RAM pages for it.
 const PAGE: u64 = 0x9_0000;
 const LEFT: u64 = 0xa_0000;
 const RIGHT: u64 = 0xb_0000;
-/// Other tables for the lowest addresses, from the lowest level up: PAGE leads to RIGHT by them.
+/// Other tables for the lowest addresses, from the lowest level up. They map PAGE to RIGHT.
 const OTHERS: u64 = 0xc_0000;
 
-/// The routine that a page has at its start, and the word.
+/// Writes the page's routine, at its start, and its word.
 fn furnish(m: &Machine, page: u64, value: i32) {
     m.code_at(64, page, PAGE, |a| {
         a.lea(ebx, dword_ptr(ebx + ebx * 8 + value)).unwrap();
@@ -23,7 +23,7 @@ fn furnish(m: &Machine, page: u64, value: i32) {
     m.put64(page + 0x800, value as u64);
 }
 
-/// Long mode in which PAGE leads to LEFT.
+/// Long mode with PAGE mapped to LEFT.
 fn machine() -> Machine {
     let m = Machine::long();
     furnish(&m, LEFT, 1);
@@ -41,7 +41,7 @@ fn machine() -> Machine {
     m
 }
 
-/// Calls the routine in PAGE, and adds its word to RSI ninefold.
+/// Calls the routine in PAGE. Multiplies RSI by nine and adds the page's word.
 fn look(a: &mut CodeAssembler) {
     a.mov(rdx, PAGE).unwrap();
     a.call(rdx).unwrap();
@@ -49,14 +49,14 @@ fn look(a: &mut CodeAssembler) {
     a.add(rsi, qword_ptr(rdx + 0x800)).unwrap();
 }
 
-/// Writes a word anywhere.
+/// Emits a store of a word to an address.
 fn write64(a: &mut CodeAssembler, address: u64, value: u64) {
     a.mov(rax, value).unwrap();
     a.mov(rdx, address).unwrap();
     a.mov(qword_ptr(rdx), rax).unwrap();
 }
 
-/// What both have come to when PAGE held these in turn.
+/// Checks the results in both registers if PAGE held these values in turn.
 fn expect(m: &mut Machine, values: &[u64]) {
     assert_eq!(m.run_steps(10_000), Stop::Halted);
     let expected = values.iter().fold(0, |sum, value| sum * 9 + value);
@@ -65,7 +65,7 @@ fn expect(m: &mut Machine, values: &[u64]) {
 
 #[test]
 fn an_entry_of_any_level_that_changes_leads_elsewhere() {
-    // The page directory, its pointers, the topmost table: the first entry of each.
+    // The first entry of the page directory, of the pointer table, and of the topmost table.
     for level in 0..3 {
         let entry = TABLES + 0x2000 - 0x1000 * level;
         let mut m = machine();
@@ -88,7 +88,7 @@ fn a_large_page_that_becomes_a_table_is_one() {
     const LARGE: u64 = 1 << 7;
     let entry = TABLES + 0x2000;
     let mut m = machine();
-    // As a large page the addresses are those of RAM.
+    // With a large page, addresses equal RAM addresses.
     furnish(&m, PAGE, 3);
     m.code(64, |a| {
         look(a);
@@ -105,13 +105,13 @@ fn a_large_page_that_becomes_a_table_is_one() {
 
 #[test]
 fn a_table_with_many_writes_is_still_a_table() {
-    // Of each level a table of another address space, of which the upper half is written so often that it is taken for other
-    // memory.
+    // For each level, a table of another address space. Its upper half is written so often that the page counts as
+    // other memory.
     for (level, count) in (0..4).flat_map(|level| [(level, 40), (level, 200)]) {
         let mut m = machine();
         let root = OTHERS + 0x3000;
         m.put64(root, (OTHERS + 0x2000) | 7);
-        // Tables by which PAGE leads to LEFT.
+        // Tables that map PAGE to LEFT.
         const MORE: u64 = 0xd_0000;
         for n in 0..512 {
             m.put64(MORE + 8 * n, m.ram().load_u64(TABLES + 0x3000 + 8 * n));
@@ -146,11 +146,11 @@ fn a_table_with_many_writes_is_still_a_table() {
 
 #[test]
 fn tables_that_lead_to_themselves_end() {
-    // The topmost table's last entry leads to itself, as some kernels have it, and is taken away.
+    // The topmost table's last entry leads to itself, as in some kernels, and is then removed.
     let mut m = machine();
     let own = TABLES + 8 * 511;
     m.put64(own, TABLES | 7);
-    // By it the topmost table is at the end of all addresses.
+    // That entry maps the topmost table at the end of the address space.
     let seen_at = 0_u64.wrapping_sub(0x1000);
     m.code(64, |a| {
         a.mov(rdx, seen_at).unwrap();
@@ -229,8 +229,8 @@ fn code_that_may_only_be_executed_cannot_be_read() {
     }
 }
 
-/// Accessed bits in every entry on the way; a dirty bit in the last, where a page was written; and nothing else. What the
-/// walk itself writes makes the tables' pages dirty, and only those.
+/// A walk sets accessed bits in every entry on the way and, for a write, the dirty bit in the last entry. It changes
+/// nothing else. Its own writes make only the tables' pages dirty.
 #[test]
 fn walks_set_accessed_and_dirty_bits_and_nothing_else() {
     const PRESENT: u64 = 7;
@@ -291,13 +291,14 @@ fn walks_set_accessed_and_dirty_bits_and_nothing_else() {
     }
 }
 
-/// Two roots of 32-bit paging whose first entries are the same: in 4-level paging those would be all of the lowest 512 GiB.
+/// Two roots of 32-bit paging with equal first entries. Read as an entry of 4-level paging, they would cover the lowest
+/// 512 GiB.
 #[test]
 fn roots_of_32_bit_paging_share_what_all_their_entries_share() {
     let mut m = Machine::protected();
     let other_root = OTHERS;
     for root in [TABLES, other_root] {
-        // Large pages, one to one.
+        // Large identity-mapped pages.
         m.put32(root, 0x83);
         m.put32(root + 4, 0x40_0083);
     }

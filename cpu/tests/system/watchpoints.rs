@@ -1,5 +1,5 @@
-//! A debugger's watchpoints: every hit of a step, in both pages of an access, in ranges of any length; and
-//! breakpoints where nothing can be fetched.
+//! A debugger's watchpoints: every hit of a step, in both pages of an access, in ranges of any length. Also breakpoints
+//! at addresses that cannot be fetched.
 
 use cpu::{AddressKind, Hit, Met, Stop, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 use iced_x86::code_asm::*;
@@ -13,7 +13,7 @@ fn watch(space: AddressKind, address: u64, length: u64, kind: WatchKind) -> Watc
     Watchpoint { space, address, length, kind }
 }
 
-/// Executes one instruction that writes RAX to memory, and gives what was hit.
+/// Executes one instruction that writes RAX to memory. Returns the hits.
 fn hits_of_write(m: &mut Machine, address: u64, points: &[Watchpoint]) -> Vec<WatchHit> {
     m.state.gpr[1] = address;
     m.code(64, |a| a.mov(qword_ptr(rcx), rax).unwrap());
@@ -49,7 +49,7 @@ fn all_hits_of_a_step_are_named() {
     assert_eq!(hits, [hit(0, 2, true), hit(1, 4, false), hit(4, 1, false)]);
 }
 
-/// The delivery of an exception writes its frame, and is an event.
+/// The delivery of an exception writes its frame and is also a trap event.
 #[test]
 fn a_trap_hides_no_watchpoint_and_no_watchpoint_a_trap() {
     let mut m = Machine::long();
@@ -62,7 +62,7 @@ fn a_trap_hides_no_watchpoint_and_no_watchpoint_a_trap() {
     let hits = m.cpu.hits();
     assert!(hits.contains(&Hit::Trap(Trap::Vector(6))), "{hits:?}");
     assert!(hits.iter().any(|hit| matches!(hit, Hit::Watch(hit) if hit.watchpoint == point)), "{hits:?}");
-    // The next step has hits of its own.
+    // The next step has separate hits.
     m.cpu.run(&mut m.bus, m.counts.steps + 2, u64::MAX);
     assert_eq!(m.cpu.hits(), []);
 }
@@ -70,7 +70,7 @@ fn a_trap_hides_no_watchpoint_and_no_watchpoint_a_trap() {
 #[test]
 fn the_second_page_of_an_access_is_watched_by_either_address() {
     let mut m = Machine::long();
-    // What is seen behind DATA's page is another frame.
+    // The page after DATA's is mapped to another frame.
     let frame = DATA + 0x8000;
     m.page(DATA + 0x1000, 0xffff_f000, frame);
     let behind = DATA + 0x1000;
@@ -85,7 +85,7 @@ fn the_second_page_of_an_access_is_watched_by_either_address() {
         let hits = hits_of_write(&mut m, behind - 4, &[point]);
         assert_eq!(hits.iter().map(|hit| hit.address).collect::<Vec<_>>(), [address], "{space:?}");
     }
-    // The frame that lies behind the first one is not written.
+    // The frame that follows the first one in RAM is not written.
     for address in [behind, frame + 4] {
         let point = watch(AddressKind::Physical, address, 1, WatchKind::Write);
         assert_eq!(hits_of_write(&mut m, behind - 4, &[point]), [], "{address:#x}");
@@ -102,7 +102,7 @@ fn ranges_may_have_any_length_and_end_where_addresses_end() {
         let hits = hits_of_write(&mut m, DATA, &[point]);
         assert_eq!(hits.iter().map(|hit| hit.address).collect::<Vec<_>>(), [DATA.max(address)]);
     }
-    // Seen through the last page of all, too.
+    // Also through the last page of the address space.
     let top = 0xffff_ffff_ffff_f000_u64;
     m.put64(TABLES + 8 * 511, (TABLES + 0x1000) | 7);
     m.put64(TABLES + 0x1000 + 8 * 511, (TABLES + 0x2000) | 7);
@@ -120,13 +120,13 @@ fn ranges_may_have_any_length_and_end_where_addresses_end() {
 #[test]
 fn a_breakpoint_where_nothing_is_stops_with_and_without_traps() {
     let nowhere = 0x1234_5000_0000;
-    // Code that ends at the last byte of a page before one that is not there, too.
+    // Also code that ends at the last byte of a page whose successor is absent.
     let before = DATA + 0x2ffe;
     for (flags, debug_control) in [(TF, 0), (0, 0x402), (0, 0)] {
         for rip in [nowhere, before, 0x8000_0000_0000_0000] {
             let mut m = Machine::long();
             m.page(before + 2, 1, 0);
-            // The first bytes of an instruction of five.
+            // The first bytes of a five-byte instruction.
             m.put(before, &[0xb8, 1]);
             m.state.rflags |= flags;
             m.state.dr7 |= debug_control;
@@ -142,7 +142,7 @@ fn a_breakpoint_where_nothing_is_stops_with_and_without_traps() {
     }
 }
 
-/// RF says that this instruction has caused a fault before: its breakpoint counted then.
+/// RF means that this instruction has already faulted, and its breakpoint counted then.
 #[test]
 fn a_breakpoint_where_nothing_is_does_not_stop_under_rf() {
     for flags in [RF, TF | RF] {
@@ -156,7 +156,7 @@ fn a_breakpoint_where_nothing_is_does_not_stop_under_rf() {
     }
 }
 
-/// An instruction whose fetch, or whose load, causes a page fault, and which is begun anew when the page is there.
+/// An instruction whose fetch or load causes a page fault. It restarts once the page is there.
 #[test]
 fn a_breakpoint_counts_once_where_its_instruction_faults_first() {
     let data = DATA + 0x3000;
@@ -177,7 +177,7 @@ fn a_breakpoint_counts_once_where_its_instruction_faults_first() {
         );
         m.state = m.cpu.state();
         assert_eq!((m.stack64(1), m.stack64(3) & RF), (rip, RF));
-        // The handler brings the page in and returns.
+        // The handler maps the page and returns.
         let mut back = m.state.clone();
         (back.rip, back.rflags, back.halted) = (rip, m.stack64(3), false);
         m.page(missing, 0, 1);
@@ -187,7 +187,7 @@ fn a_breakpoint_counts_once_where_its_instruction_faults_first() {
     }
 }
 
-/// The instruction that an interrupt shadow protects.
+/// The breakpoint stands at the instruction under an interrupt shadow.
 #[test]
 fn a_breakpoint_where_nothing_is_stops_in_a_shadow() {
     let end = DATA + 0x2fff;
@@ -207,7 +207,7 @@ fn an_access_ends_in_its_second_page() {
     // Eight bytes, of which the last three are in the next page.
     let address = DATA + 0x1000 - 5;
     for (kind, write) in [(WatchKind::Read, false), (WatchKind::Write, true)] {
-        // Where one byte is watched, and whether that is hit.
+        // Distance of the watched byte, and whether it is hit.
         for (distance, hit) in
             [(-1, false), (0, true), (4, true), (5, true), (7, true), (8, false), (12, false)]
         {

@@ -1,5 +1,5 @@
-//! The tests of `system` once more, with everything translated before it is executed the first time; and what concerns the
-//! translator only.
+//! Runs the tests of `system` again with all code translated before its first execution, and adds tests of the
+//! translator.
 
 #[path = "../system/alignment.rs"]
 mod alignment;

@@ -1,4 +1,4 @@
-//! Observers are told the same whatever executes the guest and however its run is cut, and the guest sees nothing of them.
+//! Observers receive the same happenings on every tier and under every cut of a run, and the guest cannot see them.
 
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -21,11 +21,11 @@ const TIERS: [Tier; 5] = [
     Tier::Inverted,
 ];
 const STEPS: u64 = 700;
-/// What is compared of RAM.
+/// Bytes of RAM that are compared.
 const COMPARED: usize = 0xa_0000;
 /// A page that is not mapped.
 const ABSENT: u64 = 0x9_0000;
-/// Where [`DATA`] is mapped once more.
+/// A second mapping of [`DATA`].
 const ALIAS: u64 = 0x20_0000;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +34,7 @@ struct Seen {
     what: Happening,
     /// RIP, RAX and RSP of the CPU at that point.
     registers: [u64; 3],
-    /// What RIP leads to: a linear and a physical address.
+    /// The linear and the physical address of RIP.
     code: [u64; 2],
 }
 
@@ -42,7 +42,7 @@ struct Seen {
 struct Log {
     wants: Wants,
     seen: Vec<Seen>,
-    /// It stops the run at every so many.
+    /// If set, stops the run at every happening whose number is a multiple.
     stops_at_every: Option<usize>,
 }
 
@@ -75,7 +75,7 @@ fn everything() -> Wants {
     }
 }
 
-/// How a run came out.
+/// The outcome of a run.
 struct Outcome {
     seen: Vec<Seen>,
     state: CpuState,
@@ -90,7 +90,7 @@ fn memory(m: &Machine) -> Vec<u8> {
     bytes
 }
 
-/// A small linear congruential generator: the cases are the same on every run.
+/// A small linear congruential generator, so that the cases are the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -100,7 +100,7 @@ impl Random {
     }
 }
 
-/// Runs a machine under an observer, cut into runs of random lengths if there is a seed for them.
+/// Runs a machine under an observer. With a seed, cuts the run at random steps.
 fn run(make: &dyn Fn() -> Machine, tier: Tier, log: Option<Log>, cuts: Option<u64>) -> Outcome {
     let mut m = make();
     m.cpu.set_tier(tier);
@@ -136,7 +136,7 @@ fn program(seed: u64) -> Machine {
     for at in 0..0x400 {
         m.put64(DATA + 8 * at, random.below(u64::MAX) << 32 ^ random.below(u64::MAX));
     }
-    // Faulting instructions are three bytes long, and passed over.
+    // Faulting instructions are three bytes long, and the handlers skip them.
     m.code_at(64, handler(6), handler(6), |a| {
         a.add(qword_ptr(rsp), 3).unwrap();
         a.iretq().unwrap();
@@ -188,7 +188,7 @@ fn program(seed: u64) -> Machine {
         }
         a.dec(r12d).unwrap();
         a.jnz(again).unwrap();
-        // A single-step trap wakes it.
+        // A single-step trap wakes the CPU.
         a.set_label(&mut end).unwrap();
         a.hlt().unwrap();
         a.jmp(end).unwrap();
@@ -234,7 +234,7 @@ fn instruction(a: &mut CodeAssembler, random: &mut Random, leaf: u64) {
         14 => a.mov(rax, qword_ptr(r8)).unwrap(),
         15 => a.add(qword_ptr(r8), rax).unwrap(),
         16 => {
-            // It has loaded when its store faults.
+            // MOVSQ has already loaded when its store faults.
             a.xchg(rdi, r8).unwrap();
             a.movsq().unwrap();
             a.nop().unwrap();
@@ -260,7 +260,7 @@ fn instruction(a: &mut CodeAssembler, random: &mut Random, leaf: u64) {
             a.set_label(&mut on).unwrap();
             a.xadd(byte_ptr(rdi + near), al).unwrap();
         }
-        // Branches that fault before and behind their access.
+        // Branches that fault before and after their memory access.
         21 => a.jmp(qword_ptr(r8)).unwrap(),
         22 => a.call(r9).unwrap(),
         _ => a.imul_3(rax, rax, 77).unwrap(),
@@ -279,7 +279,7 @@ fn is_in(places: &Places, address: u64, physical: u64, length: u64) -> bool {
     }
 }
 
-/// Whether something that happened is wanted.
+/// Whether a happening is wanted.
 fn is_wanted(wants: &Wants, seen: &Seen) -> bool {
     match &seen.what {
         Happening::Fetch => is_in(&wants.fetches, seen.code[0], seen.code[1], 1),
@@ -305,7 +305,7 @@ fn place(space: AddressKind, first: u64, bytes: u64) -> Place {
     Place { space, addresses: first..=first + bytes - 1 }
 }
 
-/// Wants of all kinds, some of which follow from what there is to be seen.
+/// Wants of all kinds. Some of them follow from the happenings of the run.
 fn choices(random: &mut Random, all: &[Seen]) -> Vec<Wants> {
     let rips: Vec<u64> = all.iter().map(|seen| seen.at.rip).collect();
     let mut rip = || rips[random.below(rips.len() as u64) as usize];
@@ -345,7 +345,8 @@ fn same_seen(found: &[Seen], expected: &[Seen], what: &str) {
     assert!(found == expected, "{what}: number {at} is\n{:x?}\nnot\n{:x?}", found.get(at), expected.get(at));
 }
 
-/// Everything that happens, and what is wanted of it, by every tier, cut anyhow. Returns how much that is for each choice.
+/// Checks all happenings, and the wanted ones, on every tier and under any cuts. Returns the number of wanted
+/// happenings for each choice.
 fn check(make: &dyn Fn() -> Machine, seed: u64) -> Vec<usize> {
     let unseen = run(make, Tier::Interpreter, None, None);
     let log = |wants: &Wants| Some(Log { wants: wants.clone(), ..Log::default() });
@@ -389,7 +390,7 @@ fn random_system_code_is_reported_alike() {
     }
 }
 
-/// What is warm when an observer comes, or was decoded for one that has gone, is right for it.
+/// Caches that were filled before an observer came, or for an earlier observer, are correct for the new one.
 #[test]
 fn observers_may_come_and_go() {
     for seed in 0..8 {
@@ -449,7 +450,8 @@ fn an_observer_stops_the_run_behind_the_step() {
     assert!(calls > 0);
 }
 
-/// Follows a run step by step, without an observer, by what registers and memory hold before and after each.
+/// Follows a run in single steps without an observer, and derives the happenings from registers and memory before and
+/// after each step.
 #[test]
 fn what_is_reported_is_what_single_steps_show() {
     for seed in 0..12 {
@@ -531,7 +533,7 @@ fn after_interrupt(m: &Machine, before: &CpuState, after: &CpuState) -> bool {
     [1, 2].into_iter().any(|vector| after.rip == handler(vector)) && pushed == before.rip
 }
 
-/// RIP behind the instruction at an address.
+/// RIP after the instruction at an address.
 fn behind(m: &Machine, rip: u64) -> u64 {
     let mut bytes = [0; 15];
     m.ram().read_bytes(rip, &mut bytes);

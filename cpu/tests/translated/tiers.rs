@@ -1,20 +1,20 @@
-//! Interpreter and translator do the same, wherever a run is cut.
+//! Interpreter and translator give the same results under every cut of a run.
 
 use cpu::{AddressKind, Counts, CpuState, Met, Part, Parts, SegReg, Stop, Tier};
 use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// What most machines are executed by.
+/// The tiers for most machines.
 const TIERS: [Tier; 3] =
     [Tier::Interpreter, translator(Parts::ALL), Tier::Translator { after: 3, parts: Parts::ALL }];
 
-/// The translator for everything, with some of its parts.
+/// The translator for all code, with some of its parts.
 const fn translator(parts: Parts) -> Tier {
     Tier::Translator { after: 0, parts }
 }
 
-/// The translator without all of its parts, and without each.
+/// The translator without any parts, and without each single part.
 fn tiers_without_parts() -> impl Iterator<Item = Tier> {
     let without_each = Part::ALL.map(|part| translator(Parts::ALL.without(part)));
     [translator(Parts::NONE)].into_iter().chain(without_each)
@@ -26,7 +26,7 @@ fn memory(m: &Machine) -> Vec<u8> {
     bytes
 }
 
-/// Runs a machine for up to `steps` steps in pieces of `piece`, without restoring in between.
+/// Runs a machine for up to `steps` steps in pieces of `piece` steps, without restoring its state in between.
 fn run(make: &impl Fn() -> Machine, tier: Tier, steps: u64, piece: u64) -> ((CpuState, Counts), Vec<u8>) {
     let mut m = make();
     m.cpu.set_tier(tier);
@@ -40,12 +40,12 @@ fn run(make: &impl Fn() -> Machine, tier: Tier, steps: u64, piece: u64) -> ((Cpu
     ((m.cpu.state(), m.cpu.counts()), memory(&m))
 }
 
-/// All tiers, cut anyhow, come to the same; returns what.
+/// Checks that all tiers reach the same state under any cuts. Returns the state.
 fn same(make: impl Fn() -> Machine, steps: u64) -> CpuState {
     same_counts(make, steps).0
 }
 
-/// As [`same`], with what was counted.
+/// As [`same`], with the counts.
 fn same_counts(make: impl Fn() -> Machine, steps: u64) -> (CpuState, Counts) {
     let expected = run(&make, Tier::Interpreter, steps, 1);
     let all = [1, 2, 3, 5, 7, 64, steps];
@@ -86,7 +86,7 @@ fn steps_and_branches_are_counted_exactly() {
     };
     let (end, counts) = same_counts(make, 100_000);
     assert!(end.halted);
-    // Of 40 + 39 + ... + 1 rounds each has two branches; every outer round has one.
+    // Each of the 40 + 39 + ... + 1 inner rounds has two branches, and each outer round has one.
     assert_eq!(counts.branches, 2 * 820 + 40);
 }
 
@@ -101,7 +101,7 @@ fn code_that_code_writes_is_executed_as_written() {
             a.set_label(&mut again).unwrap();
             a.lea(rdx, qword_ptr(changed)).unwrap();
             a.set_label(&mut changed).unwrap();
-            // The immediate grows by one each round, right before it is executed.
+            // The immediate grows by one in each round, right before it is executed.
             a.mov(eax, 0x100).unwrap();
             a.add(ebx, eax).unwrap();
             a.inc(dword_ptr(rdx + 1)).unwrap();
@@ -121,7 +121,7 @@ fn one_page_is_executed_at_two_addresses() {
     let make = || {
         let mut m = Machine::long();
         m.put64(TABLES + 0x3000 + 8 * (ALIAS >> 12), DATA | 7);
-        // Where it runs shows in what it computes.
+        // The result shows the address at which the code runs.
         m.code_at(64, DATA, DATA, |a| {
             let mut here = a.create_label();
             a.set_label(&mut here).unwrap();
@@ -243,14 +243,14 @@ fn breakpoints_stop_code_that_is_translated_already() {
 
 #[test]
 fn a_branch_out_of_the_canonical_addresses_faults_itself() {
-    // The last page below the hole, by the tables that map the lowest 2 MiB.
+    // The last page below the hole, mapped by the tables of the lowest 2 MiB.
     const LAST: u64 = 0x7fff_ffff_f000;
     let make = || {
         let mut m = Machine::long();
         m.put64(TABLES + 8 * 255, (TABLES + 0x1000) | 7);
         m.put64(TABLES + 0x1000 + 8 * 511, (TABLES + 0x2000) | 7);
         m.put64(TABLES + 0x2000 + 8 * 511, (TABLES + 0x3000) | 7);
-        // ADD EBX, 1; JMP to 1000h further on, which is no address.
+        // ADD EBX, 1, then a JMP 1000h further on, to a non-canonical address.
         m.put(0x1f_f000, &[0x83, 0xc3, 1, 0xe9, 0, 0x10, 0, 0]);
         m.state.rip = LAST;
         m
@@ -265,7 +265,7 @@ fn a_branch_out_of_the_canonical_addresses_faults_itself() {
 
 #[test]
 fn one_page_at_many_addresses_is_executed_as_written_at_all_of_them() {
-    // More than a block has translations.
+    // More addresses than a block has places.
     const ALIASES: u64 = 7;
     let make = || {
         let mut m = Machine::long();
@@ -285,7 +285,7 @@ fn one_page_at_many_addresses_is_executed_as_written_at_all_of_them() {
                 a.mov(edx, alias(n) as u32).unwrap();
                 a.call(rdx).unwrap();
             }
-            // What is added grows by one each round.
+            // The added value grows by one in each round.
             a.inc(byte_ptr(DATA + 2)).unwrap();
             a.dec(ecx).unwrap();
             a.jnz(again).unwrap();
@@ -296,7 +296,7 @@ fn one_page_at_many_addresses_is_executed_as_written_at_all_of_them() {
     assert_eq!(same(make, 10_000).gpr[3], ALIASES * (1..=10).sum::<u64>());
 }
 
-/// Maps some pages of RAM at a linear address, by tables that begin where `free` says.
+/// Maps some pages of RAM at a linear address. New tables begin at `free`.
 fn map(m: &Machine, linear: u64, ram: u64, pages: u64, free: &mut u64) {
     for page in 0..pages {
         let address = linear + 0x1000 * page;
@@ -315,7 +315,8 @@ fn map(m: &Machine, linear: u64, ram: u64, pages: u64, free: &mut u64) {
 
 #[test]
 fn a_library_is_at_home_at_every_address() {
-    // Addresses of all kinds that code can be written for: more of each than a block has places, and some twice in a round.
+    // Addresses of all kinds of encodings. There are more of each kind than a block has places, and some are used twice
+    // in a round.
     let bases = [
         0x7f12_3456_7000,
         0x7f12_3470_1000,
@@ -379,7 +380,8 @@ fn a_library_is_at_home_at_every_address() {
     assert_eq!(end.gpr[7], ROUNDS * bases.len() as u64);
     let mut library = vec![0; 0x3000];
     make().ram().read_bytes(DATA, &mut library);
-    // LEA of seven bytes at the beginning, and a call of five: it found its word, and every other time where to return to.
+    // The library begins with a seven-byte LEA and has a five-byte call. Each run found its word, and every other run a
+    // return address.
     let displacement = i32::from_le_bytes(library[3..7].try_into().expect("there are four")) as u64;
     let call = library.iter().position(|&byte| byte == 0xe8).expect("there is a call") as u64;
     let calls = std::iter::repeat_n(bases, ROUNDS as usize).flatten();
@@ -392,7 +394,7 @@ fn a_library_is_at_home_at_every_address() {
 
 #[test]
 fn pages_that_share_slots_of_the_tlb_are_told_apart() {
-    // All of their numbers are the same modulo the number of second slots.
+    // All page numbers are equal modulo the number of second slots.
     const PAGES: u32 = 5;
     const ROUNDS: u32 = 20;
     let linear = |n: u32| DATA as u32 + (n << 21);
@@ -419,7 +421,7 @@ fn pages_that_share_slots_of_the_tlb_are_told_apart() {
                 a.add(dword_ptr(linear(n) + 0x800), ebx).unwrap();
                 a.add(esi, dword_ptr(linear(n) + 0x800)).unwrap();
             }
-            // Two of them change places each round.
+            // Two of the pages are swapped in each round.
             for n in [1, 3] {
                 a.xor(dword_ptr(entry(n)), (ram(1) ^ ram(3)) as i32).unwrap();
             }
@@ -472,7 +474,7 @@ fn breakpoints_at_one_offset_of_two_pages_come_and_go() {
             let page = if n % 3 == 0 { OTHER } else { DATA };
             let nowhere = (AddressKind::Linear, CODE + 0x1003);
             m.cpu.set_breakpoints([(space, page + 3), nowhere]);
-            // Code that has the breakpoints' offset and not their page is translated again meanwhile.
+            // Meanwhile, code with the breakpoints' offset in another page is translated again.
             for _ in 0..20 {
                 let origin = m.cpu.steps();
                 assert_eq!(m.cpu.run(&mut m.bus, u64::MAX, origin), Stop::Met(Met::Breakpoint));
@@ -492,7 +494,7 @@ fn operands_that_are_not_aligned_fault_before_their_pages_are_looked_at() {
     for (base, vector) in [(DATA + 8, 13), (1 << 63 | 8, 13)] {
         let make = || {
             let mut m = Machine::long();
-            // Neither accessed nor dirty.
+            // An entry without accessed and dirty bits.
             m.put64(entry, DATA | 7);
             m.state.cr4 |= 1 << 9;
             m.state.gpr[5] = base;
@@ -510,14 +512,14 @@ fn operands_that_are_not_aligned_fault_before_their_pages_are_looked_at() {
     }
 }
 
-/// Where the page of `address` is said to be.
+/// The page-table entry of the page of `address`.
 fn entry_of(address: u64) -> u64 {
     TABLES + 0x3000 + 8 * (address >> 12)
 }
 
 #[test]
 fn accesses_that_share_a_check_may_lie_in_two_pages_or_in_one_that_is_not_there() {
-    // The second page leads elsewhere, is read-only, or is not there.
+    // The second page is mapped elsewhere, read-only, or absent.
     for second in [DATA + 0x8007, DATA + 0x8005, 0] {
         let make = || {
             let mut m = Machine::long();
@@ -651,15 +653,15 @@ fn what_iopl_allows_makes_nothing_else_privileged() {
     }
 }
 
-/// A page table that is executed: a store sets the dirty bit of its page's entry, which is code behind the store.
+/// A page table is executed. A store sets the dirty bit of its page's entry, which is code after the store.
 #[test]
 fn an_entry_that_a_walk_changes_is_executed_as_changed() {
     let (page, other) = (DATA + 0x4000, DATA + 0x2000);
     let code = entry_of(page) - 8;
     let make = || {
         let mut m = Machine::long();
-        // ADD [RDI],AH and NOPs; an entry that begins with 27h, which is no instruction, and with the dirty bit with 67h,
-        // a prefix of ADD [EBX],CL and what follows: ADD [RAX],AL twice, ADD AL,AL, HLT.
+        // First ADD [RDI],AH and NOPs. The entry begins with 27h, which is no instruction. With the dirty bit it begins
+        // with 67h, a prefix of ADD [EBX],CL. Then follow ADD [RAX],AL twice, ADD AL,AL and HLT.
         m.put64(code, 0x9090_9090_9090_2700);
         m.put64(code + 8, 0xb_0027);
         m.put64(code + 16, 0x9090_9090_9090_f4c0);
@@ -671,8 +673,9 @@ fn an_entry_that_a_walk_changes_is_executed_as_changed() {
     assert!(end.halted && end.rip == code + 18, "{:#x}", end.rip);
 }
 
-/// A page table that is executed: the last byte of the page before it and the entry of page 0, 7, are ADD [RDI],AL. Looking
-/// up page 0 makes that entry 67h, which would be ADD [RDI],AH: but the instruction was fetched before.
+/// A page table is executed. The last byte of the page before, and the entry of page 0, which is 7, make ADD [RDI],AL.
+/// The lookup of page 0 changes the entry to 67h, which would make ADD [RDI],AH. But the instruction was fetched
+/// before.
 #[test]
 fn an_entry_that_its_own_instruction_looks_up_is_executed_as_fetched() {
     let make = || {
@@ -694,7 +697,7 @@ fn an_entry_that_its_own_instruction_looks_up_is_executed_as_fetched() {
 #[test]
 fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
     type Part = fn(&mut CodeAssembler);
-    // What sets flags at a block's end, of RDX and RBX.
+    // Instructions that set flags from RDX and RBX at a block's end.
     let setters: [Part; 6] = [
         |a| a.cmp(rdx, rbx).unwrap(),
         |a| a.add(rdx, rbx).unwrap(),
@@ -703,7 +706,7 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
         |a| a.test(dl, bl).unwrap(),
         |a| a.shr(rdx, 3).unwrap(),
     ];
-    // What the next block does before it shows the flags: it changes an operand, looks at them, sets some of them, can be left.
+    // What the next block does before it shows the flags: change an operand, read some flags, set some, or exit.
     let others: [Part; 10] = [
         |_| {},
         |a| a.mov(rdx, r12).unwrap(),
@@ -716,7 +719,7 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
         |a| a.bt(rsi, 3).unwrap(),
         |a| a.shl(rsi, cl).unwrap(),
     ];
-    // In one block, and in two; shown by generated code, and by the interpreter.
+    // In one block or two; shown by generated code or by the interpreter.
     let ways = [(false, false), (false, true), (true, false), (true, true)];
     for (setter, other) in setters.iter().flat_map(|setter| others.map(|other| (setter, other))) {
         for (branches, interpreted) in ways {
@@ -762,7 +765,7 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
 #[test]
 fn bit_manipulation_of_anything_into_anything() {
     type Part = fn(&mut CodeAssembler);
-    // Of registers that the host has and of others, of memory, of both sizes. R12 counts.
+    // Operands in registers that the host has, in others, and in memory, in both sizes. R12 counts.
     let parts: [Part; 22] = [
         |a| a.andn(eax, ebx, dword_ptr(r13)).unwrap(),
         |a| a.andn(r9, r10, rdx).unwrap(),

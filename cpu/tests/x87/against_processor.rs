@@ -1,7 +1,7 @@
 //! Every encoding from D8 to DF with random states, compared with the processor.
 //!
-//! `X87_CASES` sets the number of states for each encoding, `X87_SEED` the seed, `X87_ONLY` a part of the
-//! name of the instructions to test.
+//! `X87_CASES` sets the number of states for each encoding, and `X87_SEED` the seed. `X87_ONLY` limits the test to
+//! instructions whose name contains it.
 
 use iced_x86::{Code, Decoder, DecoderOptions, Mnemonic};
 
@@ -17,7 +17,7 @@ const UE: u16 = 1 << 4;
 /// A base register in ModR/M.
 const RCX: u8 = 1;
 
-/// All encodings that exist: with register operands, and with the memory operand at RCX.
+/// All encodings that exist, with register operands and with a memory operand at RCX.
 fn encodings() -> Vec<(Vec<u8>, Code)> {
     let memory = (0..8).map(|digit| digit << 3 | RCX);
     let modrms: Vec<u8> = (0xc0..=0xff).chain(memory).collect();
@@ -41,13 +41,13 @@ fn depends_on_operand_size(code: Code) -> bool {
     matches!(code.mnemonic(), Fldenv | Fnstenv | Fnsave | Frstor)
 }
 
-/// Whether the instruction does not look for pending exceptions.
+/// Whether the instruction ignores pending exceptions.
 fn does_not_wait(code: Code) -> bool {
     use Mnemonic::*;
     matches!(code.mnemonic(), Fninit | Fnclex | Fnstcw | Fnstsw | Fnstenv | Fnsave)
 }
 
-/// Whether processors may round the result differently from one another.
+/// Whether processors may round the result differently.
 fn is_transcendental(code: Code) -> bool {
     use Mnemonic::*;
     matches!(code.mnemonic(), F2xm1 | Fyl2x | Fyl2xp1 | Fsin | Fcos | Fsincos | Fptan | Fpatan)
@@ -86,7 +86,7 @@ fn compare(guest: &mut Guest, bytes: &[u8], code: Code, cases: u64, seed: u64) -
     let mut wrong = 0;
     for _ in 0..cases {
         let before = Machine::random(&mut random, does_not_wait(code));
-        // SAFETY: an x87 instruction with its memory operand at RCX; no exception is pending if it waits.
+        // SAFETY: an x87 instruction with its memory operand at RCX. If it waits, no exception is pending.
         let theirs = unsafe { host.run(&before) };
         let (ours, vector) = guest.run_machine(&before, bytes);
         if vector.is_some() || !same(code, &ours, &theirs) {
@@ -101,8 +101,7 @@ fn compare(guest: &mut Guest, bytes: &[u8], code: Code, cases: u64, seed: u64) -
     wrong
 }
 
-/// Whether a processor agrees with our choice of when FOP and FDP change (SDM vol. 1, 8.1.8): if not, nothing
-/// is said about pointers.
+/// Whether the processor updates FOP and FDP when our CPU does (SDM vol. 1, 8.1.8). If not, pointers are not compared.
 fn keeps_pointers_alike() -> bool {
     let basic = std::arch::x86_64::__cpuid(0);
     let deprecations = 1 << 6 | 1 << 13;
@@ -116,7 +115,7 @@ fn same(code: Code, ours: &Machine, theirs: &Machine) -> bool {
     if is_transcendental(code) {
         let borderline = theirs.registers[..2].iter().any(|&register| is_borderline(register));
         if borderline && theirs.control & UE == 0 {
-            // An underflow more or less, and the result looks entirely different.
+            // One side has an underflow more, and its result looks entirely different.
             return true;
         }
         let uncertain = C1 | if borderline { UE } else { 0 };
@@ -136,12 +135,12 @@ fn same(code: Code, ours: &Machine, theirs: &Machine) -> bool {
     ours == theirs
 }
 
-/// Whether it depends on the last place if the value is tiny.
+/// Whether the last place decides if the value is tiny.
 fn is_borderline(register: (u64, u16)) -> bool {
     ordinal(register).abs_diff(1 << 63) <= 1
 }
 
-/// The magnitude's place among all magnitudes.
+/// The rank of the magnitude among all magnitudes.
 fn ordinal((mantissa, sign_exponent): (u64, u16)) -> u128 {
     let exponent = u128::from(sign_exponent & 0x7fff);
     // The integer bit of a normal number counts as the lowest bit of its exponent.

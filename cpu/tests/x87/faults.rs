@@ -31,7 +31,7 @@ const FLD_M32: &[u8] = &[0xd9, 0x01];
 const FSTP_M64: &[u8] = &[0xdd, 0x19];
 const FBSTP: &[u8] = &[0xdf, 0x31];
 
-/// 1.0 in all registers, nothing pending.
+/// A state with 1.0 in all registers and nothing pending.
 fn initial() -> CpuState {
     let mut state = Guest::initial();
     state.fpu.control = 0x37f;
@@ -58,7 +58,7 @@ fn vector(state: &CpuState, instruction: &[u8]) -> Option<u8> {
     vector
 }
 
-/// Second bytes of the encodings that do not exist, by first byte. Those below C0 address \[ECX\].
+/// Second bytes of the encodings that do not exist, by first byte. Bytes below C0 address \[ECX\].
 const RESERVED: [&[std::ops::RangeInclusive<u8>]; 8] = [
     &[],
     &[0x09..=0x09, 0xd1..=0xd7, 0xe2..=0xe3, 0xe6..=0xe7, 0xef..=0xef],
@@ -119,7 +119,7 @@ fn an_unmasked_exception_faults_at_the_following_instruction() {
     state.fpu.mantissas[1] = 0;
     state.fpu.sign_exponents[1] = 0;
     let mut guest = Guest::new();
-    // FDIV ST(0), ST(1), with a prefix that means nothing.
+    // FDIV ST(0), ST(1), with a prefix that has no effect.
     let (after, vector) = guest.run(&state, &[0x26, 0xd8, 0xf1]);
     assert_eq!((vector, after.fpu.status), (None, 0x8084));
     assert_eq!(after.fpu.mantissas, state.fpu.mantissas, "no result");
@@ -189,7 +189,7 @@ fn with_16_bit_code(mut state: CpuState, protected: bool) -> CpuState {
     state
 }
 
-/// FLDENV and FNSTENV in each mode with [BX + DI] for the address.
+/// FLDENV and FNSTENV in each mode, with [BX + DI] as address.
 #[test]
 fn environment_layouts() {
     let mut state = initial();
@@ -199,7 +199,7 @@ fn environment_layouts() {
     state.fpu.opcode = 0x5a5;
     state.fpu.instruction_pointer = 0x1234_5678;
     state.fpu.data_pointer = 0x9abc_def0;
-    // Deprecated: neither stored nor loaded.
+    // Deprecated selectors are neither stored nor loaded.
     (state.fpu.instruction_selector, state.fpu.data_selector) = (0x10, 0x18);
     let narrow_protected = "7f02 0038 ff3f 7856 0000 f0de 0000";
     let narrow_real = "7f02 0038 ff3f 7856 a545 f0de 00c0";

@@ -1,4 +1,4 @@
-//! A tiny machine around our CPU: flat 32-bit protected mode or real mode, RAM, nothing else.
+//! A small machine around our CPU: flat 32-bit protected mode or real mode, and RAM.
 
 use cpu::{Cpu, CpuState, EmptyBus, FpuState, Segment, Stop};
 use guest_ram::GuestRam;
@@ -31,7 +31,7 @@ impl Guest {
         Guest { cpu: Cpu::new(ram) }
     }
 
-    /// The state runs start from: flat 32-bit protected mode, NE set, ECX pointing to the memory operand.
+    /// The initial state of runs: flat 32-bit protected mode, NE set, and ECX pointing to the memory operand.
     pub fn initial() -> CpuState {
         let mut state = CpuState::reset();
         let flat = |selector, attributes| Segment { selector, base: 0, limit: u32::MAX, attributes };
@@ -46,7 +46,7 @@ impl Guest {
         state
     }
 
-    /// Executes one instruction. Gives the state afterwards and the vector of the exception, if it raised one.
+    /// Executes one instruction. Returns the new state, and the vector if it raised an exception.
     pub fn run(&mut self, state: &CpuState, instruction: &[u8]) -> (CpuState, Option<u8>) {
         self.cpu.ram().write_bytes(state.segments[1].base + state.rip, instruction);
         self.cpu.set_state(state);
@@ -61,7 +61,7 @@ impl Guest {
         (after, vector)
     }
 
-    /// As [`Guest::run`], for a state as the processor can have it too.
+    /// As [`Guest::run`], for a state that the processor can also have.
     pub fn run_machine(&mut self, machine: &Machine, instruction: &[u8]) -> (Machine, Option<u8>) {
         self.write_data(&machine.memory);
         let mut state = Guest::initial();

@@ -8,7 +8,7 @@ const FLAGS: usize = 512;
 const RAX: usize = 520;
 const RCX: usize = 528;
 
-/// What native code loads and stores.
+/// The state that native code loads and stores.
 #[repr(C, align(64))]
 struct Registers {
     /// An FXSAVE64 image.
@@ -26,7 +26,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Prepares `instruction`, whose memory operand, if it has one, must be at RCX.
+    /// Prepares `instruction`. Its memory operand, if any, must be at RCX.
     pub fn new(instruction: &[u8]) -> Host {
         let map = || MmapMut::map_anon(4096).expect("anonymous memory");
         let (mut page, data) = (map(), map());
@@ -42,8 +42,8 @@ impl Host {
     ///
     /// # Safety
     ///
-    /// It must be an x87 instruction that reads and writes nothing but the x87 state, the arithmetic flags, AX
-    /// and [`MEMORY_BYTES`] at RCX, and no unmasked exception may be pending if it waits.
+    /// It must be an x87 instruction that accesses only the x87 state, the arithmetic flags, AX and [`MEMORY_BYTES`] at
+    /// RCX. If it waits, no unmasked exception may be pending.
     pub unsafe fn run(&mut self, machine: &Machine) -> Machine {
         self.data[..MEMORY_BYTES].copy_from_slice(&machine.memory);
         let mut registers = Registers {
@@ -52,8 +52,8 @@ impl Host {
             rax: u64::from(machine.ax),
             rcx: self.data.as_ptr() as u64,
         };
-        // SAFETY: the page holds a function of this type, which saves what the calling convention preserves;
-        // what is between its prologue and epilogue obeys the caller's promise.
+        // SAFETY: the page holds a function of this type, which saves what the calling convention preserves. The caller
+        // promises that the instruction between prologue and epilogue behaves.
         unsafe {
             let function: extern "sysv64" fn(*mut Registers) = std::mem::transmute(self.code.as_ptr());
             function(&mut registers);

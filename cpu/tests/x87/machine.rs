@@ -1,8 +1,8 @@
-//! What an x87 instruction can see and change, in a form that our CPU and the processor share.
+//! The state that an x87 instruction can read and change, in a form that our CPU and the processor share.
 
 use seeded::Operands;
 
-/// Bytes of the memory operand: the longest is FSAVE's.
+/// Bytes of the memory operand. The longest operand is FSAVE's.
 pub const MEMORY_BYTES: usize = 128;
 /// Stands for the address of the instruction under test.
 pub const POINTER_TO_CODE: u64 = u64::MAX;
@@ -33,7 +33,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A random state. Without `pending`, no unmasked exception waits in it.
+    /// A random state. Without `pending`, no unmasked exception is pending.
     pub fn random(random: &mut Operands, pending: bool) -> Machine {
         let masks = if random.below(2) == 0 { EXCEPTIONS } else { random.bits() as u16 & EXCEPTIONS };
         let control = 0x40 | masks | (random.bits() as u16 & 0xf00) | (random.below(8) == 0) as u16 * 0x1000;
@@ -64,7 +64,7 @@ impl Machine {
 
 #[cfg(target_arch = "x86_64")]
 impl Machine {
-    /// Clears FIP, FDP and FOP, also in the image that FNSTENV or FNSAVE stored.
+    /// Clears FIP, FDP and FOP, also in an image that FNSTENV or FNSAVE stored.
     pub fn forget_pointers(&mut self, code: iced_x86::Code) {
         use iced_x86::Code::*;
         (self.opcode, self.instruction_pointer, self.data_pointer) = (0, 0, 0);
@@ -76,7 +76,7 @@ impl Machine {
     }
 }
 
-/// Register contents; sometimes several equal ones, for comparisons.
+/// Register contents, sometimes several equal ones for comparisons.
 fn registers(random: &mut Operands) -> [(u64, u16); 8] {
     let mut registers = std::array::from_fn(|_| extended(random));
     if random.below(8) == 0 {
@@ -85,7 +85,7 @@ fn registers(random: &mut Operands) -> [(u64, u16); 8] {
     registers
 }
 
-/// An extended value: of any class, but ordinary numbers near one most often.
+/// An extended value of any class, most often a normal number near one.
 fn extended(random: &mut Operands) -> (u64, u16) {
     let exponent = match random.below(12) {
         0 => 0,
@@ -99,7 +99,7 @@ fn extended(random: &mut Operands) -> (u64, u16) {
     (explicit << 63 | random.fraction(63), (random.below(2) << 15 | exponent) as u16)
 }
 
-/// A memory operand of some format; behind it anything.
+/// A memory operand of some format, followed by random bytes.
 fn memory(random: &mut Operands) -> [u8; MEMORY_BYTES] {
     let mut memory = [0; MEMORY_BYTES];
     for chunk in memory.chunks_mut(8) {
@@ -120,7 +120,7 @@ fn memory(random: &mut Operands) -> [u8; MEMORY_BYTES] {
     memory
 }
 
-/// Mostly stacks without holes, of any depth.
+/// Tags, mostly of stacks without holes, of any depth.
 fn valid(random: &mut Operands, top: u32) -> u8 {
     match random.below(4) {
         0 => random.bits() as u8,

@@ -1,38 +1,40 @@
-//! What generated code and the interpreter share: the registers, and the slots of the software TLB.
+//! State that generated code and the interpreter share: the registers and the slots of the software TLB.
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 
-/// Accesses that can expect something, all blocks together: others share what they expect.
+/// Number of places for expected addends, for all blocks together. Accesses beyond that number share places.
 pub(crate) const EXPECTED: usize = 64;
 
-/// Pages that a block can have checked at one time.
+/// Number of pages that a block can have checked at one time.
 pub(crate) const ADDENDS: usize = 4;
 
-/// Number of what is no register: the operand of a shift whose flags have not been written.
+/// Number for a value that is not in a register: the operand of a shift whose flags have not been written.
 pub(crate) const KEPT: u8 = 31;
 
-/// The part of a CPU that generated code reads and writes. Its address is the frame pointer of all generated code, so its
-/// layout is fixed; what is used most lies within one byte's reach of [`Frame::ANCHOR`].
+/// The part of a CPU that generated code reads and writes. All generated code uses its address as frame pointer, so its
+/// layout is fixed. The most used fields are within one byte's reach of [`Frame::ANCHOR`].
 #[repr(C)]
 #[derive(Clone)]
 pub struct Frame {
-    /// Steps left in the upper 40 bits, conditional branches so far in the lower 24, while generated code runs.
+    /// While generated code runs: the remaining steps in the upper 40 bits, and the conditional branches so far in the
+    /// lower 24.
     pub(crate) counter: i64,
-    /// The arithmetic flags while generated code runs: [`FlagImage`], or how they follow from registers.
+    /// The arithmetic flags while generated code runs: a [`FlagImage`], or the recipe that computes them from
+    /// registers.
     pub(crate) flags: u32,
-    /// Not zero where instructions on XMM registers fault.
+    /// Not zero if instructions on XMM registers fault.
     pub(crate) vectors_blocked: u32,
-    /// The TLB slots of the privilege in force.
+    /// The TLB slots of the current privilege.
     pub(crate) slots: *const TlbSlots,
-    /// Where indirect branches look up their targets.
+    /// The table in which indirect branches look up their targets.
     pub(crate) jumps: *const crate::jumps::JumpSlot,
     /// A value kept across a second memory access.
     pub(crate) spare: u64,
     /// The other bits of RFLAGS.
     pub(crate) system_flags: u64,
-    /// What SWAPGS exchanges the base of GS with.
+    /// The value that SWAPGS exchanges with the base of GS.
     pub(crate) kernel_gs_base: u64,
-    /// The TLB slots that are in force while RFLAGS.AC is clear and while it is set, of privileged code.
+    /// The TLB slots of privileged code while RFLAGS.AC is clear, and while it is set.
     pub(crate) slots_by_ac: [*const TlbSlots; 2],
     /// Not zero while code of privilege level 0 runs.
     pub(crate) privileged: u32,
@@ -41,27 +43,29 @@ pub struct Frame {
     /// Not zero between an STI that has set RFLAGS.IF and the end of the next instruction.
     pub(crate) shadow: u32,
     unused: u32,
-    /// What leads from the guest's addresses to the host's in pages that accesses yet to come have been checked for.
+    /// Host address minus guest address of pages that were checked for later accesses of the block.
     pub(crate) addends: [u64; ADDENDS],
-    /// General registers 0 to 15, then those that the interpreter names beside them, and at [`KEPT`] generated code's own.
+    /// General registers 0 to 15, then the extra registers of the interpreter, and at [`KEPT`] a register of generated
+    /// code.
     pub regs: [u64; 32],
     /// Segment bases by slot.
     pub seg_base: [u64; 8],
     /// Selectors of the segment registers, by slot.
     pub selectors: [u16; 8],
-    /// The address for which the TLB had no slot, if that is why generated code was left: of a read, of a write. Else zero.
+    /// The address that missed in the TLB, if that is why generated code exited: of a read, and of a write. Otherwise
+    /// zero.
     pub(crate) missed: [u64; 2],
     /// The XMM registers.
     pub xmm: [u128; 16],
-    /// What accesses in small loops expect of their slot of the TLB: the addend that they last found there.
+    /// The TLB addends that loads in small loops expect: the ones that they last found.
     pub(crate) expected: [u64; EXPECTED],
 }
 
-// SAFETY: the pointers are set from references anew each time that generated code is entered, and not used outside it.
+// SAFETY: the pointers are set from references at each entry to generated code, and not used outside it.
 unsafe impl Send for Frame {}
 
 impl Frame {
-    /// Distance of the frame pointer from the start.
+    /// Distance of the frame pointer from the start of the frame.
     pub(crate) const ANCHOR: usize = 128;
 }
 
@@ -92,7 +96,8 @@ impl Default for Frame {
     }
 }
 
-/// The six arithmetic flags as generated code keeps them in memory: what LAHF loads into AH, above it what SETO gives.
+/// The six arithmetic flags as generated code keeps them in memory. The second byte comes from LAHF, the first from
+/// SETO.
 ///
 /// ```text
 /// bit 0      OF                     bits 8-15  SF ZF - AF - PF - CF, as in RFLAGS
@@ -103,12 +108,12 @@ impl Default for Frame {
 pub struct FlagImage(pub u32);
 
 impl FlagImage {
-    /// From the bits that they have in RFLAGS.
+    /// Converts from RFLAGS bits.
     pub fn from_rflags(bits: u64) -> FlagImage {
         FlagImage((bits as u32 & 0xd5) << 8 | (bits >> 11 & 1) as u32)
     }
 
-    /// The bits that they have in RFLAGS.
+    /// The flags as RFLAGS bits.
     pub fn rflags(self) -> u64 {
         let no_adjust = self.0 >> 1 & 1;
         let low = self.0 >> 8 & 0xd5 & !(no_adjust << 4);
@@ -119,10 +124,11 @@ impl FlagImage {
 /// A tag that no page address equals.
 const NO_PAGE: u64 = 1;
 
-/// One slot of the software TLB: a virtual page that may be accessed without a page walk, and where in this process it is.
+/// One slot of the software TLB: a virtual page that may be accessed without a page walk, and its place in this
+/// process.
 ///
-/// Only [`TlbSlot::map`] makes one that names a page, and it checks that the page lies in RAM. RAM must outlive what uses
-/// the slot.
+/// Only [`TlbSlot::map`] makes a slot that names a page, and it checks that the page lies in RAM. RAM must outlive
+/// every user of the slot.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TlbSlot {
@@ -133,10 +139,10 @@ pub struct TlbSlot {
 }
 
 impl TlbSlot {
-    /// A slot that holds nothing.
+    /// An empty slot.
     pub const EMPTY: TlbSlot = TlbSlot { page: NO_PAGE, addend: 0 };
 
-    /// Maps the virtual page at address `page` to the RAM page at `ram_offset`. Panics when that is not a page of RAM.
+    /// Maps the virtual page at address `page` to the RAM page at `ram_offset`. Panics if that is not a page of RAM.
     pub fn map(ram: &GuestRam, page: u64, ram_offset: u64) -> TlbSlot {
         assert!(
             ram_offset.is_multiple_of(PAGE_SIZE) && page.is_multiple_of(PAGE_SIZE),
@@ -145,25 +151,25 @@ impl TlbSlot {
         TlbSlot { page, addend: ram.host_address(ram_offset).wrapping_sub(page) }
     }
 
-    /// Whether it holds the virtual page at address `page`.
+    /// Whether the slot holds the virtual page at address `page`.
     #[inline(always)]
     pub fn holds(&self, page: u64) -> bool {
         self.page == page
     }
 
-    /// The virtual page that it holds.
+    /// The virtual page that the slot holds.
     #[inline(always)]
     pub fn page(&self) -> Option<u64> {
         (self.page != NO_PAGE).then_some(self.page)
     }
 
-    /// RAM offset of a virtual address in the page that it holds.
+    /// RAM offset of a virtual address in the slot's page.
     #[inline(always)]
     pub fn ram_offset(&self, ram: &GuestRam, address: u64) -> u64 {
         ram.offset_of_host(address.wrapping_add(self.addend))
     }
 
-    /// Host address minus virtual address, of what it holds.
+    /// Host address minus virtual address for the slot's page.
     pub(crate) fn addend(&self) -> u64 {
         self.addend
     }
@@ -172,22 +178,22 @@ impl TlbSlot {
     pub(crate) const ADDEND: i32 = std::mem::offset_of!(TlbSlot, addend) as i32;
 }
 
-/// The slots of one privilege. Each kind of access has its own, so that copying from one page to another never finds both in
-/// one slot. Their alignment is that of an array, so that generated code finds the second slot by changing one bit of the
-/// first one's address.
+/// The slots of one privilege. Each kind of access has its own, so that a copy never needs one slot for both pages.
+/// They are aligned like the array, so that generated code finds a page's second slot by changing one bit of the first
+/// slot's address.
 #[repr(C, align(16384))]
 #[derive(Clone)]
 pub struct TlbSlots {
     /// Data reads.
     pub read: [TlbSlot; SLOTS],
-    /// Data writes that nothing needs to be told of.
+    /// Data writes that need no notification.
     pub write: [TlbSlot; SLOTS],
     /// Instruction fetches.
     pub exec: [TlbSlot; SLOTS],
 }
 
 impl TlbSlots {
-    /// Slots that hold nothing.
+    /// Empty slots.
     pub const EMPTY: TlbSlots = TlbSlots {
         read: [TlbSlot::EMPTY; SLOTS],
         write: [TlbSlot::EMPTY; SLOTS],
@@ -199,10 +205,10 @@ impl TlbSlots {
     pub(crate) const EXEC: i32 = std::mem::offset_of!(TlbSlots, exec) as i32;
 }
 
-/// Slots of one privilege and kind of access; a virtual page's number, modulo this, is the first slot that may hold it.
+/// Number of slots of one privilege and kind of access. A virtual page's number, modulo this, is the page's first slot.
 pub const SLOTS: usize = 1024;
 
-/// The bit in which the number of the second slot that may hold a page differs from that of the first.
+/// The bit in which a page's first and second slot numbers differ.
 pub const SECOND_SLOT: usize = SLOTS / 2;
 
 const _: () = assert!(

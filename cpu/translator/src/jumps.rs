@@ -1,9 +1,10 @@
-//! Where indirect branches, and direct ones that leave their page, find the code of their target: one table for all address
-//! spaces. What is found there holds where the TLB maps the target's page as it did when the target was remembered.
+//! One table of branch targets for all address spaces. Indirect branches, and direct ones that leave their page, find
+//! the code of their target here. An entry is valid while the TLB maps the target's page as it did when the target was
+//! remembered.
 
-/// Slots, as a power of two.
+/// Binary logarithm of the number of slots.
 pub(crate) const JUMP_BITS: u32 = 16;
-/// What spreads addresses over them: the golden ratio (Knuth, The Art of Computer Programming, 6.4).
+/// The factor that spreads addresses over the slots: the golden ratio (Knuth, The Art of Computer Programming, 6.4).
 pub(crate) const JUMP_FACTOR: u32 = 0x9e37_79b1;
 
 /// One remembered target.
@@ -11,13 +12,13 @@ pub(crate) const JUMP_FACTOR: u32 = 0x9e37_79b1;
 #[derive(Clone, Copy)]
 pub(crate) struct JumpSlot {
     pub rip: u64,
-    /// Host address minus virtual address of its code's bytes.
+    /// Host address minus virtual address of the guest code's bytes.
     pub addend: u64,
-    /// Host address of the code.
+    /// Host address of the translated code.
     pub target: u64,
     /// Number of the block.
     pub number: u32,
-    /// Its instructions.
+    /// Number of instructions in the block.
     pub instructions: u32,
 }
 
@@ -37,19 +38,19 @@ impl Jumps {
         Jumps(vec![JumpSlot::EMPTY; 1 << JUMP_BITS].into_boxed_slice())
     }
 
-    /// Where generated code finds it.
+    /// The table's address, for generated code.
     pub fn as_ptr(&self) -> *const JumpSlot {
         self.0.as_ptr()
     }
 
-    /// What is remembered of a target.
+    /// The remembered code of a target.
     #[inline]
     pub fn find(&self, rip: u64, addend: u64) -> Option<&JumpSlot> {
         let first = slot_of(rip);
         [first, first ^ 1].map(|n| &self.0[n]).into_iter().find(|slot| slot.is_of(rip, addend))
     }
 
-    /// Remembers a target in its first slot; what was there moves to the other one that it may be in.
+    /// Remembers a target in its first slot. The previous content moves to the neighbour slot.
     #[inline]
     pub fn remember(&mut self, new: JumpSlot) {
         let first = slot_of(new.rip);
@@ -58,12 +59,13 @@ impl Jumps {
             self.0[first] = new;
             return;
         }
-        // Either of two neighbours may be its first. The same address can be remembered in another page of RAM too.
+        // Either of two neighbours may be the old entry's first slot. The same address can also be remembered for
+        // another page of RAM.
         self.0[first ^ 1] = old;
         self.0[first] = new;
     }
 
-    /// Forgets a target, if it still leads to a block.
+    /// Forgets a target, if it still leads to the block.
     pub fn forget(&mut self, rip: u64, number: u32) {
         let first = slot_of(rip);
         for slot in [first, first ^ 1] {
@@ -73,13 +75,13 @@ impl Jumps {
         }
     }
 
-    /// Forgets all.
+    /// Forgets all targets.
     pub fn clear(&mut self) {
         self.0.fill(JumpSlot::EMPTY);
     }
 }
 
-/// The slot that a target is remembered in; the other one is its neighbour, whose number differs in the lowest bit.
+/// The first slot of a target. The neighbour, whose number differs in the lowest bit, is the second.
 pub(crate) fn slot_of(rip: u64) -> usize {
     ((rip as u32).wrapping_mul(JUMP_FACTOR) >> (32 - JUMP_BITS)) as usize
 }

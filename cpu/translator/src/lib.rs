@@ -16,16 +16,16 @@
 //! }
 //! ```
 //!
-//! The translator stands beside the interpreter. The interpreter decodes blocks, executes those that are not worth
-//! translating, and finishes what generated code leaves.
+//! The translator works beside the interpreter. The interpreter decodes blocks, executes blocks that are not worth
+//! translating, and executes instructions that generated code exits for.
 //!
-//! Generated code counts steps and conditional branches exactly. A block is charged as a whole when it is entered, and
-//! left before its first instruction if not all of it may run. If it is left in the middle, the steps that did not run
-//! are given back. Wherever a block can be left, registers, flags and memory are those of that very instruction.
+//! Generated code counts steps and conditional branches exactly. Entering a block charges all its steps, and the block
+//! exits before its first instruction if the budget is too small. If a block exits in the middle, the steps that did
+//! not run are given back. At every exit, registers, flags and memory are exact for that instruction.
 //!
-//! Generated code is left for addresses that the TLB does not map, instructions that are not translated, faults, and
-//! targets that are not known yet. Then [`Translator::run`] returns and says where the guest is, and the caller goes on
-//! from there.
+//! Generated code exits for addresses that the TLB does not map, instructions that are not translated, faults, and
+//! targets that are not known yet. Then [`Translator::run`] returns the guest's place, and the caller continues from
+//! there.
 //!
 //! On hosts that are not x86-64 the interface is the same, and [`Translator::new`] returns `None`.
 
@@ -51,12 +51,12 @@ pub const MAX_INSTRUCTIONS: usize = 48;
 /// Most steps that one run of generated code may take.
 pub const MAX_STEPS: u64 = 1 << 23;
 
-/// What becomes of flags and registers that an instruction of the host leaves undefined.
+/// How to treat flags and registers that an instruction of the host leaves undefined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undefined {
-    /// They are what the host's processor makes them.
+    /// Keep the values of the host's processor.
     AsOnTheHost,
-    /// They are inverted, at a cost: for tests that nothing of it gets into the guest's state, whatever the processor.
+    /// Invert them, at a cost: for tests that no undefined value reaches the guest's state on any processor.
     Inverted,
 }
 
@@ -64,21 +64,22 @@ pub enum Undefined {
 pub struct Source<'a> {
     /// Address of its first instruction.
     pub rip: u64,
-    /// Its instructions, decoded at their addresses. In place of one that is not what it seems stands an invalid one.
+    /// Its instructions, decoded at their addresses. An invalid instruction replaces an op that does something other
+    /// than its instruction says.
     pub instructions: &'a [Instruction],
-    /// Where the page is mapped that its last instruction ends in, if that is not the one that the block begins in. It is
-    /// executed as long as that page is mapped so; else the block is left before its first instruction.
+    /// The TLB slot of the block's second page, if its last instruction ends in another page. If that page is mapped
+    /// differently later, the block exits before its first instruction.
     pub second_page: Option<TlbSlot>,
 }
 
 impl Source<'_> {
-    /// Address behind an instruction.
+    /// Address after an instruction.
     pub(crate) fn rip_behind(&self, n: usize) -> u64 {
         self.instructions[n].next_ip()
     }
 }
 
-/// What a run works on.
+/// The state that a run changes.
 pub struct Guest<'a> {
     /// The registers.
     pub frame: &'a mut Frame,
@@ -86,13 +87,13 @@ pub struct Guest<'a> {
     pub flags: &'a mut FlagImage,
     /// The other bits of RFLAGS.
     pub system_flags: &'a mut u64,
-    /// What SWAPGS exchanges the base of GS with.
+    /// The value that SWAPGS exchanges with the base of GS.
     pub kernel_gs_base: &'a mut u64,
-    /// The slots of the privilege in force.
+    /// The TLB slots of the current privilege.
     pub slots: &'a TlbSlots,
-    /// Those that would be in force if RFLAGS.AC were clear, and if it were set, where the code is privileged.
+    /// For privileged code, the slots while RFLAGS.AC is clear, and while it is set.
     pub slots_by_ac: [&'a TlbSlots; 2],
-    /// Whether the code is of privilege level 0.
+    /// Whether the code runs at privilege level 0.
     pub privileged: bool,
     /// Whether an interrupt waits for RFLAGS.IF.
     pub interrupts_wait: bool,
@@ -100,14 +101,14 @@ pub struct Guest<'a> {
     pub vectors_blocked: bool,
 }
 
-/// Translated code that can be entered. It may be gone when it is: then nothing runs.
+/// Translated code that can be entered. If the code was dropped before the entry, nothing runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     number: u32,
     generation: u32,
 }
 
-/// A way from one translated block to the next that can be made direct.
+/// An exit from one translated block to the next that can be linked directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     number: u32,
@@ -115,29 +116,30 @@ pub struct Link {
     generation: u32,
 }
 
-/// Where generated code was left.
+/// Where generated code exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
-    /// Before a block at this address, because not all of it may run.
+    /// Before a block at this address, because the budget does not allow the whole block.
     Block(u64),
-    /// At the end of a block, or before one whose code is gone: the next address, and what can be linked to its code.
+    /// At the end of a block, or before a block whose code was dropped. Gives the next address, and the link that can
+    /// lead to its code.
     Edge(u64, Option<Link>),
-    /// Before an instruction, which the interpreter is to execute.
+    /// Before an instruction, which the interpreter must execute.
     Instruction {
         /// Address of the first instruction of its block.
         rip: u64,
-        /// What the caller calls that block.
+        /// The caller's name for that block.
         token: u32,
-        /// Its number in the block.
+        /// Number of the instruction in the block.
         number: usize,
-        /// Where generated code goes on if nothing special happens.
+        /// Where generated code can continue after the interpreter has executed the instruction.
         resume: Option<Resume>,
-        /// Why it was left, if that is all: the TLB lacks a page.
+        /// The TLB miss, if that is the only reason for the exit.
         missed: Option<Miss>,
     },
 }
 
-/// An access for which the TLB had no slot, or which crosses pages.
+/// An access that missed in the TLB, or that crosses pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Miss {
     /// Its address.
@@ -148,26 +150,27 @@ pub struct Miss {
     pub again: Resume,
 }
 
-/// Where generated code goes on behind an instruction, or at one.
+/// A place, at or after an instruction, where generated code can continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
     number: u32,
     /// Offset of the code.
     offset: usize,
     generation: u32,
-    /// Steps of the block that are left.
+    /// Remaining steps of the block.
     pub steps: u64,
 }
 
-/// What a run of generated code came to.
+/// The result of a run of generated code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     /// Steps completed.
     pub steps: u64,
     /// Conditional branches among them.
     pub branches: u64,
-    /// The last of them was an STI that set RFLAGS.IF: no interrupt may come before the next instruction is done.
+    /// Whether the last step was an STI that set RFLAGS.IF. If so, no interrupt may come before the next instruction
+    /// completes.
     pub shadow: bool,
-    /// Where it was left.
+    /// Where generated code exited.
     pub at: At,
 }

@@ -1,8 +1,8 @@
-//! The translator of hosts that have none: there is no value of it.
+//! The translator's interface on other hosts, where no translator can be made.
 
 use crate::{Entry, Guest, Left, Link, Parts, Resume, Source, TlbSlot, Undefined};
 
-/// The code of a block: there is no value of it.
+/// The code of a block. The type has no values.
 #[derive(Clone)]
 pub enum Translation {}
 
@@ -13,10 +13,10 @@ impl Translation {
     }
 }
 
-/// Translates blocks, and runs them.
+/// Translates blocks and runs them. The type has no values.
 pub enum Translator {}
 
-/// The same interface as that of hosts that have one.
+/// The same interface as on x86-64 hosts.
 #[allow(missing_docs, clippy::unused_self, reason = "none of it can be called")]
 impl Translator {
     pub fn new(_: Undefined, _: Parts) -> Option<Translator> {

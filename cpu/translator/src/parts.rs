@@ -1,29 +1,29 @@
-//! The clever parts of the translator, each of which can be left out: to find out which of them translates something wrongly.
+//! The optimisations of the translator. Each can be switched off, to find the one that translates something wrongly.
 
-/// A part of the translator that can be left out. What is translated does the same without it, and is slower.
+/// An optimisation that can be switched off. Without it, translated code does the same, but more slowly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Accesses of a block whose addresses differ by known constants share one look at the TLB.
+    /// Accesses of a block whose addresses differ by known constants share one TLB check.
     Groups,
-    /// Where that look of a group fails, the block goes on in a copy of itself that looks for each access. Without it, the
-    /// interpreter executes the rest of the block.
+    /// If the check of a group fails, the block continues in a copy of itself that checks every access. Without this
+    /// part, the interpreter executes the rest of the block.
     Twins,
-    /// In a small loop, a load expects the addend that it found in the round before.
+    /// In a small loop, a load expects the addend that it found in the previous round.
     ExpectedAddends,
-    /// Flags that follow from registers are not written.
+    /// Flags that can be computed from registers are not written.
     Recipes,
-    /// Code jumps straight to the code of the next block.
+    /// Code jumps directly to the code of the next block.
     Links,
-    /// Indirect branches, and those that are not linked, find their targets in a table.
+    /// Indirect branches, and branches that are not linked, find their targets in a table.
     Jumps,
-    /// What is translated once is placed at all addresses where the guest has it.
+    /// Code that was translated once is placed at all addresses where the guest maps its bytes.
     Places,
-    /// Where the interpreter has executed an instruction inside a block, generated code goes on behind it.
+    /// After the interpreter has executed an instruction inside a block, generated code continues after it.
     Reentries,
 }
 
 impl Part {
-    /// All of them.
+    /// All parts.
     pub const ALL: [Part; 8] = [
         Part::Groups,
         Part::Twins,
@@ -35,7 +35,7 @@ impl Part {
         Part::Reentries,
     ];
 
-    /// Its name on command lines.
+    /// The part's name on command lines.
     pub fn name(self) -> &'static str {
         match self {
             Part::Groups => "groups",
@@ -49,7 +49,7 @@ impl Part {
         }
     }
 
-    /// The part of a name.
+    /// The part with a name.
     pub fn named(name: &str) -> Option<Part> {
         Part::ALL.into_iter().find(|part| part.name() == name)
     }
@@ -60,7 +60,7 @@ impl Part {
 pub struct Parts(u8);
 
 impl Parts {
-    /// Every part: what the translator does if it is not asked for less.
+    /// Every part, which is the translator's default.
     pub const ALL: Parts = Parts(u8::MAX);
     /// No part.
     pub const NONE: Parts = Parts(0);

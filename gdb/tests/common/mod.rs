@@ -1,7 +1,7 @@
 //! A toy recorded machine and a toy client, shared by this crate's tests.
 //!
-//! The toy executes a handful of real x86-64 instructions over 64 KiB of memory and keeps every state it was
-//! ever in, so that going back is exact by construction.
+//! The toy executes a few real x86-64 instructions over 64 KiB of memory. It stores every state that it was ever in, so
+//! that going back is exact.
 
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
@@ -24,7 +24,7 @@ pub const INC: u64 = 0x100d;
 pub const NOP: u64 = 0x1010;
 pub const JMP: u64 = 0x1011;
 pub const VARIABLE: u64 = 0x2000;
-/// Instructions in the recorded run.
+/// Number of instructions in the recorded run.
 pub const LENGTH: usize = 200;
 
 const MEMORY_BYTES: usize = 0x1_0000;
@@ -40,7 +40,7 @@ const PROGRAM: &[u8] = &[
     0xeb, 0xf4,                               // 1011: jmp 0x1007
 ];
 
-/// One position: the state there, and what the instruction there accesses.
+/// One position: its state, and the access of its instruction.
 pub struct Moment {
     registers: Registers,
     memory: Arc<Vec<u8>>,
@@ -54,19 +54,19 @@ pub struct Toy {
     pub watchpoints: Vec<Watchpoint>,
     /// The calls that set and cleared breakpoints and watchpoints.
     pub calls: Vec<String>,
-    /// Writes are refused unless this is set.
+    /// Whether writes are allowed.
     pub writable: bool,
-    /// Runs do not end before the client interrupts them.
+    /// Whether runs end only when the client interrupts them.
     pub endless: bool,
-    /// What the user is told once.
+    /// A message that the user gets once.
     pub message: Option<&'static str>,
     pub greeting: Option<&'static str>,
     /// Runs fail with this sentence.
     pub broken: Option<&'static str>,
-    /// What is said at the first poll of a movement or command.
+    /// The progress text at the first poll of a movement or command.
     pub progress: Option<&'static str>,
     pub register_reads: usize,
-    /// How often it was asked for its threads.
+    /// How often the server asked for its threads.
     pub thread_lists: usize,
     /// The numbers of its sleeping threads. Each has its number in RIP, and in every byte of its memory.
     pub sleeping: Vec<u32>,
@@ -172,7 +172,7 @@ fn record() -> Vec<Moment> {
         mxcsr: 0x1f80,
         ..Registers::default()
     };
-    // One and a half, as an 80-bit number and as four floats.
+    // 1.5 as an 80-bit number and as four floats.
     registers.st[0] = [0, 0, 0, 0, 0, 0, 0, 0xc0, 0xff, 0x3f];
     registers.xmm[1] = 0x3fc0_0000_3fc0_0000_3fc0_0000_3fc0_0000;
     let mut history = Vec::new();
@@ -184,7 +184,7 @@ fn record() -> Vec<Moment> {
     history
 }
 
-/// Executes one instruction and says what it accessed.
+/// Executes one instruction and returns its access.
 fn execute(registers: &mut Registers, memory: &mut Arc<Vec<u8>>) -> Option<(WatchKind, u64)> {
     let cell = registers.rbx as usize;
     let code = &memory[registers.rip as usize..][..7];
@@ -337,7 +337,7 @@ impl DebugTarget for Toy {
     }
 }
 
-/// The other end of a session that runs in a thread of its own.
+/// The client's end of a session that runs in another thread.
 pub struct Client {
     pub stream: UnixStream,
     server: JoinHandle<(SessionEnd, Toy)>,
@@ -346,7 +346,7 @@ pub struct Client {
 impl Client {
     pub fn connect(toy: Toy) -> Self {
         let (stream, server) = UnixStream::pair().expect("a pair of sockets");
-        // A reply that does not come fails the test instead of hanging it.
+        // A missing reply fails the test instead of hanging it.
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
         let server = std::thread::spawn(move || {
             let mut toy = toy;
@@ -356,7 +356,7 @@ impl Client {
         Self { stream, server }
     }
 
-    /// As gdb begins: no acknowledgements from here on.
+    /// Connects as gdb does: no acknowledgements from here on.
     pub fn connect_without_acks(toy: Toy) -> Self {
         let mut client = Self::connect(toy);
         client.request("qSupported:multiprocess+;swbreak+;hwbreak+");
@@ -380,7 +380,7 @@ impl Client {
         byte[0]
     }
 
-    /// The next packet from the server, its repetitions written out. Acknowledgements before it are skipped.
+    /// The next packet from the server, with repetitions expanded. Skips acknowledgements before it.
     pub fn reply(&mut self) -> String {
         let mut first = self.byte();
         while first == b'+' {
@@ -410,7 +410,7 @@ impl Client {
         u64::from_str_radix(&hex, 16).expect("a number").swap_bytes()
     }
 
-    /// Hangs up, and returns how the session ended and the target.
+    /// Hangs up. Returns how the session ended, and the target.
     pub fn close(self) -> (SessionEnd, Toy) {
         drop(self.stream);
         self.server.join().expect("the server survives")
@@ -427,7 +427,7 @@ pub fn packet(body: &[u8]) -> Vec<u8> {
     [b"$", body, format!("#{sum:02x}").as_bytes()].concat()
 }
 
-/// Writes run-length encoded bytes out.
+/// Expands run-length encoded bytes.
 fn expand(body: &[u8]) -> String {
     let mut text = Vec::new();
     let mut bytes = body.iter();

@@ -1,33 +1,33 @@
-//! What the run loop wants of a counter of branches, whatever counts.
+//! The run loop's interface to a branch counter, for real and simulated counters.
 
 use cpu::Cpu;
 
 use crate::error::Error;
 use crate::vcpu::{Exit, Vcpu};
 
-/// A counter of the guest's retired conditional branches. Used on one thread, the one that enters the guest, and, but for
-/// [`BranchCounter::enter`], while the guest stands still.
+/// A counter of the guest's retired conditional branches. One thread uses it: the thread that enters the guest. Apart
+/// from [`BranchCounter::enter`], the guest stands still during a call.
 pub(crate) trait BranchCounter: Send {
-    /// Another thread may run the vCPU from now on: the calling one. The count goes on.
+    /// Announces that the calling thread will run the vCPU from now on. The count continues.
     fn move_here(&mut self) -> Result<(), Error>;
-    /// How many so far. Where the count began is not known, but it stays the same.
+    /// The number of branches so far. It starts at an unknown number, which does not change.
     fn count(&mut self) -> Result<u64, Error>;
-    /// Makes the guest leave some time after `branches` more (at least one). Replaces what was armed before.
+    /// Makes the guest exit some time after `branches` more (at least one). Replaces an earlier call.
     fn arm(&mut self, branches: u64) -> Result<(), Error>;
-    /// Nothing is armed any more.
+    /// Disarms the counter.
     fn disarm(&mut self) -> Result<(), Error>;
-    /// Whether the overflow came since it was armed.
+    /// Whether the overflow came since the counter was armed.
     fn overflowed(&self) -> bool;
-    /// Enters the guest. A processor counts by itself; a counter that does not has to see each instruction.
+    /// Enters the guest. A processor counts by itself. A simulated counter must see each instruction.
     fn enter(&mut self, entry: Entry<'_>) -> Exit {
         entry.vcpu.enter(entry.window, entry.cr8)
     }
 }
 
-/// What entering the guest takes.
+/// The arguments for entering the guest.
 pub(crate) struct Entry<'a> {
     pub(crate) vcpu: &'a mut Vcpu,
-    /// Registers may be anything, counts must stay.
+    /// The call may change its registers, but not its counts.
     pub(crate) soft: &'a mut Cpu,
     pub(crate) window: bool,
     pub(crate) cr8: u64,

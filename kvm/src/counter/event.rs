@@ -1,6 +1,6 @@
-//! Which raw event counts retired conditional branches, exactly, on which processor.
+//! The raw event of each processor that counts exactly the retired conditional branches.
 
-/// The event of the processor that this runs on, as `perf_event_open(2)` wants it.
+/// The event of the current processor, in the format of `perf_event_open(2)`.
 pub(crate) fn of_this_processor() -> Option<u64> {
     let vendor = std::arch::x86_64::__cpuid(0);
     let signature = std::arch::x86_64::__cpuid(1).eax;
@@ -10,7 +10,7 @@ pub(crate) fn of_this_processor() -> Option<u64> {
     event_of(&[vendor.ebx, vendor.edx, vendor.ecx], family, model)
 }
 
-/// Whether it is a Zen, which miscounts locked instructions unless told otherwise.
+/// Whether the processor is a Zen, which by default miscounts locked instructions.
 pub(crate) fn is_zen() -> bool {
     of_this_processor() == Some(ZEN_EVENT)
 }
@@ -19,9 +19,10 @@ const INTEL: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e];
 const AMD: [u32; 3] = [0x6874_7541, 0x6974_6e65, 0x444d_4163];
 const ZEN_EVENT: u64 = 0xd1;
 
-/// Intel's events with the models that have them. The number changed with Ice Lake, where the old one counts something else.
+/// Intel's events, and the models that have them. The number changed with Ice Lake, where the old number counts
+/// something else.
 const INTEL_EVENTS: [(u64, &[u32]); 4] = [
-    // Nehalem to Comet Lake, and Xeons of these years.
+    // Nehalem to Comet Lake, and Xeons of that time.
     (
         0x01c4,
         &[

@@ -1,8 +1,8 @@
 //! The guest's retired conditional branches (Jcc, LOOPcc, JrCXZ, taken or not), counted while the vCPU runs.
 //!
-//! They are the one class of events that processors count exactly. What is not exact is the overflow: it comes some branches
-//! late, now and then thousands late, and on some hosts not at all. Nothing here assumes otherwise: an overflow says that it is
-//! time to look at the count, and so does the watchdog's signal ([`crate::kick`]).
+//! They are the only class of events that processors count exactly. The overflow is not exact: it comes some branches
+//! late, occasionally thousands late, and on some hosts never. This code relies on nothing more: an overflow only means
+//! that it is time to read the count. The watchdog's signal means the same ([`crate::kick`]).
 
 pub(crate) mod branch_counter;
 mod event;
@@ -21,23 +21,23 @@ use branch_counter::BranchCounter;
 use perf::Perf;
 use simulated::Simulated;
 
-/// What counts.
+/// The kind of counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
-    /// The processor.
+    /// The processor's counter.
     Perf,
-    /// Tests: the vCPU is stepped, or the software CPU executes in its place. Overflows come late, or never, as `Behaviour`
-    /// says.
+    /// For tests: the vCPU is single-stepped, or the software CPU executes in its place. Overflows come late or never,
+    /// as `Behaviour` says.
     #[doc(hidden)]
     Simulated {
-        /// How overflows are delivered.
+        /// How late overflows come.
         behaviour: Behaviour,
-        /// Which of them how.
+        /// The seed for their lateness.
         seed: u64,
     },
 }
 
-/// A counter as asked for.
+/// Opens a counter of the given kind.
 pub(crate) fn open(counter: Counter) -> Result<Box<dyn BranchCounter>, Error> {
     Ok(match counter {
         Counter::Perf => Box::new(Perf::open()?),

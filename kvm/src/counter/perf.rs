@@ -1,7 +1,8 @@
 //! The processor's own counter, through `perf_event_open(2)`.
 //!
-//! One event of the calling thread, counting only while the guest runs: overflows of a period that is set anew each time, a
-//! signal to the thread when one comes ([`crate::kick`]), and the count, which goes on whatever the period.
+//! The counter is one event of the calling thread, which counts only while the guest runs. Its period is set anew for
+//! each overflow. An overflow sends a signal to the thread ([`crate::kick`]). The count continues regardless of the
+//! period.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -17,45 +18,45 @@ use super::event;
 use crate::error::Error;
 use crate::kick;
 
-/// A period that no guest gets to the end of.
+/// A period so long that no guest reaches its end.
 const NEVER: u64 = 1 << 46;
 
 // PERF_EVENT_IOC_PERIOD, for which perf-event2 has no method.
 nix::ioctl_write_ptr!(ioctl_set_period, b'$', 4, u64);
 
-/// Whose branches are counted.
+/// The source of the counted branches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// Those of guests that the thread runs, in all their privilege levels.
+    /// Guests that the thread runs, at all privilege levels.
     Guest,
-    /// The thread's own, outside of the kernel.
+    /// The thread itself, outside the kernel.
     Thread,
 }
 
 /// An open event that belongs to one thread.
 ///
-/// The crate perf-event2 opens it. What else is done with its descriptor is done without: the crate has no call for the
-/// signal and for the period, and its way of reading executes conditional branches of its own, which the self-tests, whose
-/// loops are counted together with the reading, would have to allow for.
+/// The crate perf-event2 opens it. All other operations use the descriptor directly, because the crate has no call for
+/// the signal and the period. Its way of reading also executes conditional branches. The self-tests, which count loops
+/// together with the reading, would have to allow for these.
 pub(super) struct PerfEvent {
     fd: OwnedFd,
 }
 
 impl PerfEvent {
-    /// Opens the event for the calling thread, to which overflows are signalled.
+    /// Opens the event for the calling thread, which gets a signal at each overflow.
     pub(super) fn open(number: u64, whose: Whose) -> io::Result<PerfEvent> {
         PerfEvent::open_event(Raw::new(number), whose)
     }
 
     fn open_event(event: impl Event, whose: Whose) -> io::Result<PerfEvent> {
         let counter = builder(event, whose).build()?;
-        // SAFETY: the descriptor is open, and the counter gave it away.
+        // SAFETY: the descriptor is open, and the counter released it.
         let event = PerfEvent { fd: unsafe { OwnedFd::from_raw_fd(counter.into_raw_fd()) } };
         event.signal_here()?;
         Ok(event)
     }
 
-    /// Sends a signal to the calling thread at each overflow: SIGIO, as long as no other is asked for.
+    /// Sends a signal to the calling thread at each overflow. The signal is SIGIO, the default.
     fn signal_here(&self) -> io::Result<()> {
         kick::install_handlers()?;
         set_owner(&self.fd, gettid())?;
@@ -63,7 +64,7 @@ impl PerfEvent {
         Ok(())
     }
 
-    /// What was counted since it was opened. An event that lost its place on the processor gives an error.
+    /// The count since the event was opened. An event that lost its place on the processor gives an error.
     pub(super) fn count(&self) -> io::Result<u64> {
         let mut count = [0; size_of::<u64>()];
         if read(&self.fd, &mut count)? == count.len() {
@@ -73,7 +74,7 @@ impl PerfEvent {
         Err(io::Error::new(ErrorKind::UnexpectedEof, why))
     }
 
-    /// Overflows after this many more branches, and then again each time after as many.
+    /// Makes the event overflow after this many more branches, and again each time after as many.
     pub(super) fn set_period(&self, branches: u64) -> io::Result<()> {
         // SAFETY: the descriptor is open, and the number lives through the call.
         unsafe { ioctl_set_period(self.fd.as_raw_fd(), &branches) }?;
@@ -81,7 +82,7 @@ impl PerfEvent {
     }
 }
 
-/// An event that counts from the beginning, on whichever processor the thread runs, and never shares its counter.
+/// An event that counts from the beginning, on any processor that the thread runs on, and never shares its counter.
 fn builder(event: impl Event, whose: Whose) -> Builder<'static> {
     let mut builder = Builder::new(event);
     builder.observe_self().any_cpu().enabled(true).pinned(true).exclude_hv(true);
@@ -93,8 +94,8 @@ fn builder(event: impl Event, whose: Whose) -> Builder<'static> {
     builder
 }
 
-/// F_SETOWN_EX: signals of the descriptor go to this thread, where F_SETOWN would let any thread of the process take them.
-/// Neither nix nor libc has it.
+/// Sends the descriptor's signals to this thread with F_SETOWN_EX. With F_SETOWN, any thread of the process could take
+/// them. Neither nix nor libc has the command.
 fn set_owner(fd: &OwnedFd, thread: Pid) -> nix::Result<()> {
     const F_SETOWN_EX: libc::c_int = 15;
     const F_OWNER_TID: libc::c_int = 0;
@@ -104,7 +105,7 @@ fn set_owner(fd: &OwnedFd, thread: Pid) -> nix::Result<()> {
         pid: libc::pid_t,
     }
     let owner = OwnerEx { kind: F_OWNER_TID, pid: thread.as_raw() };
-    // SAFETY: the descriptor is open, and the structure, which is what this command takes, lives through the call.
+    // SAFETY: the descriptor is open, and the structure is the one that this command takes and lives through the call.
     Errno::result(unsafe { libc::fcntl(fd.as_raw_fd(), F_SETOWN_EX, &raw const owner) }).map(drop)
 }
 
@@ -113,7 +114,7 @@ pub(crate) struct Perf {
     number: u64,
     event: PerfEvent,
     thread: Pid,
-    /// Counted by events of threads that ran the vCPU before.
+    /// Branches counted by events of threads that ran the vCPU before.
     before: u64,
 }
 
@@ -148,7 +149,7 @@ impl BranchCounter for Perf {
     }
 
     fn arm(&mut self, branches: u64) -> Result<(), Error> {
-        // Until the period is set an overflow of the one before may come. It costs a look, nothing else.
+        // Until the period is set, an overflow of the previous period may come. It only costs one read of the count.
         kick::forget_overflow();
         self.event.set_period(branches.max(1)).map_err(failed("arm the branch counter"))
     }
@@ -175,8 +176,8 @@ mod tests {
 
     const FOREVER: Duration = Duration::from_secs(20);
 
-    /// Stores to a word, counted by a debug register: unlike with other events that every machine has, nothing else that the
-    /// thread does counts.
+    /// Counts stores to a word with a debug register. Unlike other events that every machine has, this one counts
+    /// nothing else that the thread does.
     struct Stores {
         word: Box<AtomicU64>,
         event: PerfEvent,
@@ -193,9 +194,9 @@ mod tests {
             (0..times).for_each(|number| self.word.store(number, Ordering::Relaxed));
         }
 
-        /// Sets a period that begins with the next store. The kernel keeps two promises of its software events here: an event
-        /// overflows at the first count after its period was set, and goes on by the period that it had then. Each of these
-        /// overflows is waited for, so that none comes later.
+        /// Sets a period that begins with the next store. This relies on two properties of the kernel's software
+        /// events. An event overflows at the first count after its period was set, and continues with the period that
+        /// it had then. The function waits for both overflows, so that none comes later.
         fn set_period(&self, period: u64) {
             for _ in 0..2 {
                 self.event.set_period(period).unwrap();
@@ -204,7 +205,8 @@ mod tests {
             }
         }
 
-        /// A signal that was sent comes at once, or, where a processor cannot interrupt itself, with the kernel's next tick.
+        /// Waits for a signal that was sent. It comes at once or, if a processor cannot interrupt itself, with the
+        /// kernel's next tick.
         fn wait_for_overflow(&self) {
             let begun = Instant::now();
             while !kick::overflow_came() {
@@ -215,7 +217,7 @@ mod tests {
         }
     }
 
-    /// On most machines this is all that can be tested of the event that landings use.
+    /// On most machines this is all that can be tested of the event for landings.
     #[test]
     fn the_event_counts_guests_or_the_thread_itself() {
         const PERF_TYPE_RAW: u32 = 4;
@@ -230,8 +232,8 @@ mod tests {
         }
     }
 
-    /// Everything but the event itself. Nothing depends on when a signal comes: what is to come is waited for, and what is
-    /// not to come is never sent.
+    /// Tests everything except the real event. The test does not depend on when a signal comes: it waits for each
+    /// expected signal, and unexpected ones are never sent.
     #[test]
     fn an_event_counts_and_its_overflow_is_signalled() {
         let stores = match Stores::new() {

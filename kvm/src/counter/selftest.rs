@@ -1,7 +1,7 @@
-//! Whether this host's counter of conditional branches can be trusted: what `ttvm doctor` says of it.
+//! Tests whether this host's counter of conditional branches can be trusted, for `ttvm doctor`.
 //!
-//! Processors, hypervisors and settings each have their way of spoiling it (rr's start-up checks found most of them), so it is
-//! tried out before it is used.
+//! Processors, hypervisors and settings each have their way of spoiling the counter (rr's start-up checks found most of
+//! them). So these tests run before the counter is used.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -13,33 +13,33 @@ use super::event;
 use super::perf::{PerfEvent, Whose};
 use crate::kick;
 
-/// What is known of this host's counter.
+/// The facts about this host's counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CounterReport {
-    /// The raw event, where the processor is known.
+    /// The raw event, if the processor is known.
     pub event: Option<u64>,
-    /// Whether it can be opened and counts exactly; else why not.
+    /// Whether the counter can be opened and counts exactly; otherwise why not.
     pub usable: Result<(), String>,
-    /// What to do about it.
+    /// Advice on what to change.
     pub advice: &'static str,
-    /// What else was looked at.
+    /// The other tests.
     pub tests: Vec<CounterTest>,
 }
 
-/// One thing that was looked at.
+/// One test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CounterTest {
-    /// What.
+    /// Its name.
     pub name: &'static str,
-    /// What was found; an error is a reason not to count on the counter, or that it could not be tried.
+    /// Its result. An error is a reason not to trust the counter, or says that the test was impossible.
     pub found: Result<String, String>,
-    /// What to do about an error.
+    /// Advice on an error.
     pub advice: &'static str,
 }
 
-/// Conditional branches of the loops that are counted.
+/// Conditional branches of the counted loops.
 const BRANCHES: u64 = 100_000;
-/// Opening and reading the counter executes some of its own.
+/// Number of extra branches that opening and reading the counter may execute.
 const SLACK: u64 = 64;
 
 /// Opens the counter, counts loops whose branches are known, and waits for overflows.
@@ -52,7 +52,7 @@ pub fn test_counter() -> CounterReport {
     CounterReport { event, usable, advice, tests }
 }
 
-/// Whether there is a counter that counts a loop exactly. Asks only what takes no time.
+/// Whether there is a counter that counts a loop exactly. Makes only quick tests.
 pub fn counter_usable() -> Result<(), String> {
     test_event(event::of_this_processor()).0
 }
@@ -106,7 +106,7 @@ fn spin(branches: u64) {
     }
 }
 
-/// As many, with a locked instruction beside each.
+/// Executes this many conditional branches, each with a locked instruction.
 fn spin_locked(branches: u64) {
     let mut word = 0_u64;
     // SAFETY: the loop changes a register, flags and the word, nothing else.
@@ -121,8 +121,8 @@ fn spin_locked(branches: u64) {
 
 const NO_COUNTER: &str = "not tried: there is no counter";
 
-/// How late overflows come. Late ones cost a repeated landing, lost ones the watchdog's time; none at all would cost both each
-/// time.
+/// Tests how late overflows come. Late overflows cost a repeated landing, and lost ones the watchdog's time. Without
+/// any overflows, every landing would cost both.
 fn overflows(event: Option<u64>) -> CounterTest {
     const TRIALS: usize = 200;
     let found = match event {
@@ -148,9 +148,9 @@ fn describe(sorted: &[u64], trials: usize) -> String {
     )
 }
 
-/// How many branches late overflows came, in order; without those that did not come.
+/// The delays of late overflows in branches, in order, without overflows that did not come.
 fn skids(number: u64, trials: usize) -> io::Result<Vec<u64>> {
-    /// Between two looks at what the handler said: what skids are measured to.
+    /// Branches between two checks of the handler's flag, which limit the precision.
     const GRAIN: u64 = 8;
     const PERIOD: u64 = 10_000;
     const PATIENCE: Duration = Duration::from_millis(20);
@@ -172,7 +172,7 @@ fn skids(number: u64, trials: usize) -> io::Result<Vec<u64>> {
     Ok(skids)
 }
 
-/// On Zen, speculation over locked instructions counts branches twice unless a chicken bit forbids it.
+/// Tests locked instructions. On Zen, speculation over them counts branches twice unless a chicken bit forbids it.
 fn locked_instructions(event: Option<u64>) -> CounterTest {
     let found = match event.map(|number| count_loop(number, spin_locked)) {
         None => Err(NO_COUNTER.to_string()),
@@ -192,12 +192,12 @@ fn setting(path: &str) -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.trim().to_string())
 }
 
-/// A setting that is as it should be, or not.
+/// The result for a setting that is right or wrong.
 fn judge(name: &'static str, value: String, good: bool, advice: &'static str) -> CounterTest {
     CounterTest { name, found: if good { Ok(value) } else { Err(value) }, advice }
 }
 
-/// Intel only: system management mode runs on the same counters.
+/// Intel only: firmware in system management mode runs on the same counters.
 fn freeze_on_smi() -> Option<CounterTest> {
     let value = setting("/sys/devices/cpu/freeze_on_smi")?;
     let good = value != "0";
@@ -215,14 +215,14 @@ fn paranoid() -> Option<CounterTest> {
     Some(judge("perf_event_paranoid", value, good, advice))
 }
 
-/// With it the kernel gives the counters to guests, and to other programs none that count guests.
+/// With a mediated PMU, the kernel gives the counters to guests. Other programs then get none that count guests.
 fn mediated() -> Option<CounterTest> {
     let value = setting("/sys/module/kvm/parameters/enable_mediated_pmu")?;
     let good = value == "N" || value == "0";
     Some(judge("kvm.enable_mediated_pmu", value, good, "load the module kvm with enable_mediated_pmu=0"))
 }
 
-/// Cores of two kinds have two counters.
+/// A processor with two kinds of cores has two counters.
 fn hybrid() -> Option<CounterTest> {
     let cores = setting("/sys/devices/cpu_core/cpus")?;
     let found = Err(format!("this processor has cores of two kinds; the counter is that of {cores}"));

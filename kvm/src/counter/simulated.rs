@@ -1,9 +1,9 @@
-//! A counter for tests, on machines that have none: it knows each instruction that the vCPU executes.
+//! A counter for tests on machines without a real one. It sees each instruction that the vCPU executes.
 //!
-//! Where a landing waits for an overflow and nothing else, the software CPU executes in the vCPU's place, as fast as it
-//! can. Wherever a breakpoint is set, the vCPU is stepped through the code and stops as it does without being stepped. What
-//! the guest may not do meanwhile: make exits on the way to an overflow, take exceptions or change privilege while stepped,
-//! load SS, change its own code.
+//! While a landing waits only for an overflow, the software CPU executes in the vCPU's place, as fast as it can. Once a
+//! breakpoint is set, the vCPU is single-stepped and stops where it would stop without stepping. The guest must not
+//! make exits on the way to an overflow, and must not take exceptions or change privilege while stepped. It must not
+//! load SS or change its own code.
 
 use std::collections::BTreeMap;
 
@@ -15,23 +15,23 @@ use super::skid::{Behaviour, Skid};
 use crate::error::Error;
 use crate::vcpu::{Exit, Vcpu};
 
-/// In DR6: the breakpoint of a landing, and a completed step.
+/// DR6 bits: the breakpoint of a landing, and a completed step.
 const BREAKPOINT: u64 = 1;
 const STEP: u64 = 1 << 14;
-/// The watchdog must have come within this many branches after a lost overflow.
+/// After a lost overflow, the watchdog must come within this many branches.
 const PATIENCE: u64 = 1 << 28;
-/// Steps of the software CPU between two looks for the watchdog.
+/// Steps of the software CPU between two checks for the watchdog.
 const CHUNK: u64 = 4096;
-/// The guest is left at most this many steps beyond the branch at which an overflow comes.
+/// Most steps that the guest runs beyond the branch of an overflow.
 const EXTRA_STEPS: u64 = 8;
 
-/// What matters of an instruction.
+/// The kinds of instructions.
 #[derive(Clone, Copy)]
 enum Kind {
-    /// It counts.
+    /// A conditional branch, which is counted.
     Branch,
-    /// It cannot be stepped: it would take several steps, or push the trap flag for the guest to see, or clear it. The vCPU
-    /// runs to a breakpoint behind it instead.
+    /// An instruction that cannot be stepped. It would take several steps, or show the trap flag to the guest, or clear
+    /// it. The vCPU runs to a breakpoint after it instead.
     Unsteppable {
         next: u64,
     },
@@ -39,9 +39,9 @@ enum Kind {
 }
 
 struct Armed {
-    /// By the count.
+    /// The count at which the overflow is due.
     due: u64,
-    /// When it comes; `None`: it is lost.
+    /// The count at which the overflow comes; `None` if it is lost.
     delivery: Option<u64>,
 }
 
@@ -59,7 +59,7 @@ impl Simulated {
         Simulated { skid, count: 0, armed: None, overflowed: false, code: BTreeMap::new() }
     }
 
-    /// Whether the overflow comes here, if it is one that comes.
+    /// Whether the overflow comes now.
     fn comes(&self) -> bool {
         self.armed.as_ref().and_then(|armed| armed.delivery).is_some_and(|delivery| delivery <= self.count)
     }
@@ -70,7 +70,7 @@ impl Simulated {
         Exit::Interrupted
     }
 
-    /// Runs to where the armed overflow comes, or, if it does not, to where the watchdog does.
+    /// Runs until the armed overflow comes or, if it is lost, until the watchdog comes.
     fn run_ahead(&mut self, entry: Entry<'_>) -> Result<Exit, Error> {
         let Entry { vcpu, soft, cr8, .. } = entry;
         let before = soft.counts();
@@ -88,7 +88,7 @@ impl Simulated {
                 None if now > due + PATIENCE => break Exit::Stuck("the watchdog does not come".to_string()),
                 None => CHUNK,
             };
-            // A branch is a step at least.
+            // A branch takes at least one step.
             match soft.run(&mut bus, soft.steps() + left.min(CHUNK), u64::MAX) {
                 Stop::Budget if !bus.touched => {}
                 stop => {
@@ -108,7 +108,7 @@ impl Simulated {
         }
     }
 
-    /// Steps the vCPU to the breakpoint, to where the armed overflow comes, or to any other exit.
+    /// Steps the vCPU to the breakpoint, to the armed overflow, or to any other exit.
     fn step(&mut self, entry: Entry<'_>) -> Result<Exit, Error> {
         let Entry { vcpu, soft, window, cr8 } = entry;
         look(vcpu, soft);
@@ -145,7 +145,7 @@ impl Simulated {
     }
 }
 
-/// Lets the software CPU see what the vCPU's code is.
+/// Copies the vCPU's registers to the software CPU, so that it can read the code.
 fn look(vcpu: &Vcpu, soft: &mut Cpu) {
     let mut state = soft.state();
     vcpu.take_synced(&mut state);
@@ -155,7 +155,7 @@ fn look(vcpu: &Vcpu, soft: &mut Cpu) {
 fn kind_of(rip: u64, soft: &Cpu) -> Kind {
     let mut bytes = [0; 15];
     let length = soft.core().peek(rip, &mut bytes);
-    // Kernels and the guests of tests are 64-bit code.
+    // Kernels and test guests are 64-bit code.
     let instruction = Decoder::with_ip(64, &bytes[..length], rip, DecoderOptions::NONE).decode();
     match instruction.flow_control() {
         FlowControl::ConditionalBranch => Kind::Branch,
@@ -204,7 +204,7 @@ impl BranchCounter for Simulated {
     }
 }
 
-/// What is around a guest that has nothing around it.
+/// The bus of a guest that must make no exits.
 #[derive(Default)]
 struct NoExits {
     touched: bool,

@@ -1,15 +1,15 @@
-//! How late overflows come, for tests: as bad as has been seen of processors, and worse.
+//! How late simulated overflows come: as late as real processors have shown, and later.
 
-/// What a simulated counter does to its overflows.
+/// The behaviour of a simulated counter's overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Behaviour {
-    /// Most branches that an ordinary overflow comes late. Nine in ten come within a twentieth of it.
+    /// Most branches that a normal overflow comes late. Nine in ten come within a twentieth of this number.
     pub largest_skid: u64,
     /// One overflow in this many is lost.
     pub lost_one_in: u64,
-    /// One overflow in this many comes later than ordinary ones.
+    /// One overflow in this many comes later than normal ones.
     pub overshoot_one_in: u64,
-    /// Most branches that such a one comes late.
+    /// Most branches that such an overflow comes late.
     pub largest_overshoot: u64,
 }
 
@@ -19,7 +19,7 @@ impl Default for Behaviour {
     }
 }
 
-/// Seeded lateness.
+/// Pseudo-random lateness with a seed.
 pub(crate) struct Skid {
     behaviour: Behaviour,
     random: u64,
@@ -30,7 +30,7 @@ impl Skid {
         Skid { behaviour, random: seed }
     }
 
-    /// By how many branches the next overflow is late; `None` if it never comes.
+    /// Branches by which the next overflow is late; `None` if it never comes.
     pub(crate) fn next(&mut self) -> Option<u64> {
         let Behaviour { largest_skid, lost_one_in, overshoot_one_in, largest_overshoot } = self.behaviour;
         if self.below(lost_one_in) == 0 {
@@ -48,7 +48,7 @@ impl Skid {
         Some(self.below(largest + 1))
     }
 
-    /// A number below `limit`, which is 1 at least (SplitMix64).
+    /// A number below `limit`, which is at least 1 (SplitMix64).
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

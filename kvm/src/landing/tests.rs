@@ -1,4 +1,4 @@
-//! The algorithm on the software CPU, with a counter as bad as they come: thousands of landings.
+//! Tests the algorithm with thousands of landings on the software CPU, with an extremely bad counter.
 
 use cpu::{AddressKind, Counts, Cpu, EmptyBus, Met, Stop, fold_registers};
 use guest_ram::GuestRam;
@@ -17,7 +17,7 @@ use guest::{Random, Reference, Snapshot};
 struct FakeVcpu {
     cpu: Cpu,
     skid: Skid,
-    /// Count at which the armed overflow comes, if one is armed; `None` in it: it is lost.
+    /// Count at which the armed overflow comes. The inner `None` means that it is lost.
     delivery: Option<Option<u64>>,
     overflowed: bool,
     breakpoint: Option<u64>,
@@ -25,7 +25,7 @@ struct FakeVcpu {
     left: Left,
 }
 
-/// Branches between two visits of the watchdog.
+/// Branches between two signals of the watchdog.
 const WATCHDOG: u64 = 150_000;
 
 impl FakeVcpu {
@@ -60,7 +60,7 @@ impl FakeVcpu {
             }
         };
         if self.left == Left::Signal {
-            // Not right behind a branch, but anywhere: also in a repeated instruction, or in a shadow.
+            // Stop anywhere, not only right after a branch: also in a repeated instruction, or in a shadow.
             let extra = self.skid.below(8);
             if extra > 0 && self.step(extra) == Stop::Met(Met::Breakpoint) {
                 self.left = Left::Breakpoint;
@@ -113,7 +113,7 @@ fn goal_of(place: &Snapshot, not_here: bool) -> LandingPlace {
     }
 }
 
-/// One landing, or one that overshot.
+/// Makes one try of a landing, which may overshoot.
 fn land(vcpu: &mut FakeVcpu, goal: LandingPlace, margin: &mut Margin, seen: &mut Landings) -> Arrival {
     let mut landing = Landing::new(goal, goal.branches.expect("it is counted"), margin);
     let arrival = loop {
@@ -143,7 +143,7 @@ impl World {
         self.vcpu.set_state(to);
     }
 
-    /// Whether everything is as at a place.
+    /// Whether registers, RAM and counts are as at a place.
     fn is_at(&self, place: &Snapshot) -> bool {
         let mut ram = vec![0; place.ram.len()];
         self.vcpu.cpu.ram().read_bytes(0, &mut ram);
@@ -153,7 +153,7 @@ impl World {
             && ram == place.ram
     }
 
-    /// From one place, where the vCPU may stand already, to another; gives the number of tries.
+    /// Lands at one place from another, where the vCPU may already stand. Returns the number of tries.
     fn travel(&mut self, from: &Snapshot, stands_there: bool, to: &Snapshot) -> u32 {
         for tries in 1..100 {
             if tries > 1 || !stands_there {
@@ -191,17 +191,18 @@ fn landings_are_exact_whatever_the_counter_does() {
     }
     let Landings { landed, overshot, lost_overflows, largest_skid, hits } = world.seen;
     assert!(landed >= LANDINGS && tries == LANDINGS + overshot, "{:?}", world.seen);
-    // The counter was as bad as it was to be.
+    // The counter must have been as bad as intended.
     let enough = LANDINGS / 100;
     assert!(overshot > enough && lost_overflows > enough / 2 && largest_skid > 10_000, "{:?}", world.seen);
     assert!(hits < LANDINGS * 200, "{:?}", world.seen);
 }
 
-/// A counter that is neither late nor loses anything.
+/// A counter whose overflows are never late or lost.
 const PUNCTUAL: Behaviour =
     Behaviour { largest_skid: 0, lost_one_in: u64::MAX, overshoot_one_in: u64::MAX, largest_overshoot: 0 };
 
-/// A hundred branches, then four calls without one between them: of a function that changes RAM only, or a register.
+/// A hundred branches, then four calls without a branch between them. The called function changes only RAM, or only a
+/// register.
 fn calls(ram: &GuestRam, changes_register: bool) -> (Snapshot, u64) {
     const CODE: u64 = 0x1000;
     const DATA: i32 = 0x20000;
@@ -214,11 +215,11 @@ fn calls(ram: &GuestRam, changes_register: bool) -> (Snapshot, u64) {
         a.dec(ecx)?;
         a.jnz(round)?;
         (0..4).try_for_each(|_| a.call(function))?;
-        // Branches until the end of days: what is not landed on is left behind.
+        // Then branches for ever, so that a guest that does not land goes on.
         a.mov(ecx, -1)?;
         a.jmp(round)?;
         a.set_label(&mut function)?;
-        // Not by 1: small odd numbers may be flags, which are not compared in full.
+        // Not by 1: a small odd number may be a copy of flags, which are not compared in full.
         if changes_register {
             a.add(r8, 0x100)?
         } else {
@@ -236,7 +237,7 @@ fn calls(ram: &GuestRam, changes_register: bool) -> (Snapshot, u64) {
     (Snapshot { ram: bytes, ..Reference::new().snapshot() }, address)
 }
 
-/// Everything at each time that this address is come to.
+/// A snapshot for each visit of this address.
 fn visits(from: &Snapshot, address: u64, count: usize) -> Vec<Snapshot> {
     let ram = guest::ram();
     from.put_ram(&ram);
@@ -269,7 +270,7 @@ fn hits_after_as_many_branches_are_told_apart() {
             let mut arrival =
                 land(&mut world.vcpu, goal_of(visit, false), &mut world.margin, &mut world.seen);
             if !changes_register {
-                // All have the same registers: who asks must look at RAM, and go on from each that is wrong.
+                // All have the same registers, so the caller must compare RAM and continue from each wrong one.
                 for earlier in &visits[..number] {
                     assert!(world.is_at(earlier), "visit {number}");
                     let goal = goal_of(visit, true);

@@ -1,4 +1,4 @@
-//! What the guest's exits ask for.
+//! Handles the guest's exits.
 
 use cpu::{Bus, CpuState, Stop};
 use kvm_bindings::kvm_regs;
@@ -9,11 +9,11 @@ use crate::state::nothing_under_way;
 use crate::vcpu::Exit;
 use engine_contract::End;
 
-/// HLT is one byte.
+/// Length of HLT.
 const HALT_BYTES: u64 = 1;
 
 impl KvmCpu {
-    /// Does what an exit asks for. `Some` leaves the loop.
+    /// Handles an exit. `Some` leaves the loop.
     pub(super) fn handle(&mut self, run: &mut Run<'_>, exit: Exit) -> Result<Option<End>, Error> {
         self.between_instructions = !matches!(
             exit,
@@ -57,7 +57,7 @@ impl KvmCpu {
                 self.vcpu.set_apic_enabled(run.bus.apic_enabled());
             }
             Exit::Halt => self.halt(run)?,
-            // The caller has passed it on to the machine.
+            // The caller has already passed it to the machine.
             Exit::TaskPriority | Exit::Window => {}
             Exit::Breakpoint => return self.breakpoint(run),
             Exit::Interrupted => self.interrupted(run)?,
@@ -73,7 +73,7 @@ impl KvmCpu {
         Ok(None)
     }
 
-    /// Tells the machine of a CR8 that the guest wrote. KVM says so itself only where it is lowered.
+    /// Tells the machine of a CR8 that the guest wrote. KVM itself reports only a lowered CR8.
     pub(super) fn pass_task_priority(&mut self, bus: &mut dyn Bus) {
         let cr8 = self.vcpu.cr8();
         if cr8 != bus.cr8() {
@@ -81,8 +81,8 @@ impl KvmCpu {
         }
     }
 
-    /// Notes an exit that the machine saw: a run that waits for an exit may end here. Accesses to model-specific registers are
-    /// mostly between the guest and the CPU, and the machine sees nothing of them.
+    /// Notes an exit that the machine saw: a run that waits for an exit may end here. The machine does not see most
+    /// accesses to model-specific registers, which are between the guest and the CPU.
     fn left_guest(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
         run.exited = true;
         if run.stopping.take().is_some() {
@@ -91,7 +91,7 @@ impl KvmCpu {
         Ok(())
     }
 
-    /// HLT, or an RDTSC that was rewritten to it.
+    /// Handles a HLT, or an RDTSC that was rewritten to HLT.
     fn halt(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
         self.left_guest(run)?;
         let steps = self.soft.steps();
@@ -107,14 +107,14 @@ impl KvmCpu {
                     regs.rip = state.rip.wrapping_add(following.len() as u64);
                 });
             }
-            // If something is under way, such as the single-step trap of HLT itself, the guest does not halt.
+            // If something is pending, such as the single-step trap of HLT itself, the guest does not halt.
             None => self.halted = nothing_under_way(&self.vcpu.synced().events),
         }
         log::trace!("HLT at {:#x}", state.rip.wrapping_sub(HALT_BYTES));
         Ok(())
     }
 
-    /// Lets the software CPU see the registers that the last exit brought along, for reads of guest memory.
+    /// Copies the registers of the last exit to the software CPU, for reads of guest memory.
     pub(super) fn look(&mut self) -> Result<CpuState, Error> {
         let mut state = self.soft.state();
         self.vcpu.take_synced(&mut state);
@@ -122,7 +122,7 @@ impl KvmCpu {
         Ok(state)
     }
 
-    /// One instruction that KVM cannot emulate.
+    /// Emulates one instruction that KVM cannot.
     fn emulate(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
         let rip = self.vcpu.synced().regs.rip;
         log::debug!("KVM cannot emulate the instruction at {rip:#x}; the software CPU does it");

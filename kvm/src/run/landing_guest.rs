@@ -1,4 +1,4 @@
-//! The vCPU as the guest of a landing.
+//! The vCPU in the role of a landing's guest.
 
 use cpu::fold_registers;
 use kvm_bindings::kvm_regs;
@@ -11,7 +11,7 @@ use crate::state::{gpr_of, nothing_under_way};
 use crate::vcpu::Exit;
 use engine_contract::{End, Leave};
 
-/// A vCPU with a counter, and how it was left.
+/// A vCPU with a counter, and the reason why it was left.
 struct Counted<'a> {
     cpu: &'a mut KvmCpu,
     left: Left,
@@ -61,18 +61,18 @@ impl Guest for Counted<'_> {
 }
 
 impl KvmCpu {
-    /// The landing of a run, if its landing place has a count and there is a counter.
+    /// The landing of a run, if its landing place has a count and branches are counted.
     pub(super) fn landing(&self, leave: Leave) -> Option<Landing> {
         let Leave::At(goal) = leave else { return None };
         let target = goal.branches.filter(|_| self.counter.is_some())?;
         Some(Landing::new(goal, target, &self.margin))
     }
 
-    /// Before an entry: prepares it, or ends the run.
+    /// Prepares the next entry, or ends the run.
     pub(super) fn land(&mut self, run: &mut Run<'_>, delivered: bool) -> Result<Option<End>, Error> {
         let Some(landing) = &mut run.landing else { return Ok(None) };
         if delivered {
-            // The handler comes first.
+            // The handler runs first.
             landing.diverted();
             run.left = Left::Other;
         }
@@ -85,14 +85,15 @@ impl KvmCpu {
         }))
     }
 
-    /// Whether the guest made an exit behind the landing place that it was to be stopped at. The exit is then given up.
+    /// Whether the guest made an exit beyond its landing place. The exit is then dropped.
     pub(super) fn missed(&mut self, run: &mut Run<'_>, exit: &Exit) -> Result<bool, Error> {
         let Some(landing) = &run.landing else { return Ok(false) };
         let own = matches!(exit, Exit::Breakpoint | Exit::Interrupted | Exit::Window | Exit::Stuck(_));
         if own || !landing.missed(self.branches()?) {
             return Ok(false);
         }
-        // KVM completes the instruction in any case. What it answers does not matter: the caller replaces the state.
+        // KVM always completes the instruction. The values that it returns do not matter, because the caller replaces
+        // the state.
         const PARTS_OF_AN_INSTRUCTION: u32 = 4096;
         for _ in 0..PARTS_OF_AN_INSTRUCTION {
             match self.vcpu.complete_instruction(run.bus.cr8()) {
@@ -105,7 +106,7 @@ impl KvmCpu {
         Err(Error::Stuck { rip: self.vcpu.synced().regs.rip, why })
     }
 
-    /// After the run.
+    /// Ends the landing after the run.
     pub(super) fn end_landing(&mut self, run: &mut Run<'_>, end: End) -> Result<(), Error> {
         let Some(landing) = run.landing.take() else { return Ok(()) };
         let arrival = match end {

@@ -1,5 +1,5 @@
-//! Looks for a landing place whose count of branches is not known: from hit to hit of a breakpoint on its RIP, or with
-//! the software CPU if the hits are too many.
+//! Searches for a landing place without a count of branches. KVM goes from hit to hit of a breakpoint on the place's
+//! RIP. The software CPU searches instead if there are too many hits.
 
 use cpu::{AddressKind, Met, Stop, fold_registers};
 use kvm_bindings::kvm_regs;
@@ -10,17 +10,17 @@ use crate::state::{gpr_of, nothing_under_way};
 use engine_contract::LandingPlace;
 use engine_contract::{End, Leave};
 
-/// The same, once the software CPU has found that the loop is a long one.
+/// The limit for breakpoints once the software CPU has found that the loop is long.
 const BREAKPOINTS_IN_LONG_LOOPS: u32 = 1 << 18;
-/// After this many rounds the software CPU decides whether the loop is a long one.
+/// Number of rounds after which the software CPU decides whether the loop is long.
 const ROUNDS: u64 = 64;
-/// Steps of the software CPU that cost as much as a breakpoint.
+/// Number of steps of the software CPU that cost as much as a breakpoint.
 const STEPS_PER_BREAKPOINT: u64 = 200;
-/// The software CPU gives up after this many steps: a landing place that has not come by then will not come.
+/// Number of steps after which the software CPU gives up: a landing place that has not come by then will not come.
 const STEPS_PER_LANDING: u64 = 1 << 33;
 
 impl KvmCpu {
-    /// Looks whether the guest is at the landing place, and sets the breakpoint on it where it is not.
+    /// Checks whether the guest is at the landing place. If not, sets the breakpoint there.
     pub(super) fn look_for(&mut self, run: &mut Run<'_>, goal: LandingPlace) -> Result<Option<End>, Error> {
         let synced = self.vcpu.synced();
         if synced.regs.rip == goal.rip && nothing_under_way(&synced.events) {
@@ -33,14 +33,14 @@ impl KvmCpu {
             if run.met >= run.most_breakpoints {
                 return self.land_by_software(run, goal);
             }
-            // The breakpoint itself is passed over once.
+            // Pass over the breakpoint itself once.
             self.vcpu.change(|regs: &mut kvm_regs| regs.rflags |= RESUME_FLAG);
         }
         self.vcpu.set_breakpoints(&[goal.rip])?;
         Ok(None)
     }
 
-    /// Goes on with the software CPU to where the registers are the landing place's. `None`: KVM does so faster.
+    /// Continues with the software CPU until the registers match the landing place. `None` means that KVM is faster.
     fn land_by_software(&mut self, run: &mut Run<'_>, goal: LandingPlace) -> Result<Option<End>, Error> {
         self.vcpu.set_breakpoints(&[])?;
         self.take_state()?;

@@ -1,9 +1,9 @@
-//! Stopping a guest that makes no exits, for a caller that has to act in real time.
+//! Stops a guest that makes no exits, for a caller that must act in real time.
 //!
-//! A kick says that time is up. `KvmCpu` then sets breakpoints on places near the guest where it can be stopped. A replay
-//! that looks for the place without a count of branches is stopped each time that the guest passes it. So `KvmCpu` does not
-//! take the first place that is passed, but, of a few, one that is passed seldom: behind a loop rather than in it, in a
-//! caller rather than in a function that is called in a loop.
+//! A kick says that time is up. `KvmCpu` then sets breakpoints on places near the guest where it can be stopped. A
+//! replay without a count of branches stops each time that the guest passes the place. So `KvmCpu` does not take the
+//! first place that is passed. It tries a few, and takes one that is passed seldom. Such a place is after a loop rather
+//! than inside, or in a caller rather than in a function that a loop calls.
 
 use std::time::Instant;
 
@@ -19,16 +19,16 @@ use candidates::{Patience, Stopping};
 pub(super) mod candidates;
 mod place;
 
-/// The most callers whose return sites are candidates.
+/// The largest number of callers whose return sites are candidates.
 const MOST_CALLERS: usize = 12;
-/// In kicks. A loop that ends by itself is waited for at most half a second.
+/// Most kicks to wait for a loop that ends by itself: half a second.
 const LONGEST_DELAY: u32 = 1000;
 
 const LONG_CODE: u16 = 1 << 13;
 const BIG_CODE: u16 = 1 << 14;
 
 impl KvmCpu {
-    /// A kick came. If time is up, the guest is sent to a place where it can be stopped.
+    /// Handles a kick. If time is up, directs the guest to a place where it can be stopped.
     pub(super) fn interrupted(&mut self, run: &mut Run<'_>) -> Result<(), Error> {
         let synced = self.vcpu.synced();
         let up = run.due.is_some_and(|due| Instant::now() >= due);
@@ -44,13 +44,13 @@ impl KvmCpu {
         self.vcpu.set_breakpoints(&places)
     }
 
-    /// Chooses places for a guest that stands still: good ones, or, where those were waited for in vain, the nearest.
+    /// Chooses places for a guest that stands still: good ones or, if these were awaited in vain, the nearest.
     fn choose(&mut self, run: &Run<'_>) -> Result<Option<Stopping>, Error> {
         let state = self.look()?;
         let code = &state.segments[cpu::SegReg::Cs as usize];
         let flat = code.base == 0 || code.attributes & LONG_CODE != 0;
         if !flat {
-            // Real mode and the like: boot code, which makes exits soon.
+            // Real mode and similar modes: boot code, which soon makes exits.
             return Ok(None);
         }
         let bits = match code.attributes & (LONG_CODE | BIG_CODE) {
@@ -59,7 +59,7 @@ impl KvmCpu {
             _ => 64,
         };
         let read = |at: u64, to: &mut [u8]| self.cpu().core().peek(at, to);
-        // By a count of branches any place is found as easily.
+        // With a count of branches, any place is equally easy to find.
         let any = self.counts_branches() || bits != 64;
         let delay_waited_for =
             run.stopping.as_ref().is_some_and(|stopping| stopping.patience == LONGEST_DELAY);
@@ -82,7 +82,7 @@ impl KvmCpu {
         Ok(Some(Stopping::at_one_of(&places, run.patience)))
     }
 
-    /// A breakpoint: of the landing place, which the loop looks at, or of a place where a forced stop may be.
+    /// Handles a breakpoint: at the landing place, which the loop checks, or at a place for a forced stop.
     pub(super) fn breakpoint(&mut self, run: &mut Run<'_>) -> Result<Option<End>, Error> {
         let synced = self.vcpu.synced();
         let Some(stopping) = &mut run.stopping else {

@@ -1,5 +1,5 @@
-//! The machine around the CPU: it answers every access with known values, writes all down, and interrupts where a case
-//! asks for it.
+//! The machine around the CPU. It answers every access with known values, logs all accesses, and interrupts as a case
+//! demands.
 
 use std::fmt;
 
@@ -7,21 +7,21 @@ use cpu::{Bus, BusSignals};
 
 use crate::machine::{MMIO, MMIO_BYTES};
 
-/// An OUT here requests an interrupt with the vector that is written; not written down.
+/// An OUT here requests an interrupt with the written vector. It is not logged.
 const INTERRUPT_PORT: u16 = 0xf0;
-/// An OUT here requests an NMI; not written down.
+/// An OUT here requests an NMI. It is not logged.
 const NMI_PORT: u16 = 0xf1;
-/// A read at this offset of the device's memory, or behind it, requests an interrupt.
+/// A read at or above this offset of the device's memory requests an interrupt.
 const INTERRUPTING_READS: u64 = 0xf00;
 const READ_VECTOR: u8 = 0x40;
-/// What the first IN reads; each further one reads a number that is higher by one in each byte.
+/// The value of the first IN. Each further IN reads a value that is higher by one in each byte.
 const FIRST_INPUT: u32 = 0x8877_6655;
 const EACH_BYTE: u32 = 0x0101_0101;
-/// The one model-specific register of the board, the APIC's base.
+/// The board's only model-specific register, the APIC base.
 const APIC_BASE: u32 = 0x1b;
 pub const APIC_BASE_VALUE: u64 = 0xfee0_0900;
 
-/// What the CPU did to the machine.
+/// An access by the CPU.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Access {
     In { port: u16, size_bytes: u8 },
@@ -30,7 +30,7 @@ pub enum Access {
     Write { gpa: u64, bytes: Vec<u8> },
 }
 
-/// As the table says it.
+/// Formats the access as the table does.
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -53,13 +53,13 @@ pub struct TestBoard {
     pub interrupt: Option<u8>,
     pub nmi: bool,
     pub cr8: u64,
-    /// What reads of device memory give; writes do not change it.
+    /// The content of device memory for reads. Writes do not change it.
     pub device: Vec<u8>,
     inputs: u32,
 }
 
 impl TestBoard {
-    /// Each byte of device memory is at first the low byte of its address.
+    /// Initially each byte of device memory is the low byte of its address.
     pub fn new() -> TestBoard {
         let device = (0..MMIO_BYTES).map(|at| at as u8).collect();
         TestBoard { accesses: Vec::new(), interrupt: None, nmi: false, cr8: 0, device, inputs: 0 }

@@ -1,4 +1,4 @@
-//! The table's text, as cases. `table/FORMAT.md` says what may stand in it. What cannot be read panics, with the case's name.
+//! Parses the table's text into cases. `table/FORMAT.md` defines the format. Invalid text panics with the case's name.
 
 use crate::board::Access;
 use crate::machine::{self, Engine, Mode};
@@ -14,7 +14,7 @@ pub struct Case {
     pub differences: Vec<Difference>,
 }
 
-/// Where an engine or a model ends otherwise than the manuals say, and why.
+/// A deviation of an engine or a model from the manuals, with its reason.
 pub struct Difference {
     pub on: On,
     pub text: String,
@@ -22,12 +22,12 @@ pub struct Difference {
     pub reason: String,
 }
 
-/// What a difference is expected of.
+/// Where a difference is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum On {
     /// Models for KVM, on either engine.
     KvmModels,
-    /// The model that is QEMU's TCG, on either engine.
+    /// The model of QEMU's TCG, on either engine.
     TcgModel,
     /// The software CPU, as any model.
     Soft,
@@ -68,11 +68,11 @@ pub enum Outcome {
     /// In the handler of a vector.
     Vector(u8, Option<u32>),
     Shutdown,
-    /// The engine cannot go on.
+    /// The engine cannot continue.
     Nothing,
 }
 
-/// One word of a start or an end.
+/// One word of a start or an end state.
 #[derive(Clone)]
 pub enum Token {
     Outcome(Outcome),
@@ -82,23 +82,23 @@ pub enum Token {
         mask: u128,
         value: u128,
     },
-    /// Bits of a register that may be anything.
+    /// Bits of a register that may have any value.
     Undefined {
         name: String,
         mask: u128,
     },
-    /// Flags by their letters: capitals are set.
+    /// Flags as letters: capitals are set.
     Flags(String),
     /// Bytes of memory; `None` may be anything.
     Memory(u64, Vec<Option<u8>>),
     Access(Access),
-    /// There is none after all.
+    /// There is no access after all.
     NoAccess,
     /// An interrupt requested from the start.
     Interrupt(u8),
 }
 
-/// Vectors by name, those with an error code last.
+/// Vectors by name; those with an error code come last.
 const VECTORS: [(&str, u8); 18] = [
     ("DE", 0),
     ("DB", 1),
@@ -245,7 +245,7 @@ impl Case {
         })
     }
 
-    /// A little-endian number of a size, or with `x` the bytes one by one.
+    /// A little-endian number with a size, or single bytes with `x`.
     fn bytes(&self, size: &str, text: &str) -> Vec<Option<u8>> {
         let size = match size {
             "b" => 1,
@@ -266,7 +266,7 @@ impl Case {
         self.number(text) as u64
     }
 
-    /// A sum of hexadecimal numbers and symbols; 64 bits wide when something is subtracted.
+    /// A sum of hexadecimal numbers and symbols. With a subtraction, the result wraps at 64 bits.
     fn number(&self, text: &str) -> u128 {
         let mut sum: u128 = 0;
         for part in text.split('+') {

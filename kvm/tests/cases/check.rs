@@ -1,4 +1,4 @@
-//! Runs one case on one engine and says what is not as expected.
+//! Runs one case on one engine and reports deviations from the expected end.
 
 use cpu::{CpuState, Stop};
 
@@ -9,9 +9,9 @@ use crate::machine::{DATA, DATA_BYTES, Engine, HANDLERS, MMIO, Machine, RAM_BYTE
 
 const ARITHMETIC: u64 = 0x8d5;
 const TF_AND_IF: u64 = 0x300;
-/// What a run came to.
+/// The result of a run.
 pub struct Report {
-    /// What is not as expected, in words.
+    /// The deviations, in words.
     pub mismatches: Vec<String>,
     /// Instructions that the software CPU executed in KVM's place.
     pub emulated: u64,
@@ -88,7 +88,7 @@ impl Check<'_> {
         }
         self.accesses();
         self.memory(data);
-        // After a triple fault the processor's registers are whatever they are.
+        // After a triple fault the processor's registers are not defined.
         if found != Outcome::Shutdown {
             self.rip(case, found, &state);
             self.flags(found, &state);
@@ -96,7 +96,7 @@ impl Check<'_> {
         }
     }
 
-    /// All that is not as it was at the start.
+    /// Everything that changed since the start.
     fn changed(&self, state: &CpuState) -> String {
         let names = COMPARED.iter().chain(&["rip"]);
         let found = names.filter(|name| get(state, name) != get(&self.before, name));
@@ -137,7 +137,7 @@ impl Check<'_> {
         }
     }
 
-    /// Where nothing is said, faults are of the first instruction, and everything else ends behind the last.
+    /// Checks RIP. By default, faults are at the first instruction, and every other end is after the last.
     fn rip(&mut self, case: &Case, outcome: Outcome, state: &CpuState) {
         if self.expected.registers.contains_key("rip") {
             return self.register(case, "rip", 0, state);
@@ -161,7 +161,7 @@ impl Check<'_> {
         others.iter().filter(|name| *name != "rflags").for_each(|name| self.register(case, name, 0, state));
     }
 
-    /// Compares one register and strikes it off the list.
+    /// Compares one register and removes it from the list of expectations.
     fn register(&mut self, case: &Case, name: &str, unchanged: u128, state: &CpuState) {
         let found = get(state, name).unwrap_or_else(|| unknown(case, name));
         let values = self.expected.registers.remove(name).unwrap_or_else(|| vec![(u128::MAX, unchanged)]);
@@ -173,7 +173,7 @@ impl Check<'_> {
         }
     }
 
-    /// Faults push RF set (SDM vol. 3, 18.3.1.1), which aborts may do or not.
+    /// Checks the flags. Faults push RF set (SDM vol. 3, 18.3.1.1); aborts may push it set or clear.
     fn flags(&mut self, outcome: Outcome, state: &CpuState) {
         let (mut mask, mut value) = (u64::MAX, self.before.rflags);
         match outcome {
@@ -204,13 +204,13 @@ impl Check<'_> {
     }
 }
 
-/// How the run ended, and the state of the program there: what a handler interrupted, as its frame says it.
+/// How the run ended, and the program's state there. For a handler, that is the interrupted state in its frame.
 fn end_of(machine: &Machine, stop: Stop) -> (Outcome, CpuState) {
     let mut state = machine.state.clone();
     if stop == Stop::Shutdown {
         return (Outcome::Shutdown, state);
     }
-    // HLT is one byte.
+    // HLT is one byte long.
     let at = state.rip.wrapping_sub(1).wrapping_sub(HANDLERS);
     if at >= 0x1000 || !at.is_multiple_of(16) {
         return (Outcome::Halt, state);

@@ -1,4 +1,4 @@
-//! What a case says of its end, and flags by their letters.
+//! The expected end of a case, and flags as letters.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ const LETTERS: [(char, u64); 12] = [
     ('k', 1 << 18),
 ];
 
-/// Mask and value of flags by their letters.
+/// Mask and value of flags from their letters.
 pub fn flags(letters: &str) -> (u64, u64) {
     letters.chars().filter(|letter| *letter != '?').fold((0, 0), |(mask, value), letter| {
         let known = LETTERS.iter().find(|(known, _)| letter.eq_ignore_ascii_case(known));
@@ -30,7 +30,7 @@ pub fn flags(letters: &str) -> (u64, u64) {
     })
 }
 
-/// A value of RFLAGS with its letters.
+/// Formats RFLAGS with its letters.
 pub fn named_flags(value: u64) -> String {
     let name = |(letter, bit): &(char, u64)| {
         if value & bit != 0 { letter.to_ascii_uppercase() } else { *letter }
@@ -38,7 +38,7 @@ pub fn named_flags(value: u64) -> String {
     format!("{value:x} ({})", LETTERS.iter().map(name).collect::<String>())
 }
 
-/// What a case says of its end, with the differences that are expected of the engine.
+/// The expected end of a case, including the expected differences of the engine.
 pub struct Expected {
     pub outcome: Outcome,
     pub registers: BTreeMap<String, Vec<(u128, u128)>>,
@@ -66,7 +66,7 @@ impl Expected {
         expected
     }
 
-    /// What a difference says stands in place of what was said of the same thing.
+    /// Replaces expectations by a difference's.
     fn replace(&mut self, tokens: &[Token]) {
         for token in tokens {
             match token {
@@ -80,7 +80,7 @@ impl Expected {
         self.add(tokens);
     }
 
-    /// Bits of a register that may be anything.
+    /// Bits of a register that may have any value.
     pub fn undefined(&self, name: &str) -> u128 {
         let of_it = self.undefined.iter().filter(|(known, _)| known == name);
         of_it.fold(0, |mask, (_, more)| mask | more)

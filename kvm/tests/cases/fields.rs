@@ -1,4 +1,4 @@
-//! Registers by name: what the table says of a [`CpuState`], and what is compared of two.
+//! Registers by name: used to parse the table, and to compare two states.
 
 use cpu::{CpuState, Segment};
 
@@ -19,8 +19,8 @@ const GPR: [&str; 16] = [
 ];
 const SEGMENTS: [&str; 8] = ["es", "cs", "ss", "ds", "fs", "gs", "ldtr", "tr"];
 
-/// What must be as it was at the start where a case says nothing else; RIP and RFLAGS have rules of their own. Hidden parts
-/// of segments other than the bases of FS and GS are compared where a case names them.
+/// Registers that must not change unless a case says so; RIP and RFLAGS have separate rules. Hidden parts of segments,
+/// except the bases of FS and GS, are compared only if a case names them.
 pub const COMPARED: [&str; 65] = [
     "rax",
     "rcx",
@@ -89,7 +89,7 @@ pub const COMPARED: [&str; 65] = [
     "sysenter_eip",
 ];
 
-/// The register's value; `None` where there is no such register.
+/// The register's value; `None` if there is no such register.
 pub fn get(state: &CpuState, name: &str) -> Option<u128> {
     let mut copy = state.clone();
     Some(match place(&mut copy, name)? {
@@ -102,7 +102,7 @@ pub fn get(state: &CpuState, name: &str) -> Option<u128> {
     })
 }
 
-/// Changes a register; `None` where there is no such register.
+/// Changes a register; `None` if there is no such register.
 pub fn set(state: &mut CpuState, name: &str, value: u128) -> Option<()> {
     match place(state, name)? {
         Place::Byte(to) => *to = value as u8,

@@ -1,5 +1,5 @@
-//! The tiny machine that a case runs on, on either engine: RAM with descriptor and page tables at fixed places, device
-//! memory behind it, and a HLT as handler of each vector.
+//! The small machine for a case, on either engine. It has RAM with descriptor and page tables at fixed places, device
+//! memory after RAM, and a HLT as handler of each vector.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use kvm::KvmCpu;
 use crate::board::TestBoard;
 
 pub const RAM_BYTES: u64 = 2 << 20;
-/// In real mode the table of vectors is at 0.
+/// In real mode the vector table is at 0.
 pub const IDT: u64 = 0x1000;
 pub const GDT: u64 = 0x2000;
 pub const TSS: u64 = 0x3000;
@@ -22,16 +22,16 @@ pub const HANDLERS: u64 = 0x6000;
 pub const STACK: u64 = 0x8000;
 pub const USER_STACK: u64 = 0xa000;
 pub const IST1: u64 = 0xf000;
-/// Free for a case's data, which are compared as a whole.
+/// Free for a case's data. The whole area is compared.
 pub const DATA: u64 = 0xb000;
 pub const DATA_BYTES: u64 = 0x2000;
 /// PML4, PDPT, PD, and page tables for RAM and for device memory.
 pub const TABLES: u64 = 0x10000;
 pub const PAGE_TABLE: u64 = TABLES + 0x3000;
-/// Device memory: the first address that is no RAM.
+/// Device memory, at the first address after RAM.
 pub const MMIO: u64 = RAM_BYTES;
 pub const MMIO_BYTES: u64 = 0x2000;
-/// Behind all that is mapped.
+/// An address beyond all mapped memory.
 pub const NOWHERE: u64 = 4 << 20;
 
 const KERNEL_CS: u16 = 0x08;
@@ -50,14 +50,14 @@ const CONFORMING64: u64 = 0x00af_9f00_0000_ffff;
 const DPL3: u64 = 3 << 45;
 const PRESENT: u64 = 1 << 47;
 const WRITABLE: u64 = 1 << 41;
-/// INT3, INTO and INT 80h may be executed by user code.
+/// User code may execute INT3, INTO and INT 80h.
 const USER_VECTORS: [u64; 3] = [3, 4, 0x80];
-/// No case takes more.
+/// More steps than any case takes.
 const STEPS: u64 = 100_000;
-/// A case is a few instructions; one that hangs is stopped. Hosts that are emulated take their time.
+/// A case is a few instructions; one that hangs is stopped. Emulated hosts are slow.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where code runs.
+/// The mode in which code runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// 64-bit, level 0.
@@ -92,13 +92,13 @@ impl Mode {
         if self.is_user() { USER_CODE } else { CODE }
     }
 
-    /// What stands behind every case's code: INT 80h in user code, HLT elsewhere.
+    /// The instruction after every case's code: INT 80h in user code, HLT elsewhere.
     pub fn last_instruction(self) -> &'static [u8] {
         if self.is_user() { &[0xcd, 0x80] } else { &[0xf4] }
     }
 }
 
-/// Who executes.
+/// The engine that executes a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     Soft(CpuModel),
@@ -128,7 +128,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The machine at a case's first instruction.
+    /// The machine before a case's first instruction.
     pub fn new(mode: Mode, code: &[u8]) -> Machine {
         let ram = GuestRam::new(RAM_BYTES).expect("2 MiB can be mapped");
         let mut machine = Machine { ram, state: base_state(), board: TestBoard::new(), emulated: 0 };
@@ -201,7 +201,7 @@ impl Machine {
         self.state.segments = [data, code, data, data, data, data];
     }
 
-    /// Runs to the end. An error says that there was none.
+    /// Runs to the end. An error says that there was no end.
     pub fn run(&mut self, engine: Engine) -> Result<Stop, String> {
         match engine {
             Engine::Soft(model) => self.run_soft(model),
@@ -209,7 +209,7 @@ impl Machine {
         }
     }
 
-    /// RAM for a CPU, which owns it.
+    /// A copy of RAM for a CPU, which owns it.
     fn take_ram(&self) -> GuestRam {
         let ram = GuestRam::new(RAM_BYTES).expect("2 MiB can be mapped");
         copy_ram(&self.ram, &ram);
@@ -273,14 +273,14 @@ fn segment(selector: u16, descriptor: u64) -> Segment {
     Segment { selector, base: 0, limit: u32::MAX, attributes: (descriptor >> 40) as u16 & 0xf0ff }
 }
 
-/// An interrupt gate to the vector's handler, with the same low half in 16- and 8-byte tables.
+/// An interrupt gate to the vector's handler. Its low half is the same in 16- and 8-byte tables.
 fn gate(vector: u64) -> u64 {
     let level = if USER_VECTORS.contains(&vector) { DPL3 } else { 0 };
     HANDLERS + 16 * vector | u64::from(KERNEL_CS) << 16 | 0x8e00 << 32 | level
 }
 
 fn build_gdt(ram: &GuestRam, protected: bool) {
-    // Busy, at `TSS`, with room for the fields and no more: there is no map of ports.
+    // Busy, at `TSS`, with room for the fields only: there is no I/O permission bitmap.
     let tss = 0x67 | TSS << 16 | 0x8b << 40;
     let kernel = if protected { CODE32 } else { CODE64 };
     for (selector, descriptor) in [

@@ -1,7 +1,7 @@
-//! One table of small programs for both engines: bytes, a state to start from, and the end that the manuals (Intel SDM,
-//! AMD APM) say it comes to. What an engine does otherwise is part of the table, with the reason.
+//! Runs one table of small programs on both engines. A case has code bytes, a start state, and the end state that the
+//! manuals specify (Intel SDM, AMD APM). The table also lists each engine's differences, with their reasons.
 //!
-//! The software CPU runs as each of its models; KVM runs where this host has one that executes as hardware does.
+//! The software CPU runs as each of its models. KVM runs if this host has one that executes as hardware does.
 //! `CASES=word` runs the cases with that word in their name, `CASES_EVERY=4` each fourth case.
 
 mod board;
@@ -33,7 +33,7 @@ const TABLE: [&str; 11] = [
     include_str!("table/events.txt"),
 ];
 
-/// Shown although the test passes.
+/// Prints a line that is shown even if the test passes.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
@@ -45,7 +45,7 @@ fn table() -> Vec<Case> {
     cases.filter(|case| case.name.contains(&word)).step_by(every).collect()
 }
 
-/// KVM on this host, or why not.
+/// KVM on this host, or why it cannot be used.
 fn kvm_engine() -> Result<Engine, String> {
     let capabilities = kvm::capabilities().map_err(|error| error.to_string())?;
     if let Some(what) = capabilities.missing {
@@ -55,7 +55,7 @@ fn kvm_engine() -> Result<Engine, String> {
     kvm::model().map(Engine::Kvm).map_err(|error| error.to_string())
 }
 
-/// Runs every case on an engine and gives what went wrong.
+/// Runs every case on an engine and returns the failures.
 fn run_all(cases: &[Case], engine: Engine) -> Vec<String> {
     let mut failures = Vec::new();
     let mut emulated = 0;
@@ -88,7 +88,7 @@ fn list_differences(cases: &[Case], engines: &[Engine]) {
     }
 }
 
-/// Runs every case on these engines: none may come to another end than the table says.
+/// Runs every case on these engines. All must end as the table says.
 fn assert_all(engines: &[Engine]) {
     let cases = table();
     let failures: Vec<String> = engines.iter().flat_map(|engine| run_all(&cases, *engine)).collect();

@@ -1,5 +1,5 @@
-//! A guest that branches in every way there is, for ever, and no two states of which are alike; and the software CPU running
-//! it, as the reference.
+//! A guest that branches for ever, in every possible way, and never repeats a state. The software CPU runs it as the
+//! reference.
 
 use cpu::{Counts, Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister};
 use guest_ram::GuestRam;
@@ -11,11 +11,11 @@ const CODE: u64 = 0x1000;
 const TABLES: u64 = 0x8000;
 const STACK: u64 = 0x10000;
 const DATA: u64 = 0x20000;
-/// What the guest copies from, to, and fills.
+/// Source and target of copies, and target of fills.
 const COPY: u64 = DATA + 0x1000;
 const FILL: u64 = DATA + 0x2000;
 
-/// RBX is the pseudo-random sequence; no instruction leaves a flag undefined.
+/// RBX holds the pseudo-random sequence. No instruction leaves a flag undefined.
 fn program() -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
     let mut round = a.create_label();
@@ -38,7 +38,7 @@ fn program() -> Result<Vec<u8>, IcedError> {
     a.xor(r8, rbx)?;
     a.set_label(&mut joined)?;
 
-    // A loop of 0 to 15, by LOOP, with a store in it.
+    // A LOOP of 0 to 15 rounds, with a store inside.
     a.mov(ecx, eax)?;
     a.and(ecx, 15)?;
     a.jrcxz(skipped)?;
@@ -60,7 +60,7 @@ fn program() -> Result<Vec<u8>, IcedError> {
     a.mov(rax, rbx)?;
     a.rep().stosd()?;
 
-    // Nested loops with a call, and flags that are saved.
+    // Nested loops with a call, and saved flags.
     a.mov(r9d, 3)?;
     a.set_label(&mut outer)?;
     a.mov(r10d, 4)?;
@@ -74,7 +74,7 @@ fn program() -> Result<Vec<u8>, IcedError> {
     a.dec(r9d)?;
     a.jnz(outer)?;
 
-    // LOOPNE over what was stored, then a place that is seldom come to.
+    // LOOPNE over the stored words, then a place that is rarely reached.
     a.mov(ecx, 6)?;
     a.set_label(&mut until_equal)?;
     a.cmp(qword_ptr(rcx * 8 + DATA), rdx)?;
@@ -88,7 +88,7 @@ fn program() -> Result<Vec<u8>, IcedError> {
     a.set_label(&mut rare)?;
     a.jmp(round)?;
 
-    // RBX goes on, RAX is what is random of it.
+    // Advances RBX, and derives a random value in RAX.
     a.set_label(&mut next_random)?;
     a.lea(rbx, rbx + rbx * 4 + 0x3039)?;
     a.mov(rax, rbx)?;
@@ -133,7 +133,7 @@ pub fn ram() -> GuestRam {
     ram
 }
 
-/// Everything at one place of the run.
+/// The whole state at one place of the run.
 #[derive(Clone)]
 pub struct Snapshot {
     pub state: CpuState,
@@ -159,14 +159,14 @@ impl Random {
         (mixed ^ mixed >> 31) % limit
     }
 
-    /// One from 1 to `limit`, each order of magnitude as often as any other.
+    /// A number from 1 to `limit`, where all orders of magnitude are equally frequent.
     pub fn magnitude(&mut self, limit: u64) -> u64 {
         let bits = self.below(u64::from(limit.ilog2()) + 1);
         self.below((2 << bits).min(limit)) + 1
     }
 }
 
-/// The software CPU, on its way through the run.
+/// The software CPU on its way through the run.
 pub struct Reference {
     cpu: Cpu,
 }
@@ -184,7 +184,7 @@ impl Reference {
         Snapshot { state: self.cpu.state(), counts: self.cpu.counts(), ram }
     }
 
-    /// Goes on by this many steps, or a few more, to where a guest can be stopped.
+    /// Runs this many steps, or a few more, to a place where a guest can be stopped.
     pub fn advance(&mut self, steps: u64) {
         self.run(steps);
         while self.in_shadow() || self.at_repetition() {
@@ -192,7 +192,7 @@ impl Reference {
         }
     }
 
-    /// Goes on to a place where none can be stopped: behind STI.
+    /// Runs to a place where no guest can be stopped: after STI.
     pub fn advance_to_shadow(&mut self) {
         while !self.in_shadow() {
             self.run(1);
@@ -208,7 +208,7 @@ impl Reference {
         self.cpu.state().interrupt_shadow
     }
 
-    /// Whether the next instruction is a repeated one, of which iterations may have been done.
+    /// Whether the next instruction is a repeated one, which may be half done.
     fn at_repetition(&self) -> bool {
         self.cpu.ram().load_u8(self.cpu.rip()) == 0xf3
     }

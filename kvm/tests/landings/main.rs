@@ -1,8 +1,8 @@
-//! Landings of a KVM vCPU by counted branches: from random places to random later ones, with a counter whose overflows come late,
-//! much too late, or never, and each time everything must be as the software CPU says.
+//! Landings of a KVM vCPU by counted branches, from random places to random later ones. The counter's overflows come
+//! late, much too late, or never. Each landing must give the software CPU's state.
 //!
-//! `TTVM_LANDINGS` is their number. Where there is no KVM that executes as hardware does, this says so, and fails if the number
-//! was given; the same algorithm is tested on the software CPU (`kvm/src/landing/tests.rs`).
+//! `TTVM_LANDINGS` is their number. Without a KVM that executes as hardware does, the test says so, and fails if the
+//! number was given. The same algorithm is tested on the software CPU (`kvm/src/landing/tests.rs`).
 
 mod guest;
 
@@ -16,7 +16,7 @@ use kvm::{Behaviour, Counter, KvmCpu};
 
 /// Most steps between two places.
 const FARTHEST: u64 = 400_000;
-/// Places that landings may begin at.
+/// Number of places at which landings may begin.
 const KEPT: usize = 8;
 const TRIES: u32 = 40;
 
@@ -41,7 +41,7 @@ impl Lander {
         self.cpu.set_counts(to.counts);
     }
 
-    /// What is not as at a place.
+    /// The first difference from a place.
     fn difference(&self, place: &Snapshot) -> Option<String> {
         let mut ram = vec![0; place.ram.len()];
         self.cpu.cpu().ram().read_bytes(0, &mut ram);
@@ -54,7 +54,7 @@ impl Lander {
         (actual != expected).then(|| format!("{actual:x?}\ninstead of\n{expected:x?}"))
     }
 
-    /// Lands at `to`, where the vCPU stands at `from`, or on it is put there first.
+    /// Lands at `to`. The vCPU stands at `from`, or is first put there.
     fn travel(&mut self, from: &Snapshot, stands_there: bool, to: &Snapshot) {
         let (CpuState { rip, gpr, .. }, branches) = (&to.state, to.counts.branches);
         for tries in 1..=TRIES {
@@ -75,7 +75,7 @@ impl Lander {
                         self.most_tries = self.most_tries.max(tries);
                         return;
                     }
-                    // The same registers after as many branches, and other RAM: another call of the same function.
+                    // Same registers and count of branches, but other RAM: another call of the same function.
                     Some(why) if why.starts_with("RAM") => goal.not_here = true,
                     Some(why) => panic!("landed elsewhere: {why}"),
                 }
@@ -86,7 +86,7 @@ impl Lander {
     }
 }
 
-/// A state without what KVM does not keep, or processors need not have in common.
+/// A state without the parts that KVM does not keep or that differ between processors.
 fn comparable(state: &CpuState) -> CpuState {
     const RESUME_FLAG: u64 = 1 << 16;
     let mut state = state.clone();
@@ -94,7 +94,7 @@ fn comparable(state: &CpuState) -> CpuState {
     state
 }
 
-/// The processor that KVM is here, if it executes as hardware does. A busy host may need more than one try to show it.
+/// The CPU model of this host's KVM, if it executes as hardware does. A busy host may need several tries.
 fn model() -> Result<CpuModel, kvm::Error> {
     kvm::capabilities()?;
     let tries = 10;
@@ -127,7 +127,7 @@ fn landings_are_exact() {
         reference.advance(random.magnitude(FARTHEST));
         let to = reference.snapshot();
         let newest = places.len() - 1;
-        // Often from where it just landed, else from any earlier place.
+        // Often from the last landing, otherwise from any earlier place.
         let number = if random.below(2) == 0 { newest } else { random.below(places.len() as u64) as usize };
         let stands_there = number == newest && done > 1;
         lander.travel(&places[number], stands_there, &to);
@@ -157,7 +157,7 @@ fn landings_are_exact() {
     }
 }
 
-/// Where interrupts are held back nothing lands.
+/// No landing is possible while interrupts are held back.
 fn refuse_shadow(reference: &mut Reference, lander: &mut Lander) {
     let from = reference.snapshot();
     reference.advance_to_shadow();

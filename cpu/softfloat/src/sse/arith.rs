@@ -1,8 +1,8 @@
-//! ADD, SUB, MUL, DIV, SQRT, MIN and MAX of one lane. SDM vol. 2, ADDSS and friends; vol. 1, 11.5.
+//! ADD, SUB, MUL, DIV, SQRT, MIN and MAX of one lane. SDM vol. 2, ADDSS and similar; vol. 1, 11.5.
 //!
-//! First fast path: with round to nearest and PE masked and sticky, normal operands and a result safely inside the
-//! normal range can only raise PE, which is set already. The host's operation is then the whole answer; its
-//! own NaNs and denormals never get out, so host differences there do not matter. The second fast path, not
+//! The first fast path needs round to nearest, and PE masked and already set. With normal operands and a result safely
+//! inside the normal range, only PE can be raised. The host's result is then the complete answer. The fast path never
+//! returns the host's NaNs or denormals, so differences between hosts do not matter. The second fast path, which is not
 //! inlined, recognises exact results and zeros (see `provably_exact.rs`).
 
 use super::format::{
@@ -62,13 +62,13 @@ fn sqrt_other<T: Host>(env: &mut SseEnv, a: T) -> T {
     provably_exact::square_root(a).unwrap_or_else(|| sqrt_full(env, a))
 }
 
-/// MINSS and friends: the smaller operand; `b` where either is a NaN or both are zero.
+/// MINSS and similar: the smaller operand. Gives `b` if either is a NaN or both are zero.
 #[inline]
 pub fn min<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
     select(env, a, b, core::cmp::Ordering::Less)
 }
 
-/// MAXSS and friends: the larger operand; `b` where either is a NaN or both are zero.
+/// MAXSS and similar: the larger operand. Gives `b` if either is a NaN or both are zero.
 #[inline]
 pub fn max<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
     select(env, a, b, core::cmp::Ordering::Greater)
@@ -106,7 +106,7 @@ fn add_full<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
 }
 
 fn sub_full<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
-    // Not `a + (-b)`: the sign of a NaN operand must survive.
+    // Not `a + (-b)`: a NaN operand must keep its sign.
     binary(env, a, b, |env, x, y| sum(env, x, y.with_sign(!y.sign)))
 }
 

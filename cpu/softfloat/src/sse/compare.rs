@@ -23,7 +23,7 @@ impl Predicate {
         Predicate(imm8 & 31)
     }
 
-    /// Whether a QNaN operand raises #I too. The second sixteen predicates swap the behaviour of the first.
+    /// Whether a QNaN operand also raises #I. The second sixteen predicates invert the behaviour of the first.
     #[inline]
     const fn signals_quiet_nans(self) -> bool {
         matches!(self.0 & 15, 1 | 2 | 5 | 6 | 9 | 10 | 13 | 14) != (self.0 & 16 != 0)
@@ -54,7 +54,7 @@ impl Predicate {
     }
 }
 
-/// CMPcc: whether `predicate` holds. The instruction writes all ones or all zeros.
+/// CMPcc: whether `predicate` holds. The instruction writes all ones if it does, and all zeros if not.
 #[inline]
 pub fn compare<T: Ieee>(env: &mut SseEnv, a: T, b: T, predicate: Predicate) -> bool {
     predicate.holds(relate(env, a, b, predicate.signals_quiet_nans()))
@@ -96,7 +96,7 @@ pub(crate) fn order<T: Ieee>(a: T, b: T) -> Ordering {
     key(a).cmp(&key(b))
 }
 
-/// A signed integer that orders as the number does; both zeros map to 0.
+/// A signed integer with the same order as the number. Both zeros map to 0.
 #[inline]
 fn key<T: Ieee>(bits: T) -> i64 {
     let sign_bit = 1 << sign_position::<T>();

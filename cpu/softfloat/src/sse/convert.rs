@@ -1,7 +1,7 @@
 //! Conversions between formats, to and from integers, and rounding to integral values.
 //!
-//! SDM vol. 2, CVTxx2yy, CVTTxx2yy, ROUNDSD; the integer indefinite: vol. 1, table 4-1 and 11.5.2.1.
-//! Conversions to integers do not report denormals (#D): a denormal is merely inexact.
+//! SDM vol. 2, CVTxx2yy, CVTTxx2yy, ROUNDSD. Integer indefinite: vol. 1, table 4-1 and 11.5.2.1. Conversions to
+//! integers do not report denormals (#D): a denormal is only inexact.
 
 use super::SseEnv;
 use super::format::{
@@ -86,14 +86,14 @@ fn from_magnitude<T: Ieee>(env: &mut SseEnv, sign: bool, magnitude: u64) -> T {
 macro_rules! to_integer {
     ($(#[$doc:meta])* $rounding:ident, $truncating:ident, $int:ty, $fit:path, $indefinite:expr, $fast:ident) => {
         $(#[$doc])*
-        /// Rounds by MXCSR.RC; out of range and NaN raise #I and give the integer indefinite.
+        /// Rounds by MXCSR.RC. NaNs and values out of range raise #I and give the integer indefinite.
         #[inline]
         pub fn $rounding<T: Host>(env: &mut SseEnv, a: T) -> $int {
             to_integer(env, a, env.rounding(), $fit).map_or($indefinite, |value| value as $int)
         }
 
         $(#[$doc])*
-        /// Truncates; out of range and NaN raise #I and give the integer indefinite.
+        /// Truncates. NaNs and values out of range raise #I and give the integer indefinite.
         #[inline]
         pub fn $truncating<T: Host>(env: &mut SseEnv, a: T) -> $int {
             if $fast(a) {
@@ -120,19 +120,19 @@ to_integer!(
     /// To `u64`: VCVTxx2USI with 64-bit destination.
     to_u64, to_u64_truncating, u64, fit_u64, u64::MAX, never);
 
-/// Whether truncation to `i32` is in range, judged by the exponent alone.
+/// Whether truncation to `i32` is certainly in range, judged by the exponent alone.
 #[inline(always)]
 fn surely_fits_i32<T: Ieee>(a: T) -> bool {
     is_normal(a) && biased_exponent(a) < T::EMAX as u32 + 31
 }
 
-/// The same for `i64`.
+/// Whether truncation to `i64` is certainly in range, judged by the exponent alone.
 #[inline(always)]
 fn surely_fits_i64<T: Ieee>(a: T) -> bool {
     is_normal(a) && biased_exponent(a) < T::EMAX as u32 + 63
 }
 
-/// The unsigned conversions are too rare for a fast path.
+/// Never takes the fast path: the unsigned conversions are too rare.
 #[inline(always)]
 fn never<T: Ieee>(_: T) -> bool {
     false
@@ -154,7 +154,7 @@ fn fit_u64(value: Integer) -> Option<u64> {
     (!value.sign || value.magnitude == 0).then_some(value.magnitude)
 }
 
-/// `None` after raising #I.
+/// Rounds to an integer that satisfies `fit`; `None` after raising #I.
 fn to_integer<T: Ieee>(
     env: &mut SseEnv,
     a: T,
@@ -183,7 +183,7 @@ pub fn round_to_integral<T: Ieee>(env: &mut SseEnv, a: T, imm8: u8) -> T {
         Kind::Zero | Kind::Infinity => return x.bits,
         Kind::Finite => {}
     }
-    // Too large for 64 bits means far too large for a fraction.
+    // A number too large for 64 bits is too large for a fraction.
     let Some(rounded) = x.exact().to_integer(mode) else { return x.bits };
     env.raise_if(rounded.inexact && imm8 & 8 == 0, PE);
     if rounded.magnitude == 0 {

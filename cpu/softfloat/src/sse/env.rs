@@ -9,16 +9,16 @@ const RC: u32 = 3 << RC_SHIFT;
 const FTZ: u32 = 1 << 15;
 const PRECISION_MASK: u32 = PE << MASKS_SHIFT;
 
-/// The environment of one SSE or AVX instruction: MXCSR as it was before, and what the instruction raises.
+/// The environment of one SSE or AVX instruction: the old MXCSR, and the exceptions that the instruction raises.
 ///
-/// Lanes share it. [`SseEnv::finish`] yields the MXCSR to store.
+/// All lanes share it. [`SseEnv::finish`] returns the MXCSR to store.
 #[derive(Clone, Copy, Debug)]
 pub struct SseEnv {
     mxcsr: u32,
     raised: u32,
 }
 
-/// An unmasked exception: #XM is due and the destination stays as it was.
+/// An unmasked exception: #XM must be delivered, and the destination does not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unmasked {
     /// MXCSR with the instruction's flags, which hardware sets before it delivers #XM.
@@ -26,24 +26,24 @@ pub struct Unmasked {
 }
 
 impl SseEnv {
-    /// An environment for one instruction executed under `mxcsr`.
+    /// An environment for one instruction that executes under `mxcsr`.
     #[inline]
     pub const fn new(mxcsr: u32) -> SseEnv {
         SseEnv { mxcsr, raised: 0 }
     }
 
-    /// Flags raised by this instruction so far, whether or not MXCSR had them already.
+    /// Flags raised by this instruction so far, even if MXCSR had them already.
     ///
-    /// A fast path may leave out PE where PE is masked *and* already sticky, because nothing can tell then.
+    /// A fast path may omit PE if PE is masked *and* already set, because nothing can observe it then.
     #[inline]
     pub const fn raised(&self) -> u32 {
         self.raised
     }
 
-    /// MXCSR after the instruction, or [`Unmasked`] where #XM must be delivered instead of writing a result.
+    /// MXCSR after the instruction, or [`Unmasked`] if #XM must be delivered instead of writing a result.
     ///
-    /// As on hardware, an unmasked pre-computation exception (#I, #D, #Z) in any lane hides the overflow,
-    /// underflow and precision flags of all lanes: they are never computed (SDM vol. 1, 11.5.2).
+    /// As on hardware, an unmasked pre-computation exception (#I, #D, #Z) in any lane hides overflow, underflow and
+    /// precision flags of all lanes. These flags are never computed then (SDM vol. 1, 11.5.2).
     #[inline]
     pub const fn finish(self) -> Result<u32, Unmasked> {
         let unmasked = self.raised & !(self.mxcsr >> MASKS_SHIFT) & ALL_FLAGS;
@@ -60,14 +60,14 @@ impl SseEnv {
         Rounding::from_bits(self.mxcsr >> RC_SHIFT)
     }
 
-    /// This environment with another rounding mode and FTZ off, as instructions with a mode in `imm8` want it.
+    /// This environment with another rounding mode and with FTZ off, for instructions with a mode in `imm8`.
     #[inline]
     pub(crate) const fn overridden(self, mode: Rounding) -> SseEnv {
         SseEnv { mxcsr: (self.mxcsr & !(RC | FTZ)) | (mode as u32) << RC_SHIFT, ..self }
     }
 
-    /// Whether a normal result of normal operands can neither depend on MXCSR nor change it: round to nearest,
-    /// and PE, the only flag such an operation may raise, is masked and already set.
+    /// Whether a normal result of normal operands neither depends on MXCSR nor changes it. The rounding mode must be
+    /// nearest. PE is the only flag that such an operation may raise, and it must be masked and already set.
     #[inline(always)]
     pub(crate) const fn is_plain(&self) -> bool {
         self.mxcsr & (RC | PRECISION_MASK | PE) == PRECISION_MASK | PE
@@ -78,7 +78,7 @@ impl SseEnv {
         self.mxcsr & DAZ != 0
     }
 
-    /// Whether tiny results become zero: FTZ, which works only while underflow is masked.
+    /// Whether tiny results become zero. FTZ works only while underflow is masked.
     #[inline]
     pub(crate) const fn flushes_to_zero(&self) -> bool {
         self.mxcsr & FTZ != 0 && self.masks(UE)
@@ -104,7 +104,7 @@ impl SseEnv {
         self.raised |= if condition { flag } else { 0 };
     }
 
-    /// Raises #I and returns the given response to it.
+    /// Raises #I and returns the given masked response.
     #[inline]
     pub(crate) fn invalid<T>(&mut self, response: T) -> T {
         self.raise(IE);

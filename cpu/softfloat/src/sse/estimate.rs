@@ -1,9 +1,11 @@
-//! RCPSS and RSQRTSS: our own definition, which is not any processor's.
+//! RCPSS and RSQRTSS in our own definition, which is no processor's.
 //!
-//! The SDM bounds the relative error by 1.5 * 2^-12 and leaves the bits open; vendors and generations differ.
-//! Here, on every host: **the exact value rounded to nearest-even to 12 significant bits** (relative error at
-//! most 2^-12). Special cases are those of SDM vol. 2, RCPPS and RSQRTPS: MXCSR is neither read nor written,
-//! denormal operands count as zeros whatever DAZ says, tiny results become zeros, SNaNs turn quiet silently.
+//! The SDM bounds the relative error by 1.5 * 2^-12 and leaves the bits open; vendors and generations differ. This
+//! definition, the same on every host, is **the exact value rounded to nearest-even to 12 significant bits**. Its
+//! relative error is at most 2^-12.
+//!
+//! Special cases follow SDM vol. 2, RCPPS and RSQRTPS. MXCSR is neither read nor written. Denormal operands count as
+//! zeros regardless of DAZ, and tiny results become zeros. SNaNs become quiet without an exception.
 
 use super::format::{Kind, Unpacked, default_nan, emin, infinity, pack, quiet, zero};
 use crate::env::Rounding;
@@ -30,7 +32,7 @@ pub fn reciprocal_square_root(a: u32) -> u32 {
         Kind::Zero => infinity(x.sign),
         _ if x.sign => default_nan(),
         Kind::Infinity => zero(false),
-        // The root is cut to 64 bits, far beyond what could move a 12-bit result.
+        // The root is cut to 64 bits, which cannot change a 12-bit result.
         Kind::Finite => estimate(Exact::quotient(ONE, Exact::square_root(x.exact()))),
     }
 }

@@ -1,4 +1,4 @@
-//! Fused multiply-add of one lane. SDM vol. 1, 14.5.2 (FMA rules); vol. 2, VFMADD132PD and relatives.
+//! Fused multiply-add of one lane. SDM vol. 1, 14.5.2 (FMA rules); vol. 2, VFMADD132PD and similar.
 
 use super::SseEnv;
 use super::arith::zero_sum_sign;
@@ -9,9 +9,9 @@ use crate::exact::Exact;
 
 /// `±(x * y) ± z` with one rounding.
 ///
-/// VFMADD negates nothing, VFMSUB the addend, VFNMADD the product, VFNMSUB both. NaN operands take priority in
-/// the order `x`, `y`, `z` and keep their sign, so the caller passes (destination, third, second) for the 132
-/// forms, (second, destination, third) for 213 and (second, third, destination) for 231.
+/// VFMADD negates nothing, VFMSUB the addend, VFNMADD the product, VFNMSUB both. NaN operands have priority in the
+/// order `x`, `y`, `z` and keep their sign. So the caller passes (destination, third, second) for the 132 forms,
+/// (second, destination, third) for 213, and (second, third, destination) for 231.
 pub fn mul_add<T: Ieee>(env: &mut SseEnv, x: T, y: T, z: T, negate_product: bool, negate_addend: bool) -> T {
     let [a, b, c] = [x, y, z].map(|bits| Unpacked::new(bits, env.daz()));
     let product_is_invalid =

@@ -1,4 +1,4 @@
-//! Binary16, binary32 and binary64: taking bit patterns apart, rounding into them, NaN rules.
+//! Binary16, binary32 and binary64: decoding bit patterns, rounding into them, NaN rules.
 //!
 //! SDM vol. 1, 4.2.2 (formats), 4.8.3.5 (NaN operands), 11.5.2 (masked responses).
 
@@ -15,9 +15,9 @@ mod sealed {
 
 /// An IEEE 754 interchange format, named by the integer that holds its bits.
 pub trait Ieee: Copy + Eq + sealed::Sealed + 'static {
-    /// Significand bits, the implied one included.
+    /// Significand bits, including the implied one.
     const PRECISION: u32;
-    /// Exponent of the largest finite numbers; the smallest normal has `1 - EMAX`.
+    /// Exponent of the largest finite numbers. The smallest normal number has `1 - EMAX`.
     const EMAX: i32;
     /// The bits, zero-extended.
     fn widen(self) -> u64;
@@ -25,9 +25,9 @@ pub trait Ieee: Copy + Eq + sealed::Sealed + 'static {
     fn narrow(bits: u64) -> Self;
 }
 
-/// A format the host can compute with (`u32` and `u64`, not `u16`); the fast paths need it.
+/// A format that the host can compute with: `u32` and `u64`, not `u16`. The fast paths need it.
 ///
-/// The host's basic operations round to nearest, as IEEE 754 demands. They know nothing of MXCSR.
+/// The host's basic operations round to nearest, as IEEE 754 demands. MXCSR does not affect them.
 pub trait Host: Ieee {
     /// `self + other`.
     fn host_add(self, other: Self) -> Self;
@@ -39,9 +39,9 @@ pub trait Host: Ieee {
     fn host_div(self, other: Self) -> Self;
     /// The square root.
     fn host_sqrt(self) -> Self;
-    /// The integer as this format; exact where it has at most `PRECISION` bits.
+    /// The integer in this format; exact if it has at most `PRECISION` bits.
     fn host_from_i64(value: i64) -> Self;
-    /// Truncated toward zero; the value must be in range.
+    /// The value truncated toward zero, which must be in range.
     fn host_to_i64(self) -> i64;
 }
 
@@ -104,7 +104,7 @@ macro_rules! host {
 host!(u32, f32);
 host!(u64, f64);
 
-/// What a bit pattern stands for, after DAZ.
+/// The class of a bit pattern, after DAZ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Zero,
@@ -113,14 +113,14 @@ pub(crate) enum Kind {
     Nan,
 }
 
-/// A bit pattern taken apart.
+/// A decoded bit pattern.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unpacked<T> {
     /// The pattern, with a denormal replaced by zero under DAZ.
     pub bits: T,
     pub kind: Kind,
     pub sign: bool,
-    /// A denormal that DAZ did not turn into zero.
+    /// Whether it is a denormal that DAZ did not turn into zero.
     pub denormal: bool,
     exp: i32,
     sig: u64,
@@ -153,7 +153,7 @@ impl<T: Ieee> Unpacked<T> {
         Exact::from_sig64(self.sign, self.exp, self.sig)
     }
 
-    /// The same value with another sign; `bits` stay as they were.
+    /// The same value with another sign. `bits` does not change.
     #[inline]
     pub fn with_sign(self, sign: bool) -> Unpacked<T> {
         Unpacked { sign, ..self }
@@ -235,8 +235,8 @@ pub(crate) fn negate<T: Ieee>(bits: T) -> T {
     T::narrow(bits.widen() ^ (1 << sign_position::<T>()))
 }
 
-/// Whether `bits` is a finite number so far above the smallest normal that no underflow rule can apply to a
-/// result rounded to it. (The smallest normal itself may be the rounding of a tiny value.)
+/// Whether `bits` is a finite number so far above the smallest normal that no underflow rule can apply. The smallest
+/// normal number itself may be the rounding of a tiny value.
 #[inline(always)]
 pub(crate) fn is_safe_result<T: Ieee>(bits: T) -> bool {
     biased_exponent(bits).wrapping_sub(2) < max_biased::<T>() - 2
@@ -293,14 +293,14 @@ pub(crate) fn nan_from_payload<D: Ieee>(sign: bool, payload: u64) -> D {
     quiet(with_sign(sign, ((max_biased::<D>() as u64) << fraction_bits::<D>()) | fraction))
 }
 
-/// The result for operands of which at least one is a NaN: the first NaN, made quiet (SDM table 4-7, SSE rows).
+/// The result if at least one operand is a NaN: the first NaN, made quiet (SDM table 4-7, SSE rows).
 pub(crate) fn propagate_nan<T: Ieee>(env: &mut SseEnv, operands: &[Unpacked<T>]) -> T {
     env.raise_if(operands.iter().any(Unpacked::is_signalling), IE);
     let first = operands.iter().find(|operand| operand.is_nan()).expect("callers found a NaN");
     quiet(first.bits)
 }
 
-/// Raises #D if an operand is a denormal that DAZ left alone.
+/// Raises #D if an operand is a denormal that DAZ did not turn into zero.
 #[inline]
 pub(crate) fn note_denormals<T: Ieee>(env: &mut SseEnv, operands: &[Unpacked<T>]) {
     env.raise_if(operands.iter().any(|operand| operand.denormal), DE);
@@ -321,12 +321,12 @@ pub(crate) fn round_pack<T: Ieee>(env: &mut SseEnv, value: Exact) -> T {
 
 fn overflow<T: Ieee>(env: &mut SseEnv, sign: bool, inexact: bool) -> T {
     env.raise(OE);
-    // Replacing the value by infinity or the largest number is itself inexact; unmasked, no value is replaced.
+    // Replacing the value by infinity or the largest number is itself inexact. An unmasked overflow replaces no value.
     env.raise_if(inexact || env.overflow_masked(), PE);
     if env.rounding().overflows_to_infinity(sign) { infinity(sign) } else { largest_finite(sign) }
 }
 
-/// The value is tiny: below the smallest normal even after rounding with an unbounded exponent.
+/// Rounds a tiny value, which is below the smallest normal even after rounding with an unbounded exponent.
 fn underflow<T: Ieee>(env: &mut SseEnv, value: Exact, unbounded_inexact: bool) -> T {
     if env.flushes_to_zero() {
         env.raise(UE | PE);
@@ -342,8 +342,8 @@ fn underflow<T: Ieee>(env: &mut SseEnv, value: Exact, unbounded_inexact: bool) -
     pack(value.sign, rounded)
 }
 
-/// Puts a rounded significand in place; the integer bit of a normal number carries into the exponent field,
-/// which so becomes one more than the biased exponent below it.
+/// Packs a rounded significand. The integer bit of a normal number carries into the exponent field, so the field starts
+/// at one less than the biased exponent.
 #[inline]
 pub(crate) fn pack<T: Ieee>(sign: bool, rounded: Rounded) -> T {
     let below = (rounded.exp - emin::<T>()) as u64;

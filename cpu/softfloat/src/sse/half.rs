@@ -4,7 +4,7 @@ use super::SseEnv;
 use super::format::{Kind, Unpacked, convert_nan, infinity, note_denormals, pack, round_pack, zero};
 use crate::env::{IE, Rounding};
 
-/// VCVTPH2PS of one lane. Exact; DAZ does not apply to binary16 and #D is not reported.
+/// VCVTPH2PS of one lane. It is exact. DAZ does not apply to binary16, and #D is not reported.
 pub fn f16_to_f32(env: &mut SseEnv, a: u16) -> u32 {
     let x = Unpacked::new(a, false);
     match x.kind {
@@ -18,7 +18,7 @@ pub fn f16_to_f32(env: &mut SseEnv, a: u16) -> u32 {
     }
 }
 
-/// VCVTPS2PH of one lane: bits 1:0 of `imm8` are the mode, bit 2 takes MXCSR.RC instead. FTZ does not apply.
+/// VCVTPS2PH of one lane. Bits 1:0 of `imm8` are the mode; bit 2 selects MXCSR.RC instead. FTZ does not apply.
 pub fn f32_to_f16(env: &mut SseEnv, a: u32, imm8: u8) -> u16 {
     let x = Unpacked::new(a, env.daz());
     match x.kind {

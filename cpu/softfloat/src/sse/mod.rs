@@ -1,7 +1,7 @@
 //! SSE/AVX scalar arithmetic on bit patterns; packed instructions call it once per lane.
 //!
-//! The functions are generic over [`Ieee`]: `u32` means binary32, `u64` binary64. One [`SseEnv`] serves one
-//! *instruction* (all its lanes): it carries MXCSR in and the flags the instruction raised out.
+//! The functions are generic over [`Ieee`]: `u32` means binary32, `u64` binary64. One [`SseEnv`] serves all lanes of
+//! one *instruction*. It takes MXCSR in and returns the flags that the instruction raised.
 //!
 //! ```
 //! use softfloat::sse::{self, SseEnv};

@@ -1,8 +1,8 @@
-//! The second fast path: operations whose result turns out to be exact, whatever MXCSR says.
+//! The second fast path: operations whose result is exact under any MXCSR.
 //!
-//! An exact result in the safe range raises nothing and is the same in every rounding mode, so it does not
-//! matter whether PE is sticky or masked. Code that computes with small whole numbers in floating point lives on
-//! this: its PE never gets sticky. Each function returns `None` where it cannot prove exactness.
+//! An exact result in the safe range raises nothing and is the same in every rounding mode. So it does not matter
+//! whether PE is set or masked. Code that computes with small whole numbers in floating point needs this path, because
+//! its PE is never set. Each function returns `None` if it cannot prove exactness.
 
 use super::SseEnv;
 use super::format::{Host, Ieee, fraction_bits, is_normal, is_safe_result, is_zero, negate, sign};
@@ -15,7 +15,7 @@ pub(crate) fn sum<T: Host>(env: &SseEnv, a: T, b: T) -> Option<T> {
     }
     let result = a.host_add(b);
     if is_zero(result) {
-        // The sum of numbers that are not tiny is zero only if it is exactly zero; its sign depends on RC.
+        // The sum of numbers that are not tiny is zero only if it is exactly zero. RC decides its sign.
         return (env.rounding() != Rounding::Down).then_some(result);
     }
     (is_safe_result(result) && is_zero(sum_error(a, b, result))).then_some(result)
@@ -23,7 +23,7 @@ pub(crate) fn sum<T: Host>(env: &SseEnv, a: T, b: T) -> Option<T> {
 
 /// `a - b`.
 pub(crate) fn difference<T: Host>(env: &SseEnv, a: T, b: T) -> Option<T> {
-    // Neither is a NaN where it matters, so the sign may be moved.
+    // A NaN never reaches the result here, so the sign may move.
     sum(env, a, negate(b))
 }
 
@@ -60,14 +60,14 @@ fn is_normal_or_zero<T: Ieee>(bits: T) -> bool {
     is_normal(bits) || is_zero(bits)
 }
 
-/// What the rounding of `a + b` to `sum` lost: Knuth's TwoSum, itself exact in round to nearest.
+/// The error of rounding `a + b` to `sum`: Knuth's TwoSum, which is exact in round to nearest.
 fn sum_error<T: Host>(a: T, b: T, sum: T) -> T {
     let b_part = sum.host_sub(a);
     let a_part = sum.host_sub(b_part);
     a.host_sub(a_part).host_add(b.host_sub(b_part))
 }
 
-/// Whether the significands of two normal numbers are so short that their product fits one.
+/// Whether the product of two normal numbers' significands fits one significand.
 fn product_fits<T: Ieee>(a: T, b: T) -> bool {
     significant_bits(a) + significant_bits(b) <= T::PRECISION
 }

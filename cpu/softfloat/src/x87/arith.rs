@@ -1,4 +1,4 @@
-//! FADD, FSUB, FSUBR, FMUL, FDIV, FDIVR, FSQRT, FABS, FCHS. SDM vol. 2 under those names.
+//! FADD, FSUB, FSUBR, FMUL, FDIV, FDIVR, FSQRT, FABS, FCHS (SDM vol. 2 under those names).
 
 use super::format::{Kind, check_nans, round_pack};
 use super::{F80, Operand, X87Env};
@@ -91,12 +91,12 @@ pub fn sqrt(env: &mut X87Env, a: F80) -> Option<F80> {
     Some(if x.is(Kind::Infinity) { a } else { round_pack(env, Exact::square_root(x.exact())) })
 }
 
-/// FABS: clears the sign of any encoding; raises nothing.
+/// FABS: clears the sign of any encoding. Raises nothing.
 pub fn abs(a: F80) -> F80 {
     a.with_sign(false)
 }
 
-/// FCHS: inverts the sign of any encoding; raises nothing.
+/// FCHS: inverts the sign of any encoding. Raises nothing.
 pub fn change_sign(a: F80) -> F80 {
     a.with_sign(!a.sign())
 }

@@ -1,8 +1,8 @@
-//! FCOM, FUCOM, FTST, FCOMI, FUCOMI and FXAM. SDM vol. 2 under those names.
+//! FCOM, FUCOM, FTST, FCOMI, FUCOMI and FXAM (SDM vol. 2 under those names).
 //!
-//! Processors deliver the condition codes of FCOM, FUCOM and FTST even with an unmasked exception, in spite of
-//! SDM vol. 1, 8.5.1.2; so do these functions. FCOMI and FUCOMI set EFLAGS likewise.
-//! FCOM, FUCOM and FTST clear C1; FCOMI and FUCOMI leave all condition codes alone.
+//! Contrary to SDM vol. 1, 8.5.1.2, processors deliver the condition codes of FCOM, FUCOM and FTST even with an
+//! unmasked exception. These functions do the same. FCOMI and FUCOMI set EFLAGS in the same way. FCOM, FUCOM and FTST
+//! clear C1; FCOMI and FUCOMI change no condition codes.
 
 use super::format::Kind;
 use super::{C0, C1, C2, C3, F80, Operand, X87Env};
@@ -10,7 +10,7 @@ use crate::env::{DE, IE};
 use crate::relation::Relation;
 use core::cmp::Ordering;
 
-/// FCOM, FCOMI, FICOM: any NaN is an invalid operand.
+/// FCOM, FCOMI, FICOM: every NaN is an invalid operand.
 pub fn compare_ordered(env: &mut X87Env, a: impl Into<Operand>, b: impl Into<Operand>) -> Relation {
     compare(env, a.into(), b.into(), true)
 }
@@ -55,15 +55,15 @@ fn order(x: &Operand, y: &Operand) -> Ordering {
     }
 }
 
-/// A key that orders magnitudes; a pseudo-denormal equals the normal number of the same value.
+/// A key that orders magnitudes. A pseudo-denormal equals the normal number with the same value.
 fn magnitude(operand: &Operand) -> (u16, u64) {
     let biased = operand.value.biased_exponent();
     let mantissa = operand.value.mantissa;
     (if biased == 0 { (mantissa >> 63) as u16 } else { biased }, mantissa)
 }
 
-/// FXAM of a non-empty register: C3, C2, C0 for the class and C1 for the sign. (For an empty register the
-/// caller reports C3 and C0, and C1 likewise from the sign.)
+/// FXAM of a non-empty register: C3, C2, C0 for the class and C1 for the sign. For an empty register, the caller
+/// reports C3 and C0, and C1 from the sign.
 pub fn examine(a: F80) -> u16 {
     let operand = Operand::from(a);
     let class = match operand.kind {

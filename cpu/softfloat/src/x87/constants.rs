@@ -24,7 +24,7 @@ pub enum Constant {
 
 /// The constant, rounded by the rounding control but not by the precision control. Raises nothing, not even #P.
 pub fn load_constant(env: &X87Env, constant: Constant) -> F80 {
-    // Each irrational one: exponent, its first 64 bits, and whether nearest means up.
+    // For each irrational constant: exponent, first 64 bits, and whether rounding to nearest rounds up.
     let (sign_exponent, truncated, nearest_up) = match constant {
         Constant::Zero => return F80::ZERO,
         Constant::One => return F80::ONE,

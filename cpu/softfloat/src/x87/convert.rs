@@ -1,7 +1,7 @@
-//! Loads and stores of other formats: FLD, FST, FILD, FIST, FISTTP, FBLD, FBSTP. SDM vol. 2 under those names.
+//! Loads and stores of other formats: FLD, FST, FILD, FIST, FISTTP, FBLD, FBSTP (SDM vol. 2 under those names).
 //!
-//! Stores do not report denormal operands. A store with unmasked overflow or underflow does not happen at all:
-//! memory has no room for the scaled result that a register would get (SDM vol. 1, 8.5.4 and 8.5.5).
+//! Stores do not report denormal operands. A store with an unmasked overflow or underflow does not happen at all (SDM
+//! vol. 1, 8.5.4 and 8.5.5). Memory has no room for the scaled result that a register would get.
 
 use super::format::Kind;
 use super::{F80, Operand, X87Env};
@@ -10,7 +10,7 @@ use crate::exact::{Exact, Integer};
 use crate::sse::Ieee;
 use crate::sse::format::{self, emin, pack};
 
-/// FLD m32fp: an SNaN raises #IA and turns quiet, a denormal raises #D.
+/// FLD m32fp: an SNaN raises #IA and becomes quiet, a denormal raises #D.
 pub fn from_f32(env: &mut X87Env, bits: u32) -> Option<F80> {
     load(env, Operand::from_f32(bits))
 }
@@ -24,7 +24,7 @@ fn load(env: &mut X87Env, operand: Operand) -> Option<F80> {
     match operand.kind {
         Kind::SignallingNan => env.invalid(operand.quieted()),
         _ => {
-            // The value arrives even if #D is unmasked; so processors do it here, unlike elsewhere.
+            // Here processors deliver the value even if #D is unmasked, unlike elsewhere.
             if operand.denormal {
                 env.raise(DE);
             }
@@ -85,7 +85,7 @@ fn store_overflow<T: Ieee>(env: &mut X87Env, sign: bool) -> Option<T> {
     Some(if to_infinity { format::infinity(sign) } else { format::largest_finite(sign) })
 }
 
-/// FILD (any width, sign-extended); exact, raises nothing.
+/// FILD of any width, sign-extended. Exact, raises nothing.
 pub fn from_i64(value: i64) -> F80 {
     F80::from_i64(value)
 }
@@ -120,7 +120,7 @@ fn to_integer(env: &mut X87Env, a: F80, mode: Rounding, bits: u32) -> Option<i64
     }
 }
 
-/// The operand as an integer; `None` for what is none or exceeds 64 bits.
+/// The operand as an integer; `None` if it is not a number or exceeds 64 bits.
 fn whole(x: &Operand, mode: Rounding) -> Option<Integer> {
     match x.kind {
         Kind::Zero => Some(Integer { sign: x.sign, magnitude: 0, inexact: false, up: false }),
@@ -138,14 +138,15 @@ const BCD_DIGITS: u32 = 18;
 /// The packed BCD indefinite (SDM vol. 1, table 4-4).
 const BCD_INDEFINITE: [u8; 10] = [0, 0, 0, 0, 0, 0, 0, 0xc0, 0xff, 0xff];
 
-/// FBLD: 18 packed decimal digits and a sign. Nibbles above 9, undefined in the SDM, count as 10 to 15.
+/// FBLD: 18 packed decimal digits and a sign. Nibbles above 9 are undefined in the SDM; they count as 10 to 15.
 pub fn from_bcd(bytes: [u8; 10]) -> F80 {
     let pair = |byte: u8| u64::from(byte >> 4) * 10 + u64::from(byte & 15);
     let magnitude = bytes[..9].iter().rev().fold(0, |value, &byte| value * 100 + pair(byte));
     F80::from_integer(Integer { sign: bytes[9] & 0x80 != 0, magnitude, inexact: false, up: false })
 }
 
-/// FBSTP: rounds by the rounding control. NaN and 10^18 or more: #IA, packed BCD indefinite.
+/// FBSTP: rounds by the rounding control. A NaN, or a magnitude of 10^18 or more, raises #IA and gives the packed BCD
+/// indefinite.
 pub fn to_bcd(env: &mut X87Env, a: F80) -> Option<[u8; 10]> {
     let rounded = whole(&Operand::from(a), env.rounding());
     let Some(rounded) = rounded.filter(|rounded| rounded.magnitude < 10u64.pow(BCD_DIGITS)) else {

@@ -11,7 +11,7 @@ pub const C2: u16 = 1 << 10;
 /// Condition code C3 in the status word.
 pub const C3: u16 = 1 << 14;
 
-/// The environment of one x87 instruction: the control word, and what the instruction raises.
+/// The environment of one x87 instruction: the control word, and the exceptions that the instruction raises.
 #[derive(Clone, Copy, Debug)]
 pub struct X87Env {
     control: u16,
@@ -20,7 +20,7 @@ pub struct X87Env {
 }
 
 impl X87Env {
-    /// An environment for one instruction executed under a control word.
+    /// An environment for one instruction that executes under a control word.
     #[inline]
     pub const fn new(control: u16) -> X87Env {
         X87Env { control, raised: 0, c1: false }
@@ -32,7 +32,7 @@ impl X87Env {
         self.raised
     }
 
-    /// Those of the raised flags whose exceptions are unmasked; if any, ES is set and #MF becomes pending.
+    /// The raised flags whose exceptions are unmasked. If there are any, ES is set and #MF becomes pending.
     #[inline]
     pub const fn unmasked(&self) -> u32 {
         self.raised & !(self.control as u32) & ALL_FLAGS
@@ -40,9 +40,9 @@ impl X87Env {
 
     /// Whether an unmasked #I, #D or #Z keeps the instruction from storing a result and from popping.
     ///
-    /// Functions that return `Option` say the same by `None`. The comparisons return their outcome nevertheless
-    /// (processors write condition codes and EFLAGS then, but do not pop), and FLD of a binary32 or binary64
-    /// denormal pushes in spite of an unmasked #D.
+    /// Functions that return an `Option` return `None` then. Comparisons still return their outcome: processors write
+    /// condition codes and EFLAGS, but do not pop. FLD of a binary32 or binary64 denormal pushes in spite of an
+    /// unmasked #D.
     #[inline]
     pub const fn is_abandoned(&self) -> bool {
         self.unmasked() & PRE_COMPUTATION != 0
@@ -61,7 +61,7 @@ impl X87Env {
         Rounding::from_bits(self.control as u32 >> 10)
     }
 
-    /// Significand bits by the precision control; the reserved encoding acts as 64.
+    /// Number of significand bits under the precision control. The reserved encoding acts as 64.
     #[inline]
     pub(crate) const fn precision(&self) -> u32 {
         match (self.control >> 8) & 3 {
@@ -86,7 +86,7 @@ impl X87Env {
         self.c1 = up;
     }
 
-    /// Raises a pre-computation exception; `None` if it is unmasked and so ends the instruction.
+    /// Raises a pre-computation exception; `None` if it is unmasked, which ends the instruction.
     #[inline]
     pub(crate) fn before(&mut self, flag: u32) -> Option<()> {
         self.raised |= flag;
@@ -99,7 +99,7 @@ impl X87Env {
         if denormal { self.before(DE) } else { Some(()) }
     }
 
-    /// Raises #IA; its masked response is `response`.
+    /// Raises #IA with `response` as its masked response.
     #[inline]
     pub(crate) fn invalid<T>(&mut self, response: T) -> Option<T> {
         self.before(IE)?;

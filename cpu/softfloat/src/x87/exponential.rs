@@ -1,14 +1,14 @@
 //! F2XM1, FYL2X and FYL2XP1. SDM vol. 1, 8.3.9 to 8.3.10; vol. 2 under those names.
 //!
-//! Results are correctly rounded by the rounding control (see `wide.rs`); processors stay within one unit in
-//! the last place of that, and differ among themselves. Precision control does not apply.
+//! Results are correctly rounded by the rounding control (see `wide.rs`). Processors stay within one unit in the last
+//! place of the correct result, and differ among themselves. Precision control does not apply.
 
 use super::format::{Kind, check_nans, round_transcendental};
 use super::{F80, Operand, X87Env, wide};
 use crate::env::{PE, ZE};
 use crate::exact::Exact;
 
-/// F2XM1: `2^a - 1` for `-1 <= a <= 1`. Outside, where the SDM leaves the result undefined, it is `a`.
+/// F2XM1: `2^a - 1` for `-1 <= a <= 1`. Outside this range, where the SDM defines no result, it gives `a`.
 pub fn f2xm1(env: &mut X87Env, a: F80) -> Option<F80> {
     let x = Operand::from(a);
     if let Err(outcome) = check_nans(env, &[x]) {
@@ -45,7 +45,7 @@ pub fn fyl2x(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
         Kind::Infinity => Logarithm::Infinite { sign: false },
         _ => wide::log2(x.exact()).map_or(Logarithm::Zero { sign: false }, Logarithm::Finite),
     };
-    // The logarithm of a finite number is infinite: a division by zero.
+    // The logarithm of zero times a finite number is a division by zero.
     if x.is(Kind::Zero) && y.is(Kind::Finite) {
         env.before(ZE)?;
         return Some(F80::infinity(!y.sign));
@@ -55,8 +55,8 @@ pub fn fyl2x(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
 
 /// FYL2XP1: `y * log2(x + 1)`, with `x` in ST(0) and `y` in ST(1).
 ///
-/// The SDM defines it for `|x| <= 1 - sqrt(1/2)`. As on processors it is also right for larger `x`; for `x` of
-/// -1 and less, where there is no logarithm, the result is `x` itself.
+/// The SDM defines it for `|x| <= 1 - sqrt(1/2)`. As on processors, it is also right for larger `x`. For `x` of -1 and
+/// less there is no logarithm, and the result is `x` itself.
 pub fn fyl2xp1(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
     let (x, y) = (Operand::from(x), Operand::from(y));
     if let Err(outcome) = check_nans(env, &[x, y]) {
@@ -71,7 +71,7 @@ pub fn fyl2xp1(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
                 env.raise(PE);
                 return Some(x.value);
             }
-            // Only its sign matters to a zero or infinite y.
+            // If y is zero or infinite, only the sign matters.
             Logarithm::Finite(wide::ONE.negated())
         }
         Kind::Finite => Logarithm::Finite(wide::log2_of_1_plus(x.exact())),
@@ -86,7 +86,7 @@ enum Logarithm {
     Infinite { sign: bool },
 }
 
-/// The logarithm (of `x`) times `y`, neither of which is a NaN.
+/// Multiplies the logarithm of `x` by `y`. Neither is a NaN.
 fn times_logarithm(env: &mut X87Env, logarithm: Logarithm, x: &Operand, y: &Operand) -> Option<F80> {
     if matches!(
         (&logarithm, y.kind),

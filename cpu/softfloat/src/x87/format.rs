@@ -24,7 +24,7 @@ const MAX_BIASED: u16 = 0x7fff;
 const SIGN: u16 = 0x8000;
 const INTEGER_BIT: u64 = 1 << 63;
 const QUIET_BIT: u64 = 1 << 62;
-/// What an unmasked overflow or underflow adds to or takes from the exponent (SDM vol. 1, 8.5.4 and 8.5.5).
+/// The adjustment of the exponent by an unmasked overflow or underflow (SDM vol. 1, 8.5.4 and 8.5.5).
 const EXPONENT_ADJUST: i32 = 24576;
 
 impl F80 {
@@ -35,7 +35,7 @@ impl F80 {
     /// The QNaN floating-point indefinite.
     pub const INDEFINITE: F80 = F80 { mantissa: INTEGER_BIT | QUIET_BIT, sign_exponent: SIGN | MAX_BIASED };
 
-    /// The value of a 10-byte little-endian memory operand; FLD m80 takes it as it is and raises nothing.
+    /// The value of a 10-byte little-endian memory operand. FLD m80 loads it unchanged and raises nothing.
     #[inline]
     pub fn from_bytes(bytes: [u8; 10]) -> F80 {
         let [m0, m1, m2, m3, m4, m5, m6, m7, s0, s1] = bytes;
@@ -45,7 +45,7 @@ impl F80 {
         }
     }
 
-    /// The 10-byte memory operand that FSTP m80 writes; it raises nothing either.
+    /// The 10-byte memory operand that FSTP m80 writes. FSTP m80 raises nothing.
     #[inline]
     pub fn to_bytes(self) -> [u8; 10] {
         let mut bytes = [0; 10];
@@ -80,7 +80,7 @@ impl F80 {
         F80 { mantissa: INTEGER_BIT, sign_exponent: MAX_BIASED }.with_sign(sign)
     }
 
-    /// An integer, exactly.
+    /// Converts an integer exactly.
     pub(crate) fn from_integer(value: Integer) -> F80 {
         if value.magnitude == 0 {
             return F80::zero(value.sign);
@@ -89,7 +89,7 @@ impl F80 {
         F80::pack(value.sign, exact.exp, (exact.sig >> 64) as u64)
     }
 
-    /// As FILD loads it.
+    /// Converts an integer as FILD does.
     pub(crate) fn from_i64(value: i64) -> F80 {
         F80::from_integer(Integer {
             sign: value < 0,
@@ -99,14 +99,14 @@ impl F80 {
         })
     }
 
-    /// The value of a rounded significand; without integer bit it is a denormal.
+    /// The value of a rounded significand. Without the integer bit it is a denormal.
     fn pack(sign: bool, exp: i32, sig: u64) -> F80 {
         let biased = if sig & INTEGER_BIT != 0 { (exp + BIAS) as u16 } else { 0 };
         F80 { mantissa: sig, sign_exponent: biased }.with_sign(sign)
     }
 }
 
-/// What an operand stands for.
+/// The class of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Zero,
@@ -114,18 +114,18 @@ pub(crate) enum Kind {
     Infinity,
     QuietNan,
     SignallingNan,
-    /// Pseudo-NaN, pseudo-infinity, unnormal.
+    /// Pseudo-NaN, pseudo-infinity or unnormal.
     Unsupported,
 }
 
-/// An instruction's operand taken apart; made from an [`F80`] or from a memory operand of another format.
+/// A decoded operand of an instruction, made from an [`F80`] or from a memory operand of another format.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand {
     pub(crate) kind: Kind,
     pub(crate) sign: bool,
-    /// A denormal or pseudo-denormal in the format it came from.
+    /// Whether it is a denormal or pseudo-denormal in its original format.
     pub(crate) denormal: bool,
-    /// The value as an F80, SNaNs not yet quiet.
+    /// The value as an F80. SNaNs are not yet quiet.
     pub(crate) value: F80,
     exp: i32,
     sig: u64,
@@ -162,7 +162,7 @@ impl Operand {
         Operand::from_ieee(bits)
     }
 
-    /// An integer memory operand of 16 or 32 bits (FIADD and so on), sign-extended; raises nothing.
+    /// An integer memory operand of 16 or 32 bits (FIADD and so on), sign-extended. Raises nothing.
     pub fn from_integer(value: i64) -> Operand {
         F80::from_i64(value).into()
     }
@@ -200,7 +200,7 @@ impl Operand {
         matches!(self.kind, Kind::QuietNan | Kind::SignallingNan)
     }
 
-    /// The same value with the other sign, for FSUB; a NaN keeps its own.
+    /// The same value with the other sign, for FSUB. A NaN keeps its sign.
     pub(crate) fn negated(self) -> Operand {
         if self.is_nan() {
             return self;
@@ -208,7 +208,7 @@ impl Operand {
         Operand { sign: !self.sign, value: self.value.with_sign(!self.sign), ..self }
     }
 
-    /// The value in its ordinary encoding: a pseudo-denormal becomes the normal number that it equals.
+    /// The value in its normal encoding: a pseudo-denormal becomes the normal number with the same value.
     pub(crate) fn canonical(&self) -> F80 {
         if self.denormal && self.value.mantissa & INTEGER_BIT != 0 {
             return F80 { sign_exponent: self.value.sign_exponent | 1, ..self.value };
@@ -223,7 +223,7 @@ impl Operand {
     }
 }
 
-/// The checks every arithmetic instruction begins with. `Err` holds the outcome if there is nothing to compute:
+/// The checks at the start of every arithmetic instruction. `Err` holds the outcome if there is nothing to compute: for
 /// an unsupported encoding or a NaN.
 pub(crate) fn check_nans(env: &mut X87Env, operands: &[Operand]) -> Result<(), Option<F80>> {
     if operands.iter().any(|operand| operand.is(Kind::Unsupported)) {
@@ -239,13 +239,13 @@ pub(crate) fn check_nans(env: &mut X87Env, operands: &[Operand]) -> Result<(), O
     }
 }
 
-/// Of two NaNs: a QNaN rather than an SNaN, then the larger significand, then the positive one.
+/// Chooses between two NaNs: a QNaN over an SNaN, then the larger significand, then the positive one.
 fn preferred_nan(a: Operand, b: Operand) -> Operand {
     let rank = |nan: &Operand| (nan.is(Kind::QuietNan), nan.value.mantissa, !nan.sign);
     if rank(&b) > rank(&a) { b } else { a }
 }
 
-/// Rounds to the precision that the control word selects (FADD, FSUB, FMUL, FDIV, FSQRT).
+/// Rounds to the precision in the control word (FADD, FSUB, FMUL, FDIV, FSQRT).
 pub(crate) fn round_pack(env: &mut X87Env, value: Exact) -> F80 {
     round_pack_to(env, value, env.precision())
 }
@@ -255,8 +255,8 @@ pub(crate) fn round_pack_extended(env: &mut X87Env, value: Exact) -> F80 {
     round_pack_to(env, value, 64)
 }
 
-/// Rounds the result of a transcendental instruction. Processors treat it as inexact even where it happens not
-/// to be: they always report #P, and #U with every denormal result.
+/// Rounds the result of a transcendental instruction. Processors treat every such result as inexact: they always report
+/// #P, and #U with every denormal result.
 pub(crate) fn round_transcendental(env: &mut X87Env, value: Exact) -> F80 {
     env.raise(PE);
     let result = round_pack_extended(env, value);
@@ -285,7 +285,7 @@ fn overflow(env: &mut X87Env, sign: bool, rounded: Rounded, precision: u32) -> F
         if scaled <= EMAX {
             return deliver(env, sign, Rounded { exp: scaled, ..rounded });
         }
-        // Only FSCALE gets that far; the rounding mode does not matter then.
+        // Only FSCALE can overflow this far; the rounding mode does not matter then.
         to_infinity = true;
     }
     env.raise(PE);
@@ -300,7 +300,7 @@ fn underflow(env: &mut X87Env, value: Exact, unbounded: Rounded, precision: u32)
         if scaled >= EMIN {
             return deliver(env, value.sign, Rounded { exp: scaled, ..unbounded });
         }
-        // Only FSCALE gets that far; the rounding mode does not matter then.
+        // Only FSCALE can underflow this far; the rounding mode does not matter then.
         env.raise(PE);
         return F80::zero(value.sign);
     }

@@ -1,4 +1,4 @@
-//! FRNDINT, FSCALE and FXTRACT. SDM vol. 2 under those names.
+//! FRNDINT, FSCALE and FXTRACT (SDM vol. 2 under those names).
 
 use super::format::{Kind, check_nans, round_pack_extended};
 use super::{F80, Operand, Pair, X87Env};
@@ -15,7 +15,7 @@ pub fn round_to_integer(env: &mut X87Env, a: F80) -> Option<F80> {
         return Some(a);
     }
     env.note_denormal(x.denormal)?;
-    // Too large for 64 bits means too large for a fraction.
+    // A number too large for 64 bits is too large for a fraction.
     let Some(rounded) = x.exact().to_integer(env.rounding()) else { return Some(a) };
     if rounded.inexact {
         env.raise(PE);
@@ -47,7 +47,8 @@ pub fn scale(env: &mut X87Env, a: F80, b: F80) -> Option<F80> {
     })
 }
 
-/// `trunc(y)`, limited to what takes any value out of range even after the unmasked responses' adjustment.
+/// `trunc(y)`, with its magnitude limited. The limit still takes any value out of range, even after the adjustment of
+/// an unmasked response.
 fn scale_exponent(y: &Operand) -> i32 {
     const LIMIT: u64 = 1 << 17;
     let magnitude =
@@ -55,7 +56,7 @@ fn scale_exponent(y: &Operand) -> i32 {
     if y.sign { -magnitude } else { magnitude }
 }
 
-/// FXTRACT: the unbiased exponent replaces the operand, the significand (with its sign) is pushed.
+/// FXTRACT: the unbiased exponent replaces the operand. The significand, with its sign, is pushed.
 pub fn extract(env: &mut X87Env, a: F80) -> Option<Pair> {
     let x = Operand::from(a);
     if let Err(outcome) = check_nans(env, &[x]) {

@@ -1,16 +1,16 @@
 //! x87 arithmetic on 80-bit extended values.
 //!
-//! One [`X87Env`] serves one instruction: it carries the control word in and the exception flags and C1 out.
-//! Operands are [`F80`], or an [`Operand`] where an instruction takes one from memory in another format (its
-//! denormals and SNaNs count as what they are in *that* format).
+//! One [`X87Env`] serves one instruction: it takes the control word in and returns the exception flags and C1. Operands
+//! are [`F80`], or an [`Operand`] if the instruction takes one from memory in another format. Its denormals and SNaNs
+//! count as such in *that* format.
 //!
-//! Results are `Option`s: `None` means that an unmasked exception left no result, so that the destination, and
-//! the stack, stay as they were; [`X87Env::raised`] says what to put in the status word before #MF becomes pending.
-//! An unmasked overflow or underflow with a register destination does have a result, scaled by 2^±24576.
+//! Results are `Option`s. `None` means that an unmasked exception left no result, so destination and stack do not
+//! change. [`X87Env::raised`] gives the flags for the status word before #MF becomes pending. An unmasked overflow or
+//! underflow with a register destination has a result, scaled by 2^±24576.
 //!
-//! Condition codes: every instruction writes C1 as [`X87Env::c1`] says (mostly 0), `None` or not, and leaves C0,
-//! C2 and C3 alone, except where its function says otherwise. Flags, codes, pops and results were all observed on
-//! a processor, where the SDM calls them undefined too; `tests/silicon` repeats the observation.
+//! Condition codes: every instruction writes C1 from [`X87Env::c1`] (mostly 0), even for `None`, and does not change
+//! C0, C2 and C3. The documentation of a function names its exceptions. Flags, codes, pops and results were all
+//! observed on a processor, even where the SDM calls them undefined; `tests/silicon` repeats the observation.
 //!
 //! ```
 //! use softfloat::x87::{self, F80, X87Env};
@@ -21,7 +21,7 @@
 //! assert!(env.c1() && env.raised() == softfloat::env::PE);
 //! ```
 //!
-//! SDM vol. 1, chapter 8; vol. 2 for the instructions. Stack faults, tags and pointers are the caller's.
+//! SDM vol. 1, chapter 8; vol. 2 for the instructions. The caller handles stack faults, tags and pointers.
 
 mod arith;
 mod compare;
@@ -52,8 +52,8 @@ pub use trigonometry::{Angle, fcos, fpatan, fptan, fsin, fsincos};
 /// The two results of FXTRACT, FSINCOS and FPTAN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// What takes the operand's place in ST(0): the exponent, the sine, the tangent.
+    /// The value that replaces the operand in ST(0): the exponent, the sine, the tangent.
     pub replaced: F80,
-    /// What is pushed afterwards: the significand, the cosine, 1.
+    /// The value that is pushed afterwards: the significand, the cosine, 1.
     pub pushed: F80,
 }

@@ -1,20 +1,20 @@
-//! FPREM and FPREM1. SDM vol. 2 under those names.
+//! FPREM and FPREM1 (SDM vol. 2 under those names).
 //!
-//! The SDM lets one execution reduce the exponent difference D by "32 to 63" when D is 64 or more. Processors
-//! reduce by 32 + D mod 32, and so does this. C1 and C2 are cleared even where there is no result (`None`).
+//! The SDM lets one execution reduce the exponent difference D by "32 to 63" if D is 64 or more. Processors and this
+//! code reduce by 32 + D mod 32. C1 and C2 are cleared even without a result (`None`).
 
 use super::format::{Kind, check_nans, round_pack_extended};
 use super::{C0, C1, C2, C3, F80, Operand, X87Env};
 use crate::exact::Exact;
 
-/// What FPREM or FPREM1 leave behind.
+/// The result of FPREM or FPREM1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remainder {
     /// The new ST(0).
     pub value: F80,
-    /// C2 for an incomplete reduction, else the quotient's low bits in C0, C3, C1.
+    /// C2 for an incomplete reduction, otherwise the quotient's low bits in C0, C3, C1.
     pub condition_codes: u16,
-    /// The condition codes that are written; the others keep their values. A NaN result writes C2 and C1 only.
+    /// The condition codes that are written; the others keep their values. A NaN result writes only C2 and C1.
     pub written: u16,
 }
 
@@ -79,7 +79,7 @@ fn reduce(a: Exact, b: Exact, to_nearest: bool) -> Reduced {
     }
     let partial = difference >= 64;
     let steps = if partial { (difference & 31) | 32 } else { difference };
-    // Both in units of 2^unit, integers: a has up to 127 bits, b up to 65.
+    // Integers in units of 2^unit: a has up to 127 bits, b up to 65.
     let unit = a.exp.min(a.exp - steps) - 63;
     let dividend = (a.sig >> 64) << steps.max(0);
     let divisor = (b.sig >> 64) << (-steps).max(0);

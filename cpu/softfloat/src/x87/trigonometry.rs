@@ -1,18 +1,18 @@
 //! FSIN, FCOS, FSINCOS, FPTAN and FPATAN. SDM vol. 1, 8.3.8; vol. 2 under those names.
 //!
-//! Arguments are reduced with Intel's 66-bit pi; apart from that results are correctly rounded by the rounding
-//! control (see `wide.rs`). Precision control does not apply.
+//! Arguments are reduced with Intel's 66-bit pi. Apart from that, results are correctly rounded by the rounding control
+//! (see `wide.rs`). Precision control does not apply.
 
 use super::format::{Kind, check_nans, round_transcendental};
 use super::{F80, Operand, Pair, X87Env, wide};
 use crate::exact::Exact;
 
-/// The outcome of an instruction that takes an angle. (Where there is none at all, C2 is to be cleared too.)
+/// The outcome of an instruction that takes an angle. Without any outcome, the caller must clear C2 too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Angle<T> {
-    /// The result; C2 is to be cleared.
+    /// The result. The caller must clear C2.
     InRange(T),
-    /// The operand's magnitude is 2^63 or more: C2 is to be set, C1 to be cleared, and nothing else changes.
+    /// The operand's magnitude is 2^63 or more. The caller must set C2, clear C1 and change nothing else.
     OutOfRange,
 }
 
@@ -45,7 +45,7 @@ pub fn fcos(env: &mut X87Env, a: F80) -> Option<Angle<F80>> {
     )
 }
 
-/// FSINCOS: the sine replaces the operand, the cosine is pushed. C1 tells of the cosine's rounding.
+/// FSINCOS: the sine replaces the operand, the cosine is pushed. C1 reports the cosine's rounding.
 pub fn fsincos(env: &mut X87Env, a: F80) -> Option<Angle<Pair>> {
     with_angle(env, a, twice, |env, reduced| match reduced {
         Some(reduced) => Pair {
@@ -56,7 +56,7 @@ pub fn fsincos(env: &mut X87Env, a: F80) -> Option<Angle<Pair>> {
     })
 }
 
-/// FPTAN: the tangent replaces the operand, 1 is pushed.
+/// FPTAN: the tangent replaces the operand, and 1 is pushed.
 pub fn fptan(env: &mut X87Env, a: F80) -> Option<Angle<Pair>> {
     with_angle(env, a, twice, |env, reduced| {
         let replaced = reduced.map_or(a, |reduced| round_transcendental(env, tangent(reduced)));
@@ -64,7 +64,7 @@ pub fn fptan(env: &mut X87Env, a: F80) -> Option<Angle<Pair>> {
     })
 }
 
-/// What an instruction with two results makes of a NaN.
+/// The outcome of an instruction with two results for a NaN.
 fn twice(nan: F80) -> Pair {
     Pair { replaced: nan, pushed: nan }
 }
@@ -140,7 +140,7 @@ fn finite_arc_tangent(x: Exact, y: Exact, left: bool) -> Exact {
     let steep = (y.exp, y.sig) > (x.exp, x.sig);
     let ratio = if steep { Exact::quotient(x, y) } else { Exact::quotient(y, x) };
     let angle = wide::atan(ratio);
-    // Measure it from the nearer axis: 0, pi/2 or pi.
+    // Measure from the nearest axis: 0, pi/2 or pi.
     let (axis, angle) = match (steep, left) {
         (false, false) => return angle,
         (false, true) => (wide::PI, angle.negated()),

@@ -1,9 +1,9 @@
-//! Arithmetic with about 126 correct bits, and the series that the transcendental instructions need.
+//! Arithmetic with about 126 correct bits, and the series for the transcendental instructions.
 //!
-//! Values are [`Exact`]s that no longer are exact: each operation here may be off by a few units of 2^-127.
-//! The functions of this file lose at most about ten bits to accumulated error, so that a result rounded to 64
-//! bits is the correctly rounded one except where the true value is within 2^-50 units of a tie: no known
-//! operand, and no directed rounding error, because every shortcut keeps its jammed bit.
+//! Values are [`Exact`]s that are no longer exact: each operation here may be off by a few units of 2^-127. The
+//! functions of this file lose at most about ten bits to accumulated error. So a result rounded to 64 bits is correctly
+//! rounded unless the true value is within 2^-50 units of a tie. No such operand is known. Directed rounding is always
+//! correct, because every shortcut keeps its jammed bit.
 
 use crate::exact::Exact;
 
@@ -23,7 +23,7 @@ const ATAN_HALF: Exact = constant(-2, 0xed63_382b_0dda_7b45_6fe4_45ec_bc3a_8d03)
 /// The significand of sqrt(2), cut to 128 bits.
 const SQRT_2_SIG: u128 = 0xb504_f333_f9de_6484_597d_89b3_754a_be9f;
 
-/// Terms that bring every series below 2^-128 for the arguments allowed here.
+/// Numbers of terms that bring every series below 2^-128 for the arguments allowed here.
 const EXP_TERMS: u64 = 36;
 const SIN_COS_TERMS: u64 = 18;
 const ATANH_TERMS: u64 = 28;
@@ -60,7 +60,7 @@ pub(crate) fn mul(a: Exact, b: Exact) -> Exact {
     Exact::normalized(a.sign != b.sign, a.exp + b.exp + 1, high | sticky)
 }
 
-/// `a / b` of full significands, by long division: it is rare enough.
+/// `a / b` of full significands by long division, which is rare enough to be slow.
 pub(crate) fn div(a: Exact, b: Exact) -> Exact {
     let below = a.sig < b.sig;
     // One extra step makes the first quotient bit a one.
@@ -76,7 +76,7 @@ pub(crate) fn div(a: Exact, b: Exact) -> Exact {
     Exact { sign: a.sign != b.sign, exp: a.exp - b.exp - below as i32, sig: quotient | (rest != 0) as u128 }
 }
 
-/// `a + b` where the sum cannot be zero.
+/// `a + b` if the sum cannot be zero.
 fn add(a: Exact, b: Exact) -> Exact {
     Exact::sum(a, b).expect("the callers' operands never cancel completely")
 }
@@ -85,7 +85,7 @@ fn add(a: Exact, b: Exact) -> Exact {
 fn div_small(a: Exact, n: u64) -> Exact {
     let n = u128::from(n);
     let (quotient, rest) = (a.sig / n, a.sig % n);
-    // Refill the bits that the quotient lost, so that precision does not decay.
+    // Refill the bits that the quotient lost, to keep the precision.
     let shift = quotient.leading_zeros();
     let more = (rest << shift) / n;
     let sticky = ((rest << shift) % n != 0) as u128;
@@ -119,7 +119,7 @@ pub(crate) fn cos(x: Exact) -> Exact {
 /// `tan x` for `0 < |x| < 0.8`.
 pub(crate) fn tan(x: Exact) -> Exact {
     if x.exp < -60 {
-        // x + x^3/3: sine and cosine would both round the difference away.
+        // x + x^3/3: rounding both sine and cosine would lose the difference.
         return mul(x, add(ONE, mul(x, x)));
     }
     mul(x, div(sin_over_x(x), cos(x)))
@@ -135,9 +135,9 @@ fn log2_of_ratio(z: Exact) -> Exact {
     mul(mul(z, series.expect("the series has terms")), TWO_OVER_LN_2)
 }
 
-/// `log2 x` for positive `x`; `None` where it is zero.
+/// `log2 x` for positive `x`; `None` if it is zero.
 pub(crate) fn log2(x: Exact) -> Option<Exact> {
-    // x = 2^k m with m in [sqrt(1/2), sqrt(2)); the quotient below is then small, and k never cancels much.
+    // x = 2^k m with m in [sqrt(1/2), sqrt(2)). The quotient below is then small, and k never cancels much.
     let k = x.exp + (x.sig > SQRT_2_SIG) as i32;
     let m = x.scaled(-k);
     let fraction = Exact::sum(m, ONE.negated()).map(|above| log2_of_ratio(div(above, add(m, ONE))));
@@ -150,7 +150,7 @@ pub(crate) fn log2(x: Exact) -> Option<Exact> {
 
 /// `log2(1 + x)` for `x > -1`, `x` not zero.
 pub(crate) fn log2_of_1_plus(x: Exact) -> Exact {
-    // For |x| < 1/4, ((1 + x) - 1) / ((1 + x) + 1) = x / (x + 2) keeps all the bits of a small x.
+    // For |x| < 1/4, ((1 + x) - 1) / ((1 + x) + 1) = x / (x + 2) keeps all bits of a small x.
     if x.exp < -2 {
         return log2_of_ratio(div(x, add(x, ONE.scaled(1))));
     }
@@ -182,17 +182,17 @@ fn atan_series(x: Exact) -> Exact {
     mul(x, series.expect("the series has terms"))
 }
 
-/// `x` modulo `pi / 2`, rounded to nearest: the rest, and the quotient's low two bits.
+/// Reduces `x` modulo `pi / 2`, rounded to nearest. Returns the rest and the quotient's low two bits.
 ///
-/// As in Intel's processors `pi` is 66 bits long, which defines what the instructions compute for large
-/// arguments (SDM vol. 1, 8.3.8). With that `pi` the rest is exact and never zero. `|x|` must be below 2^63.
+/// As in Intel's processors, `pi` has 66 bits, which defines the results for large arguments (SDM vol. 1, 8.3.8). With
+/// this `pi` the rest is exact and never zero. `|x|` must be below 2^63.
 pub(crate) fn reduce_by_half_pi(x: Exact) -> (Exact, u32) {
     /// `pi / 2` in units of 2^-65.
     const HALF_PI_66: u128 = 0xc90f_daa2_2168_c234 << 2 | 3;
     if x.exp < -1 {
         return (x, 0);
     }
-    // x in units of 2^-65: at most 64 + 64 bits.
+    // x in units of 2^-65 has at most 64 + 64 bits.
     let units = (x.sig >> 64) << (x.exp + 2);
     let (quotient, rest) = (units / HALF_PI_66, units % HALF_PI_66);
     let up = 2 * rest > HALF_PI_66;

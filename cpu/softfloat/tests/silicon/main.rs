@@ -1,9 +1,9 @@
-//! Compares the library with the processor the test runs on: results, flags, C1 and condition codes.
+//! Compares the library with the processor that runs the test: results, flags, C1 and condition codes.
 //!
-//! Operands are random but biased towards trouble. The seed is fixed and printed; `SOFTFLOAT_SCALE=20` runs
-//! twenty times as many cases, `SOFTFLOAT_SEED=n` other ones. Unmasked x87 exceptions stay pending until the
-//! next waiting instruction, so their responses are compared along with the masked ones; unmasked SSE exceptions
-//! are signals and have a test of their own.
+//! Operands are random but biased towards difficult cases. The seed is fixed and printed. `SOFTFLOAT_SCALE=20` runs
+//! twenty times as many cases, `SOFTFLOAT_SEED=n` runs other cases. Unmasked x87 exceptions stay pending until the next
+//! waiting instruction, so their responses are compared together with the masked ones. Unmasked SSE exceptions are
+//! signals and have a test of their own.
 #![cfg(target_arch = "x86_64")]
 
 mod sse_compare;
@@ -19,8 +19,8 @@ fn cases(base: u32) -> u32 {
     base * seeded::setting("SOFTFLOAT_SCALE", 1) as u32
 }
 
-/// Whether the processor is Intel's; skips the test if not. Where the manual leaves room (transcendentals, the step of a partial
-/// remainder) the library follows Intel, and other vendors' processors are no reference.
+/// Whether the processor is Intel's; skips the test if not. If the manual leaves a choice (transcendentals, the step of
+/// a partial remainder), the library follows Intel. Other vendors' processors are then no reference.
 fn is_intel() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);
     let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel";

@@ -9,14 +9,14 @@ use std::fmt::Debug;
 
 const BASE: u32 = 200_000;
 
-/// All exceptions masked, no flags; random rounding mode, DAZ and FTZ.
+/// Masks all exceptions and clears all flags, with a random rounding mode, DAZ and FTZ.
 fn random_mxcsr(random: &mut Operands) -> u32 {
     let daz_ftz = [0, 0x40, 0x8000, 0x8040][random.below(4) as usize];
     0x1f80 | (random.below(4) as u32) << 13 | daz_ftz
 }
 
-/// Checks one case twice: with clear flags (full path, exact flags), and with PE sticky and round to nearest
-/// possible, where the fast path may answer (result and accumulated flags).
+/// Checks one case twice. The first check has clear flags and takes the full path, with exact flags. The second has PE
+/// set, and possibly round to nearest, so that the fast path may answer.
 fn check<R: PartialEq + Debug>(
     what: impl Fn() -> String,
     mxcsr: u32,
@@ -39,7 +39,7 @@ fn check<R: PartialEq + Debug>(
 
 trait Operand: Copy + std::fmt::LowerHex + PartialEq + Debug {
     fn random(random: &mut Operands) -> Self;
-    /// A value related to `self`, so that sums cancel and products land near the limits.
+    /// A value related to `self`, so that sums cancel and products come near the limits.
     fn relative(self, random: &mut Operands) -> Self;
 }
 
@@ -127,7 +127,7 @@ fn arithmetic() {
     binary("divsd", native::divsd, sse::div);
 }
 
-/// Exact results, which have a fast path of their own, and zeros of both signs.
+/// Exact results, which have a separate fast path, and zeros of both signs.
 #[test]
 fn small_whole_numbers() {
     type Binary = (fn(u32, u64, u64) -> (u64, u32), fn(&mut SseEnv, u64, u64) -> u64);
@@ -273,7 +273,7 @@ fn ordered_and_unordered_comparison() {
     );
 }
 
-/// Which operands of (destination, second, third) are x, y and z of `x * y + z`.
+/// The operands of (destination, second, third) that are x, y and z of `x * y + z`.
 const FORM_132: [usize; 3] = [0, 2, 1];
 const FORM_213: [usize; 3] = [1, 0, 2];
 const FORM_231: [usize; 3] = [1, 2, 0];
@@ -350,7 +350,7 @@ fn near_f16(random: &mut Operands) -> u32 {
     (random.f32() & !(0xff << 23)) | exponent << 23
 }
 
-/// Our estimates are our own; what the SDM promises must hold, and special operands must give the same.
+/// The estimates are our own definition. They must meet the SDM's bound, and special operands must give equal results.
 #[test]
 fn estimates() {
     let mut random = Operands::for_test("estimates", "SOFTFLOAT_SEED");
@@ -369,7 +369,7 @@ fn estimate(a: u32, software: u32, hardware: u32, exact: impl Fn(f64) -> f64) {
         let error = (result / exact - 1.0).abs();
         assert!(error < 1.5 / 4096.0, "{a:#x} gave {software:#x}, relative error {error:e}");
     } else {
-        // Near the limit of tiny results implementations may differ.
+        // Implementations may differ near the limit of tiny results.
         let borderline = exact.abs() < 1.001 * f64::from(f32::MIN_POSITIVE);
         assert!(software == hardware || borderline, "{a:#x} gave {software:#x}, hardware {hardware:#x}");
     }

@@ -56,7 +56,7 @@ macro_rules! unary {
     };
 }
 
-/// Same bits, other type: what `from_bits` and `to_bits` do.
+/// Conversions between types with the same bits, like `from_bits` and `to_bits`.
 trait Bits<T> {
     fn reinterpret(self) -> T;
 }
@@ -120,7 +120,7 @@ unary!(vcvtsd2usi64, u64, u64, xmm_reg, f64, reg, u64, "vcvtsd2usi {r:r}, {a}");
 unary!(vcvttsd2usi32, u64, u32, xmm_reg, f64, reg, u32, "vcvttsd2usi {r:e}, {a}");
 unary!(vcvttss2usi64, u32, u64, xmm_reg, f32, reg, u64, "vcvttss2usi {r:r}, {a}");
 
-// F16C. The binary16 operand travels in the low half of a register.
+// F16C. The binary16 operand is in the low half of a register.
 unary!(vcvtph2ps, u32, u32, xmm_reg, f32, xmm_reg, f32, "vcvtph2ps {r}, {a}");
 
 /// EFLAGS bits ZF, PF, CF after a comparison.

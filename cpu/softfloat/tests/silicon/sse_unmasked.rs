@@ -1,7 +1,7 @@
 //! Unmasked SSE exceptions, which are signals: packed instructions whose lanes raise different exceptions.
 //!
-//! A SIGFPE handler notes the MXCSR with which #XM was delivered and masks everything, so that the interrupted
-//! instruction then completes. Linux only, because it knows that signal frame.
+//! A SIGFPE handler notes the MXCSR with which #XM was delivered and masks all exceptions, so that the interrupted
+//! instruction completes. The test is for Linux only, because it depends on that signal frame.
 
 use crate::cases;
 use seeded::Operands;
@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const BASE: u32 = 20_000;
 const DEFAULT_MXCSR: u32 = 0x1f80;
-/// What [`DELIVERED`] holds while no exception was delivered; MXCSR has no such bits.
+/// The value of [`DELIVERED`] before any exception was delivered. MXCSR has no such bits.
 const NONE: u32 = u32::MAX;
 
-/// MXCSR as of the last #XM. Only this module's test unmasks SSE exceptions, on one thread.
+/// MXCSR at the last #XM. Only this module's test unmasks SSE exceptions, on one thread.
 static DELIVERED: AtomicU32 = AtomicU32::new(NONE);
 
 /// `struct sigaction` of the C library.
@@ -59,14 +59,14 @@ fn install_handler() {
 
 type Lanes = [u32; 4];
 
-/// Runs `op xmm0, xmm1`; returns MXCSR afterwards, or as `Err` with which #XM was delivered.
+/// Runs `op xmm0, xmm1`. Returns MXCSR afterwards, or as `Err` the MXCSR with which #XM was delivered.
 macro_rules! packed {
     ($name:ident, $op:literal) => {
         fn $name(mxcsr: u32, a: Lanes, b: Lanes) -> Result<u32, u32> {
             let mut control = mxcsr;
             DELIVERED.store(NONE, Ordering::SeqCst);
-            // SAFETY: reads two operands, touches declared registers and MXCSR, which gets its default back. An
-            // exception is handled by `note_and_mask`, after which the instruction completes.
+            // SAFETY: reads two operands, touches declared registers and MXCSR, and restores MXCSR's default.
+            // `note_and_mask` handles an exception, after which the instruction completes.
             unsafe {
                 asm!(
                     "movups xmm0, [{a}]",
@@ -108,7 +108,7 @@ fn compare(
 ) {
     let mut random = Operands::for_test(name, "SOFTFLOAT_SEED");
     for _ in 0..cases(BASE) {
-        // Any control and sticky flags; at most one lane in two is special, or every case would be invalid.
+        // Use any control bits and sticky flags. At most one lane in two is special, or every case would be invalid.
         let mxcsr = random.bits() as u32 & 0xffff;
         let lanes = |random: &mut Operands| -> Lanes {
             std::array::from_fn(|_| match random.below(2) {

@@ -1,5 +1,5 @@
-//! x87: every operation with a defined result against the processor, under every rounding mode, precision
-//! control and set of masks: result, exception flags, C1 and the other condition codes.
+//! Compares every x87 operation that has a defined result with the processor: result, exception flags and condition
+//! codes. Cases cover every rounding mode, precision control and set of masks.
 
 use crate::cases;
 use crate::is_intel;
@@ -16,7 +16,7 @@ const ALL: u16 = C0 | C1 | C2 | C3;
 const TOP_BEFORE: u16 = 6;
 const UNTOUCHED: [u8; 10] = [0xa5; 10];
 
-/// All rounding modes and precisions; a quarter with random masks.
+/// All rounding modes and precisions. A quarter of the cases have random masks.
 pub fn random_before(random: &mut Operands) -> Before {
     let masks = if random.below(4) == 0 { random.below(64) as u16 } else { 0x3f };
     let precision = [0u16, 2, 3, 3, 1][random.below(5) as usize];
@@ -24,7 +24,7 @@ pub fn random_before(random: &mut Operands) -> Before {
     Before { control, codes: random.bits() as u16 & (C0 | C1 | C2 | C3) }
 }
 
-/// An operand: mostly a number, sometimes an encoding that none of the other formats has.
+/// An operand: mostly a number, sometimes an encoding that no other format has.
 pub fn random_f80(random: &mut Operands) -> F80 {
     let exponent = random.exponent(15);
     let mut mantissa = random.fraction(63) | 1 << 63;
@@ -32,14 +32,14 @@ pub fn random_f80(random: &mut Operands) -> F80 {
         mantissa ^= random.below(2) << 63;
     }
     if random.below(8) == 0 {
-        // A significand that a lower precision control keeps, or nearly so.
+        // A significand that a lower precision control keeps, or almost keeps.
         let bits = [24, 53][random.below(2) as usize];
         mantissa &= u64::MAX << (64 - bits - random.below(2));
     }
     F80 { mantissa, sign_exponent: exponent as u16 | (random.below(2) << 15) as u16 }
 }
 
-/// An operand related to `a`: equal or cancelling, or such that products and quotients meet the limits.
+/// An operand related to `a`: equal, cancelling, or one for which products and quotients meet the limits.
 fn relative(random: &mut Operands, a: F80) -> F80 {
     let other = random_f80(random);
     let exponent = i32::from(a.sign_exponent & 0x7fff);
@@ -58,7 +58,7 @@ fn relative(random: &mut Operands, a: F80) -> F80 {
     F80 { mantissa, sign_exponent: sign | wanted.clamp(0, 32767) as u16 }
 }
 
-/// Runs `instruction` on random operands and hands the outcome to `judge`, with a description of the case.
+/// Runs `instruction` on random operands and passes the outcome and a description of the case to `judge`.
 fn each(
     name: &str,
     instruction: Instruction,
@@ -119,7 +119,7 @@ fn arithmetic() {
 #[test]
 fn integral_values_and_scaling() {
     register("frndint", native::frndint, |env, a, _| x87::round_to_integer(env, a));
-    // The response to unmasked underflow: only Intel's leave a denormal alone that is scaled by zero.
+    // Under an unmasked underflow, only Intel's processors leave a denormal unchanged that is scaled by zero.
     if is_intel() {
         register("fscale", native::fscale, x87::scale);
     }
@@ -176,7 +176,7 @@ fn comparisons() {
     each("fxam", native::fxam, |before, a, _, state| same_status(&before.env(), state, ALL, x87::examine(a)));
 }
 
-/// Comparisons deliver their outcome even with an unmasked exception, but do not pop then.
+/// Comparisons deliver their outcome even with an unmasked exception, but then do not pop.
 #[test]
 fn comparisons_that_pop() {
     let pops = |env: &X87Env, state: &State| {
@@ -191,7 +191,7 @@ fn comparisons_that_pop() {
     each("fcomip", native::fcomip, |before, a, b, state| {
         let mut env = before.env();
         let relation = x87::compare_ordered(&mut env, a, b);
-        // Of EFLAGS bits 7:0, bit 1 is always set; SF and AF, set before, must be clear.
+        // Bit 1 of EFLAGS is always set. SF and AF, set before, must be clear.
         same(u32::from(state.memory[0]), relation.eflags() | 2)?;
         same_status(&env, state, ALL, before.codes)?;
         pops(&env, state)
@@ -284,7 +284,7 @@ fn memory_comparisons() {
     }
 }
 
-/// A load: pushes, or leaves the stack alone.
+/// A load, which pushes or leaves the stack unchanged.
 fn load<T: Copy + Debug>(
     name: &str,
     instruction: Instruction,
@@ -305,7 +305,7 @@ fn loads() {
     };
     load("fld m80", native::fld_m80, extended, |_, value| Some(value));
     let bcd = |random: &mut Operands| -> ([u8; 10], [u8; 10]) {
-        // Half of them with nibbles that are no digits.
+        // Half of the cases have nibbles that are no digits.
         let limit = if random.below(2) == 0 { 10 } else { 16 };
         let digits = std::array::from_fn(|_| (random.below(limit) | random.below(limit) << 4) as u8);
         (digits, digits)
@@ -313,7 +313,7 @@ fn loads() {
     load("fbld", native::fbld, bcd, |_, digits| Some(x87::from_bcd(digits)));
 }
 
-/// A value around the range of binary32 (`small`) or binary64, or of the integers.
+/// A value around the range of binary32 or binary64, or of the integers.
 fn near_limits(random: &mut Operands, minimum: i32, maximum: i32) -> F80 {
     let value = random_f80(random);
     let exponent = match random.below(5) {

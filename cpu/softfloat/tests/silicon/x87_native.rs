@@ -1,15 +1,15 @@
-//! The processor's own x87 instructions under a given control word, unmasked exceptions included: they stay
-//! pending, and FNSAVE reads everything without waiting for them.
+//! The processor's own x87 instructions under a given control word. Unmasked exceptions stay pending, and FNSAVE reads
+//! everything without waiting for them.
 
 use softfloat::x87::{F80, X87Env};
 use std::arch::asm;
 
-/// What an instruction starts from, besides its operands.
+/// The state before an instruction, besides its operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Before {
     /// The control word.
     pub control: u16,
-    /// Condition codes in the status word, so that it shows which ones the instruction clears or leaves alone.
+    /// Condition codes in the status word, to show which ones the instruction clears or leaves unchanged.
     pub codes: u16,
 }
 
@@ -19,7 +19,7 @@ impl Before {
     }
 }
 
-/// What an instruction left behind.
+/// The state after an instruction.
 pub struct State {
     pub status: u16,
     /// ST(0) to ST(7).
@@ -42,10 +42,9 @@ macro_rules! instructions {
         $(pub fn $name(before: Before, a: F80, b: F80, mut memory: [u8; 10]) -> State {
             let (st0, st1) = (a.to_bytes(), b.to_bytes());
             let mut area = [0u8; 108];
-            // SAFETY: reads the two operands and the control word, writes the memory operand and the save
-            // area, all of sufficient size; every x87 register is declared as clobbered and FNSAVE, which
-            // does not wait, leaves the x87 initialised, so that no exception stays pending.
-            // One instruction needs RCX and the stack.
+            // SAFETY: reads the two operands and the control word, and writes the memory operand and the save area. All
+            // have sufficient size. Every x87 register is declared as clobbered. FNSAVE, which does not wait, leaves
+            // the x87 initialised, so no exception stays pending. One instruction needs RCX and the stack.
             unsafe {
                 asm!(
                     "fninit",

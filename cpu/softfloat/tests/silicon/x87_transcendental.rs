@@ -1,5 +1,5 @@
-//! Transcendental instructions: our results are correctly rounded, the processor's are within a unit in the
-//! last place or so (SDM vol. 1, 8.3.10). Everything else (special operands, flags, C2) must be the same.
+//! Compares transcendental instructions. Our results are correctly rounded; the processor's are within about one unit
+//! in the last place (SDM vol. 1, 8.3.10). Everything else (special operands, flags, C2) must be equal.
 
 use crate::cases;
 use crate::is_intel;
@@ -10,11 +10,11 @@ use softfloat::env::{OE, UE};
 use softfloat::x87::{self, Angle, C0, C1, C2, C3, F80, Pair, X87Env};
 
 const BASE: u32 = 30_000;
-/// In units in the last place, for any rounding mode.
+/// The allowed difference in units in the last place, for any rounding mode.
 const TOLERANCE: u128 = 1;
 
-/// Units in the last place between two results, infinity being one beyond the largest number; `None` if they
-/// differ in sign or one is a NaN.
+/// Units in the last place between two results; infinity is one beyond the largest number. `None` if the signs differ
+/// or one result is a NaN.
 fn distance(a: F80, b: F80) -> Option<u128> {
     let key = |value: F80| {
         let exponent = i128::from(value.sign_exponent & 0x7fff);
@@ -25,7 +25,7 @@ fn distance(a: F80, b: F80) -> Option<u128> {
     if a == b {
         return Some(0);
     }
-    // A result of the wrong sign is wrong even if it is small.
+    // A result with the wrong sign is wrong even if it is small.
     (a.sign() == b.sign()).then_some(key(a)?.abs_diff(key(b)?))
 }
 
@@ -36,22 +36,22 @@ fn close(hardware: F80, ours: F80) -> Result<(), String> {
     }
 }
 
-/// Flags that depend on a result's last place: whether it is tiny if it is next to the smallest normal, and
-/// whether it overflowed if it is next to the largest number.
+/// Flags that depend on a result's last place. UE is uncertain next to the smallest normal number, OE next to the
+/// largest number.
 fn uncertain_flags(state: &State) -> u32 {
     let near = |result: F80, mantissa: u64, exponent: u16| {
         let limit = F80 { mantissa, sign_exponent: exponent | (result.sign_exponent & 0x8000) };
         distance(result, limit).is_some_and(|distance| distance <= TOLERANCE)
     };
     state.registers[..2].iter().fold(0, |flags, &result| {
-        // Either side of the limit, where the other side may have been scaled by an unmasked response.
+        // Check both sides of the limit. An unmasked response may have scaled the result on one side.
         let tiny = if near(result, 1 << 63, 1) || near(result, u64::MAX, 0x6000) { UE } else { 0 };
         let huge = if near(result, u64::MAX, 0x7ffe) || near(result, 1 << 63, 0x1fff) { OE } else { 0 };
         flags | tiny | huge
     })
 }
 
-/// Whether such an exception is unmasked, which makes the result look entirely different.
+/// Whether an uncertain flag's exception is unmasked, which makes the result look entirely different.
 fn is_undecidable(before: Before, state: &State) -> bool {
     uncertain_flags(state) & !u32::from(before.control) != 0
 }
@@ -65,7 +65,7 @@ fn same_flags(env: &X87Env, state: &State) -> Result<(), String> {
     }
 }
 
-/// A number of moderate size as often as not.
+/// A number of moderate size in most cases.
 fn moderate(random: &mut Operands, lowest: i32, highest: i32) -> F80 {
     let value = random_f80(random);
     if random.below(4) == 0 {
@@ -76,7 +76,7 @@ fn moderate(random: &mut Operands, lowest: i32, highest: i32) -> F80 {
     F80 { mantissa: value.mantissa | 1 << 63, sign_exponent }
 }
 
-/// C0 and C3 must be as before; C1 depends on the last place, and C2 is the angles' business.
+/// Checks that C0 and C3 are as before. C1 depends on the last place, and the tests of angles check C2.
 fn other_codes(before: Before, state: &State) -> Result<(), String> {
     let changed = (before.codes ^ state.status) & (C0 | C3);
     if changed == 0 { Ok(()) } else { Err(format!("hardware changed {changed:#x}")) }

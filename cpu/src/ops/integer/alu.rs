@@ -13,7 +13,7 @@ use crate::ops::width::Width;
 
 /// A two-operand operation that sets the six arithmetic flags.
 trait Alu: 'static {
-    /// Whether the result is kept (CMP and TEST only set flags).
+    /// Whether the result is written (CMP and TEST only set flags).
     const KEEPS_RESULT: bool = true;
     fn run<W: Width>(core: &mut Core, a: u64, b: u64) -> u64;
 }

@@ -1,8 +1,8 @@
 //! Bit tests and scans, POPCNT, LZCNT, TZCNT, BMI1, BMI2, CRC32.
 //!
-//! Undefined flags, as Intel's processors (Skylake and later) leave them: BT and its relatives change only CF;
-//! BSF and BSR set PF from the result and clear the others, and leave the destination alone when the source is
-//! zero; LZCNT, TZCNT and the BMI instructions clear AF and PF.
+//! Undefined flags are as on Intel's processors since Skylake. BT, BTS, BTR and BTC change only CF. BSF and BSR set PF
+//! from the result and clear the others; a zero source leaves the destination unchanged. LZCNT, TZCNT and the BMI
+//! instructions clear AF and PF.
 
 use iced_x86::Mnemonic;
 
@@ -61,7 +61,7 @@ fn test_reg<O: BitTest, W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> 
     Ok(())
 }
 
-/// In memory a register's bit number reaches beyond the operand, in both directions.
+/// The memory form: a bit number in a register reaches beyond the operand, in both directions.
 fn test_mem<O: BitTest, W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let number = bit_number::<W>(core, op);
     let mut at = *op;
@@ -98,14 +98,14 @@ trait Scan: 'static {
     fn run<W: Width>(core: &mut Core, source: u64) -> Option<u64>;
 }
 
-/// LZCNT and TZCNT: PF is clear whether or not the result is zero.
+/// Sets the flags of LZCNT and TZCNT. PF is clear even if the result is zero.
 #[inline(always)]
 fn set_count_flags(core: &mut Core, carry: bool, zero: bool) {
     core.flags =
         LazyFlags { result: u64::from(!zero), aux: carry_overflow(carry, false) | u64::from(zero) << 8 };
 }
 
-/// BSF and BSR: ZF says that the source was zero, PF is the result's.
+/// Sets the flags of BSF and BSR: ZF if the source was zero, PF from the result.
 #[inline(always)]
 fn set_scan_flags(core: &mut Core, result: Option<u64>) {
     // Bit 8 keeps ZF clear and has no part in PF.
@@ -154,13 +154,13 @@ impl Scan for Lzcnt {
 
 struct Popcnt;
 impl Scan for Popcnt {
-    /// All flags but ZF are cleared, PF included.
+    /// Clears all flags but ZF, including PF.
     #[inline(always)]
     fn run<W: Width>(core: &mut Core, source: u64) -> Option<u64> {
         core.flags = LazyFlags { result: source, aux: 0 };
         let parity_set = core.flags.pf();
         core.flags.aux = u64::from(parity_set) << 8;
-        // SF must be clear whatever the sign bit of the source says.
+        // SF must be clear, whatever the sign bit of the source.
         core.flags.aux |= (source >> 63) << 1;
         Some(u64::from(source.count_ones()))
     }
@@ -302,7 +302,7 @@ fn bmi<O: Bmi, W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()>
     Ok(())
 }
 
-/// `rm` is the operand number of the r/m source, `register` that of the other one.
+/// `rm` is the operand number of the r/m source, `register` of the other source.
 fn lower_bmi<O: Bmi>(insn: &Insn<'_>, rm: u32, register: u32) -> Option<Op> {
     let handler = if insn.size(0) == 4 { bmi::<O, W32> as Handler } else { bmi::<O, W64> };
     Some(with_source(insn, rm, Op::new(handler)).r0(insn.register(0)).aux(insn.register(register)))
@@ -310,7 +310,7 @@ fn lower_bmi<O: Bmi>(insn: &Insn<'_>, rm: u32, register: u32) -> Option<Op> {
 
 fn mulx<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let product = u128::from(source::<W>(core, bus, op)?) * u128::from(W::get(core, 2));
-    // When both destinations are one register it holds the high half.
+    // If both destinations are one register, it holds the high half.
     W::set(core, op.aux, product as u64 & W::MASK);
     W::set(core, op.r0, (product >> W::BITS) as u64 & W::MASK);
     Ok(())

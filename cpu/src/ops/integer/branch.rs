@@ -1,4 +1,4 @@
-//! Near jumps, calls and returns, conditional branches (the ones that count: D3), loops.
+//! Near jumps, calls and returns, conditional branches, loops. Conditional branches are counted (D3).
 
 use iced_x86::{Mnemonic, OpKind};
 
@@ -13,8 +13,8 @@ use crate::ops::width::{W16, W32, W64, Width};
 const BRANCH: u8 = Op::ENDS_BLOCK | Op::SETS_RIP;
 
 impl Core {
-    /// Sets RIP to a near branch target, which must be canonical or, in legacy modes, within the limit of
-    /// CS; otherwise the branch itself faults (SDM vol. 2, JMP, CALL, RET: #GP(0)).
+    /// Sets RIP to a near branch target. The target must be canonical or, in legacy modes, within the limit of CS.
+    /// Otherwise the branch itself raises #GP(0) (SDM vol. 2, JMP, CALL, RET).
     #[inline(always)]
     fn branch_to(&mut self, target: u64) -> Res<()> {
         self.check_near_target(target)?;
@@ -64,8 +64,8 @@ fn call_relative<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<(
     call::<W>(core, bus, op, target)
 }
 
-/// Faults change no register. A non-canonical target is found only after the return address was stored, as
-/// processors do it; the limit of CS is checked before.
+/// A near call. A fault changes no register. As on processors, the limit of CS is checked before the return address is
+/// stored, and a non-canonical target is found after.
 #[inline(always)]
 fn call<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op, target: u64) -> Res<()> {
     if !core.is_64bit() {
@@ -163,7 +163,7 @@ fn lower_loop(insn: &Insn<'_>, kind: u8) -> Op {
     relative(insn, handler).aux(kind)
 }
 
-/// Indirect near jumps and calls; far ones belong to the system family.
+/// Lowers indirect near jumps and calls; far ones belong to the system family.
 fn lower_indirect(insn: &Insn<'_>, call: bool) -> Option<Op> {
     if insn.raw.is_jmp_far_indirect() || insn.raw.is_call_far_indirect() {
         return None;

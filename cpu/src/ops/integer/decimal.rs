@@ -1,4 +1,4 @@
-//! Decimal adjustments and BOUND: instructions of legacy modes, all #UD in 64-bit mode.
+//! Decimal adjustments and BOUND: legacy-mode instructions that raise #UD in 64-bit mode.
 
 use iced_x86::Mnemonic;
 
@@ -11,7 +11,7 @@ use crate::op::Op;
 use crate::ops::width::{W8, W16, W32, Width};
 use crate::slots::HIGH_BYTE;
 
-/// Sets SF, ZF and PF from AL, and AF, CF as given; OF (undefined) is cleared.
+/// Sets SF, ZF and PF from AL, and AF and CF as given. Clears OF, which is undefined.
 fn set_flags(core: &mut Core, value: u8, adjust: bool, carry: bool) {
     let plain = LazyFlags { result: W8::sext(u64::from(value)), aux: 0 }.bits();
     let bits = plain | if adjust { flags::AF } else { 0 } | if carry { flags::CF } else { 0 };

@@ -1,6 +1,7 @@
 //! General-purpose instructions (SDM vol. 2; vol. 1 chapter 7).
 //!
-//! Flags that the manuals leave undefined are defined here, the same on every host; each place says how.
+//! Flags that the manuals leave undefined have defined values here, the same on every host. Each module documents its
+//! own.
 
 mod alu;
 mod bits;
@@ -16,7 +17,7 @@ mod string;
 use crate::insn::Insn;
 use crate::op::Op;
 
-/// The families' own ways to lower, those of the commonest instructions first.
+/// The families' lowering functions, the commonest instructions first.
 const FAMILIES: [fn(&Insn<'_>) -> Option<Op>; 9] = [
     alu::lower,
     moves::lower,

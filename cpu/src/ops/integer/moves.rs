@@ -1,4 +1,4 @@
-//! MOV and its relatives, LEA, XCHG, CMOVcc, SETcc, sign extensions, flag moves, exchanges with compare.
+//! MOV and similar moves, LEA, XCHG, CMOVcc, SETcc, sign extensions, flag moves, exchanges with compare.
 
 use iced_x86::Mnemonic;
 
@@ -121,7 +121,7 @@ fn xchg_mem<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// XADD to a register: when both operands are the same register it holds the sum at the end.
+/// XADD to a register. If both operands are the same register, it holds the sum at the end.
 fn xadd_reg<W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     let (a, b) = (W::get(core, op.r0), W::get(core, op.r1));
     let sum = add::<W>(core, a, b, 0);
@@ -151,7 +151,7 @@ fn cmpxchg_reg<W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// CMPXCHG to memory, which is written in either case.
+/// CMPXCHG to memory, which writes memory in either case.
 fn cmpxchg_mem<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let address = core.linear_write(op, W::BYTES)?;
     W::update(core, bus, address, |core, old| {
@@ -202,7 +202,7 @@ fn cmpxchg16b(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// CMOVcc: the source is read, and a 32-bit destination is zero-extended, whatever the condition says.
+/// CMOVcc. The source is read, and a 32-bit destination is zero-extended, even if the condition is false.
 fn cmov_reg<W: Width, const CC: u8>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     let from = if core.flags.condition::<CC>() { op.r1 } else { op.r0 };
     W::set(core, op.r0, W::get(core, from));
@@ -240,7 +240,7 @@ fn lower_conditional(insn: &Insn<'_>) -> Option<Op> {
             Op::new(by_condition!(cc, set_reg)).r0(insn.register(0))
         });
     }
-    // CMPccXADD has three operands, and a condition too.
+    // CMPccXADD has three operands and a condition too.
     if operands != 2 || !matches!(insn.size(0), 2 | 4 | 8) || insn.raw.op_register(0).is_st() {
         return None;
     }
@@ -281,7 +281,7 @@ fn movbe_store<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()>
     W::store(core, bus, address, value)
 }
 
-/// CBW, CWDE, CDQE: sign-extends the lower half of the accumulator into all of it.
+/// CBW, CWDE, CDQE: sign-extends the lower half of the accumulator into the whole accumulator.
 fn extend_accumulator<S: Width, D: Width>(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     let value = S::sext(S::get(core, 0));
     D::set(core, 0, value);
@@ -308,7 +308,7 @@ fn sahf(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     Ok(())
 }
 
-/// CLC, STC, CMC: sets CF to `aux`, or flips it when `aux` is 2.
+/// CLC, STC, CMC: sets CF to `aux`, or inverts it if `aux` is 2.
 fn change_carry(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     let carry = if op.aux == 2 { !core.flags.cf() } else { op.aux == 1 };
     let overflow = core.flags.of();
@@ -411,7 +411,7 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     })
 }
 
-/// Jcc carries a condition too, but is a branch; FCMOVcc belongs to the FPU.
+/// Jcc has a condition too, but is a branch. FCMOVcc belongs to the FPU.
 fn is_set_or_cmov(insn: &Insn<'_>) -> bool {
     let raw = insn.raw;
     !raw.is_jcc_short_or_near() && !raw.is_loop() && !raw.is_loopcc() && !raw.is_jcx_short()

@@ -1,7 +1,7 @@
 //! MUL, IMUL, DIV, IDIV.
 //!
-//! Undefined flags, as Intel's processors (Skylake and later) leave them: multiplications set SF and PF from
-//! the low half and clear ZF and AF; divisions leave all flags alone.
+//! Undefined flags are as on Intel's processors since Skylake. Multiplications set SF and PF from the low half and
+//! clear ZF and AF. Divisions change no flags.
 
 use iced_x86::Mnemonic;
 
@@ -27,11 +27,11 @@ fn source<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<u64> {
 
 #[inline(always)]
 fn set_flags<W: Width>(core: &mut Core, low: u64, significant: bool) {
-    // Bit 32 has no part in SF and PF and keeps ZF clear.
+    // Bit 32 does not affect SF and PF, and keeps ZF clear.
     core.flags = LazyFlags { result: W::sext(low) | 1 << 32, aux: carry_overflow(significant, significant) };
 }
 
-/// Writes a double-width result to AX, or DX:AX and so on.
+/// Writes a double-width result to AX, DX:AX, EDX:EAX or RDX:RAX.
 #[inline(always)]
 fn set_pair<W: Width>(core: &mut Core, low: u64, high: u64) {
     W::set(core, 0, low);

@@ -1,4 +1,4 @@
-//! Picking the instance of a generic handler.
+//! Macros that pick the instance of a generic handler.
 
 use crate::insn::Insn;
 

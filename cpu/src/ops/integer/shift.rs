@@ -1,9 +1,8 @@
 //! Shifts and rotates.
 //!
-//! Undefined flags, as Intel's processors (Skylake and later) leave them: AF is zero after shifts; OF is what a
-//! shift of the same operand by one bit gives, whatever the count; CF is zero after a shift by more than the
-//! operand's width (8 and 16 bits). ROL and ROR of a register by an immediate other than
-//! 1 leave OF alone.
+//! Undefined flags are as on Intel's processors since Skylake. AF is zero after shifts. OF is the result of a shift of
+//! the same operand by one bit, for any count. CF is zero after a shift by more than the operand's width (8 and 16
+//! bits). ROL and ROR of a register by an immediate other than 1 do not change OF.
 
 use iced_x86::Mnemonic;
 
@@ -16,9 +15,9 @@ use crate::insn::Insn;
 use crate::op::Op;
 use crate::ops::width::Width;
 
-/// A shift or rotate by a count that is already masked to 5 or 6 bits and not zero.
+/// A shift or rotate. The count is not zero and already masked to 5 or 6 bits.
 trait Shift: 'static {
-    /// With a register as operand, a count that is an immediate other than 1 leaves OF alone.
+    /// Whether an immediate count other than 1, with a register operand, leaves OF unchanged.
     const IMMEDIATE_KEEPS_OVERFLOW: bool = false;
     fn run<W: Width>(core: &mut Core, value: u64, count: u32) -> u64;
 }
@@ -39,7 +38,7 @@ fn sign<W: Width>(value: u64) -> bool {
     value & W::SIGN != 0
 }
 
-/// Whether the two uppermost bits differ: a shift to the left by one changes the sign.
+/// Whether the two uppermost bits differ, so that a left shift by one changes the sign.
 #[inline(always)]
 fn top_bits_differ<W: Width>(value: u64) -> bool {
     sign::<W>(value ^ value << 1)
@@ -125,7 +124,7 @@ impl Shift for Rcr {
     }
 }
 
-/// Rotates the (width + 1)-bit number CF:value. A count that comes to zero changes nothing.
+/// Rotates the (width + 1)-bit number CF:value. A count of zero changes nothing.
 #[inline(always)]
 fn rotate_through_carry<W: Width>(core: &mut Core, value: u64, count: u32, left: bool) -> u64 {
     if count == 0 {
@@ -148,7 +147,7 @@ fn masked<W: Width>(count: u64) -> u32 {
     (count & if W::BITS == 64 { 63 } else { 31 }) as u32
 }
 
-/// A count of zero changes no flag.
+/// Shifts with a masked count; a count of zero changes no flag.
 #[inline(always)]
 fn shift<O: Shift, W: Width, const IMMEDIATE: bool>(core: &mut Core, value: u64, count: u64) -> u64 {
     let count = masked::<W>(count);
@@ -164,7 +163,7 @@ fn shift<O: Shift, W: Width, const IMMEDIATE: bool>(core: &mut Core, value: u64,
     result
 }
 
-/// The register is written even when the count is zero, which clears the upper half.
+/// Shifts a register. A 32-bit shift clears the register's upper half even if the count is zero.
 #[inline(always)]
 fn shift_register<O: Shift, W: Width, const IMMEDIATE: bool>(core: &mut Core, register: u8, count: u64) {
     let result = shift::<O, W, IMMEDIATE>(core, W::get(core, register), count);
@@ -208,7 +207,7 @@ fn lower_shift<O: Shift>(insn: &Insn<'_>) -> Option<Op> {
     Some(if insn.is_memory(0) { insn.address(op) } else { op.r0(insn.register(0)) })
 }
 
-/// SHLD (`LEFT`) and SHRD. 16-bit counts above 16 are undefined; they shift in the first operand again.
+/// SHLD (`LEFT`) and SHRD. 16-bit counts above 16 are undefined: here they shift in the first operand again.
 #[inline(always)]
 fn double<W: Width, const LEFT: bool>(core: &mut Core, value: u64, filler: u64, count: u32) -> u64 {
     if count == 0 {

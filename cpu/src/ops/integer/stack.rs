@@ -29,7 +29,7 @@ fn pop_reg<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// POP to memory: the address is computed after the stack pointer has moved.
+/// POP to memory, which computes the address after the stack pointer has moved.
 fn pop_mem<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let old = core.frame.regs[4];
     let value = core.pop(bus, W::BYTES)?;
@@ -86,7 +86,7 @@ fn enter<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
         core.store_stack(bus, sp, W::BYTES, frame & W::MASK)?;
     }
     sp = sp.wrapping_sub(op.imm) & mask;
-    // The new top of the stack is probed, as the manual demands, before registers change.
+    // Probe the new top of the stack before registers change, as the manual demands.
     let probe = core.segment_linear(2, sp, W::BYTES, true)?;
     core.check_writable(bus, probe, W::BYTES).map_err(|reason| core.as_stack_fault(reason))?;
     W::set(core, 5, frame);
@@ -102,7 +102,7 @@ fn leave<W: Width>(core: &mut Core, bus: &mut dyn Bus, _: &Op) -> Res<()> {
     Ok(())
 }
 
-/// Bytes the instruction moves the stack pointer by, for each item.
+/// Bytes by which the instruction moves the stack pointer for each item.
 fn item_bytes(insn: &Insn<'_>, items: u32) -> u32 {
     insn.raw.stack_pointer_increment().unsigned_abs() / items
 }

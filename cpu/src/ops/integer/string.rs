@@ -1,8 +1,8 @@
 //! String instructions and their repetition.
 //!
-//! Each iteration of a repeated instruction is a step of its own: between iterations the
-//! registers hold a consistent state with RIP at the instruction, so a stop, an interrupt or a single-step
-//! trap can come there. MOVS and STOS run in bulk where source and destination are plain pages.
+//! Each iteration of a repeated instruction is a step of its own. Between iterations the registers are consistent and
+//! RIP is at the instruction, so a stop, an interrupt or a single-step trap can come there. MOVS and STOS run in bulk
+//! if source and destination are plain pages.
 
 use iced_x86::{Mnemonic, Register};
 
@@ -23,7 +23,7 @@ const RCX: u8 = 1;
 const RSI: u8 = 6;
 const RDI: u8 = 7;
 
-/// When to go on repeating.
+/// The condition for another iteration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Repeat {
     Once,
@@ -44,16 +44,16 @@ impl Repeat {
     }
 }
 
-/// What the iterations of one string instruction do.
+/// The work of one iteration of a string instruction.
 trait Action: 'static {
     /// One iteration on elements of width `W` with addresses of width `A`.
     fn once<W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()>;
 
-    /// Registers that processors write back, which clears the upper halves of 32-bit ones, before the first
-    /// iteration of a repetition: even if it faults, even if the count is zero.
+    /// Registers that processors write back before the first iteration, which clears the upper halves of 32-bit ones.
+    /// This happens even if the iteration faults or the count is zero.
     const WRITTEN_FIRST: &'static [u8] = &[];
 
-    /// Does up to `limit` iterations at once and returns how many; 0 when it cannot.
+    /// Does up to `limit` iterations at once and returns their number; 0 if it cannot.
     #[inline(always)]
     fn bulk<W: Width, A: Width>(_core: &mut Core, _op: &Op, _limit: u64) -> u64 {
         0
@@ -106,7 +106,7 @@ impl Action for Movs {
         let Some((to, to_room)) = core.bulk_page(core.frame.regs[RDI as usize], true) else { return 0 };
         let count = limit.min(from_room / W::BYTES).min(to_room / W::BYTES);
         let bytes = count * W::BYTES;
-        // A copy onto its own tail repeats a pattern, element by element.
+        // A copy onto its own tail repeats a pattern, so it must go element by element.
         if count == 0 || (to > from && to < from + bytes) {
             return 0;
         }
@@ -178,7 +178,7 @@ struct Cmps;
 impl Action for Cmps {
     #[inline(always)]
     fn once<W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
-        // Processors read the destination first: it decides which of two faults is raised.
+        // Processors read the destination first, which decides between two faults.
         let second = destination::<W, A>(core, op, false)?;
         let second = W::load(core, bus, second)?;
         let first = source::<W, A>(core, op, false)?;
@@ -249,7 +249,7 @@ fn string<S: Action, W: Width, A: Width>(core: &mut Core, bus: &mut dyn Bus, op:
             || repeat == Repeat::WhileEqual && !core.flags.zf()
             || repeat == Repeat::WhileNotEqual && core.flags.zf();
         if finished {
-            // The last iteration is the step that every completed instruction counts.
+            // The run loop counts the last iteration, as for every completed instruction.
             core.block_steps += done - 1;
             return Ok(());
         }
@@ -349,13 +349,13 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     op.seg = insn.segment_slot(source_segment(insn));
     op.r0 = if insn.mode.is_64bit() { SEG_NONE } else { ES };
     if repeat != 0 {
-        // It takes a number of steps that is not known beforehand: nothing may follow it in its block.
+        // The number of steps is not known beforehand, so nothing may follow in the block.
         op.flags |= Op::ENDS_BLOCK;
     }
     Some(op)
 }
 
-/// Segment of the source operand, overrides included.
+/// Segment of the source operand, including overrides.
 fn source_segment(insn: &Insn<'_>) -> Register {
     if insn.raw.has_segment_prefix() { insn.raw.segment_prefix() } else { Register::DS }
 }

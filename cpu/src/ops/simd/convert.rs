@@ -22,7 +22,7 @@ macro_rules! vector_ops {
     )*};
 }
 
-// Where the results are narrower than the sources, the upper half of the destination becomes zero.
+// If the results are narrower than the sources, the upper half of the destination becomes zero.
 vector_ops! {
     Ps2Pd = |env, _, b| build(|n| sse::f32_to_f64(env, u32::get(&b, n)));
     Pd2Ps = |env, _, b| build(|n| if n < 2 { sse::f64_to_f32(env, u64::get(&b, n)) } else { 0 });
@@ -200,8 +200,8 @@ fn to_gpr_mem<T: Element, const WIDE: bool, const TRUNCATE: bool>(
     to_integer::<T, WIDE, TRUNCATE>(core, op, source)
 }
 
-/// From an MMX register. The memory forms of CVTPI2PS and CVTPI2PD touch no MMX state: documented for the
-/// latter, and for the former what processors do.
+/// Converts from an MMX register. The memory forms of CVTPI2PS and CVTPI2PD touch no MMX state. The manual documents
+/// this for CVTPI2PD; for CVTPI2PS this follows processors.
 fn from_mm<V: VectorOp>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse_and_mmx()?;
     let source = core.mm(op.r1);
@@ -224,7 +224,7 @@ fn convert_to_mm<V: VectorOp>(core: &mut Core, op: &Op, source: u128) -> Res<()>
     Ok(())
 }
 
-/// Only the low quadword counts: the upper lanes are made zero, which raises nothing.
+/// Converts only the low quadword: the upper lanes are zero, which raises no exceptions.
 fn to_mm_low<V: VectorOp>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_sse_and_mmx()?;
     let source = core.xmm(op.r1) as u64;

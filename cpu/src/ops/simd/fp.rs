@@ -1,5 +1,5 @@
-//! Floating-point arithmetic and comparison, over the `softfloat` crate. One [`SseEnv`] serves one instruction:
-//! its flags enter MXCSR at the end, or an unmasked one raises #XM and leaves the destination alone.
+//! Floating-point arithmetic and comparison with the `softfloat` crate. One [`SseEnv`] serves one instruction. At the
+//! end its flags enter MXCSR, or an unmasked exception raises #XM and leaves the destination unchanged.
 
 use std::marker::PhantomData;
 
@@ -66,7 +66,7 @@ impl Core {
         SseEnv::new(self.state.mxcsr)
     }
 
-    /// Takes over the instruction's exception flags.
+    /// Enters the instruction's exception flags into MXCSR, or raises #XM.
     #[inline(always)]
     pub(super) fn finish_sse(&mut self, env: SseEnv) -> Res<()> {
         match env.finish() {
@@ -86,7 +86,7 @@ impl Core {
     }
 }
 
-/// An operation on one lane: `a` is the destination's, `b` the source's.
+/// An operation on one lane: `a` is the destination's lane, `b` the source's.
 trait LaneOp: 'static {
     fn lane<T: Element>(env: &mut SseEnv, a: T, b: T, imm: u8) -> T;
 }
@@ -132,7 +132,7 @@ impl<O: LaneOp, T: Element> VectorOp for Each<O, T> {
     }
 }
 
-/// HADDPx and HSUBPx: a lane operation on neighbours, those of `a` first.
+/// HADDPx and HSUBPx: a lane operation on neighbours, the pairs of `a` first.
 struct Pairs<O, T>(PhantomData<(O, T)>);
 
 impl<O: LaneOp, T: Element> VectorOp for Pairs<O, T> {
@@ -157,9 +157,8 @@ impl<T: Element> VectorOp for AddSub<T> {
     }
 }
 
-/// DPPS and DPPD. Each step rounds; an unmasked exception in one step means that the next is not taken, and
-/// leaves the flags of the steps before it in MXCSR. The manual does not say which NaN wins; each lane adds in
-/// an order of its own, as processors do.
+/// DPPS and DPPD. Each step rounds. An unmasked exception in a step prevents the next step, and leaves the flags of
+/// earlier steps in MXCSR. The manual does not say which NaN wins; as on processors, each lane adds in its own order.
 struct DotProduct<T>(PhantomData<T>);
 
 impl DotProduct<u32> {
@@ -178,7 +177,7 @@ impl DotProduct<u64> {
     }
 }
 
-/// Makes the flags of a step final, unless it raised an unmasked exception: then there is no next step.
+/// Commits the flags of a step. Returns `false` if the step raised an unmasked exception, which prevents the next step.
 fn next_step(env: &mut SseEnv) -> bool {
     let Ok(mxcsr) = env.finish() else { return false };
     *env = SseEnv::new(mxcsr);
@@ -275,7 +274,7 @@ fn comi_mem<T: Element, const QUIET: bool>(core: &mut Core, bus: &mut dyn Bus, o
     set_order::<T, QUIET>(core, op, source)
 }
 
-/// Register and memory form.
+/// The register and memory forms.
 type Pair = (Handler, Handler);
 
 const fn packed<V: VectorOp>() -> Pair {
@@ -355,7 +354,7 @@ fn handlers(mnemonic: Mnemonic) -> Option<Pair> {
 
 /// Lowers arithmetic and comparisons.
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
-    // CMPSD is a string instruction too; that one has no register operands.
+    // CMPSD is also a string instruction, which has no register operands.
     if !insn.raw.op0_register().is_xmm() {
         return None;
     }

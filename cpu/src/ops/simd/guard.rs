@@ -1,5 +1,5 @@
-//! What an instruction checks before it does anything: whether the operating system offers the registers,
-//! whether memory operands are aligned, whether x87 errors wait (SDM vol. 3, 23.25).
+//! The checks at the start of an instruction (SDM vol. 3, 23.25): Did the operating system enable the registers? Are
+//! memory operands aligned? Are x87 errors pending?
 
 use crate::bus::Bus;
 use crate::core::Core;
@@ -45,7 +45,7 @@ impl Core {
         }
     }
 
-    /// Requires both, for instructions between the two register files.
+    /// Requires both, for instructions that move data between the two register files.
     #[inline(always)]
     pub(crate) fn require_sse_and_mmx(&mut self) -> Res<()> {
         self.require_sse()?;
@@ -64,8 +64,8 @@ impl Core {
         self.frame.xmm[usize::from(register & 15)] = value;
     }
 
-    /// An XMM register as a byte vector. Seeing the register's memory as bytes, rather than taking the integer
-    /// apart, is what lets the compiler use vector instructions.
+    /// An XMM register as a byte vector. Casting the register's memory to bytes lets the compiler use vector
+    /// instructions; taking the integer apart does not.
     #[inline(always)]
     pub(crate) fn xmm_bytes(&self, register: u8) -> [u8; 16] {
         let slot = &self.frame.xmm[usize::from(register & 15)];
@@ -97,8 +97,8 @@ impl Core {
         *slot = *slot >> 32 << 32 | u128::from(value);
     }
 
-    /// An MMX register; the caller has passed [`Core::require_mmx`] and calls `enter_mmx` when nothing can
-    /// fault any more.
+    /// An MMX register. The caller has passed [`Core::require_mmx`], and calls `enter_mmx` once nothing can fault any
+    /// more.
     #[inline(always)]
     pub(crate) fn mm(&self, register: u8) -> u64 {
         self.state.fpu.mm(register)
@@ -169,8 +169,7 @@ impl Core {
         self.store_u32(bus, address, value)
     }
 
-    /// Misaligned operands raise #GP(0). An address that is not canonical faults as such first, which for a
-    /// stack segment is #SS.
+    /// Raises #GP(0) for a misaligned operand. A non-canonical address faults first, with #SS for a stack segment.
     #[inline(always)]
     pub(crate) fn require_aligned(&mut self, address: u64, size_bytes: u64) -> Res<()> {
         if address & (size_bytes - 1) == 0 { Ok(()) } else { Err(self.gp(0)) }

@@ -1,4 +1,4 @@
-//! Moves between registers and memory that change no bits. Each form has its own handler: they are the most
+//! Moves between registers and memory that change no bits. Each form has its own handler, because they are the most
 //! frequent SIMD instructions of ordinary programs.
 
 use iced_x86::Code;
@@ -18,7 +18,7 @@ enum Shape {
 }
 use Shape::{Load, Store};
 
-/// Stands where an encoding has no register or no memory form.
+/// Raises #UD, for an encoding without a register form or without a memory form.
 fn none(core: &mut Core, _bus: &mut dyn Bus, _op: &Op) -> Res<()> {
     Err(core.ud())
 }
@@ -121,7 +121,7 @@ moves! {
     mm_copy = |core, _, op| core.set_mm(op.r0, core.mm(op.r1));
     mm_load_quad = |core, bus, op| { let value = core.load_quad(bus, op)?; core.set_mm(op.r0, value) };
     mm_load_double = |core, bus, op| { let value = core.load_double(bus, op)?; core.set_mm(op.r0, value.into()) };
-    // TOP is zero even if the store faults; the tags are not changed then.
+    // TOP becomes zero even if the store faults; the tags do not change then.
     mm_store_quad = |core, bus, op| {
         core.state.fpu.clear_top();
         core.store_quad(bus, op, core.mm(op.r1))?;
@@ -165,7 +165,7 @@ fn set_high(core: &mut Core, register: u8, value: u64) {
     core.set_xmm(register, u128::from(core.xmm(register) as u64) | u128::from(value) << 64);
 }
 
-// MOVNTI moves general registers: neither CR0.TS nor CR4.OSFXSR concerns it.
+// MOVNTI moves general registers, so CR0.TS and CR4.OSFXSR do not affect it.
 fn movnti32(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.store_double(bus, op, core.reg32(op.r1))
 }

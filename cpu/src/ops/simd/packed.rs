@@ -17,7 +17,7 @@ struct Forms {
     xmm_mem: Handler,
     /// Smaller memory operand, zero-extended; its size is in `aux`.
     xmm_small: Handler,
-    /// The source is the immediate: shift counts.
+    /// The source is the immediate, for shift counts.
     xmm_imm: Handler,
     mm_reg: Handler,
     mm_mem: Handler,
@@ -116,7 +116,7 @@ fn mm_imm<P: Packed>(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// Lowers packed integer instructions, shuffles, logic (floating-point logic too) and AES.
+/// Lowers packed integer instructions, shuffles, logic (including floating-point logic) and AES.
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     let raw = insn.raw;
     if raw.op_count() < 2 || !raw.op0_register().is_vector_register() && !raw.op0_register().is_mm() {
@@ -152,7 +152,7 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     Some(op)
 }
 
-/// Names operations by mnemonic; `Alias => Type` where several mnemonics do the same.
+/// Maps mnemonics to operations. `Alias => Type` is for mnemonics that share an operation.
 macro_rules! operations {
     ($mnemonic:expr; [$($module:ident: $($name:ident)*;)*] $($alias:ident => $target:path;)*) => {
         match $mnemonic {

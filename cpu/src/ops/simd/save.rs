@@ -1,11 +1,10 @@
 //! MXCSR, EMMS, and the saving and restoring of x87 and SSE state (SDM vol. 1, 10.5 and chapter 13).
 //!
-//! Components: x87 (bit 0) and SSE (bit 1); only the standard, not the compacted format. Where the manual
-//! leaves a choice:
+//! Components: x87 (bit 0) and SSE (bit 1), in the standard format only. The choices that the manual leaves open:
 //!
-//! - XINUSE is all ones: a component counts as in use always, so XSAVE sets every requested XSTATE_BV bit.
-//! - FXSAVE and FXRSTOR transfer the XMM registers whatever CR4.OSFXSR says.
-//! - FCS and FDS are stored and loaded by the forms without REX.W.
+//! - XINUSE is all ones: every component counts as in use, so XSAVE sets every requested XSTATE_BV bit.
+//! - FXSAVE and FXRSTOR always transfer the XMM registers, regardless of CR4.OSFXSR.
+//! - The forms without REX.W store and load FCS and FDS.
 //! - Bytes that belong to no register or to reserved fields of the image (XMM8 to XMM15 outside 64-bit mode,
 //!   416 to 511) are not written.
 
@@ -28,11 +27,11 @@ use crate::state::FpuState;
 const MXCSR_MASK: u32 = 0xffff;
 /// Size of the FXSAVE image.
 const FXSAVE_BYTES: u64 = 512;
-/// Size of the XSAVE image: FXSAVE's and the header.
+/// Size of the XSAVE image: the FXSAVE image and the header.
 const XSAVE_BYTES: u64 = 576;
-/// Where the XMM registers lie in an image.
+/// Offset of the XMM registers in an image.
 const XMM_OFFSET: u64 = 160;
-/// Where the XSAVE header lies.
+/// Offset of the XSAVE header.
 const HEADER_OFFSET: u64 = 512;
 /// State component x87.
 const X87: u64 = 1;
@@ -88,7 +87,7 @@ fn fxsave<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     let address = core.linear_write(op, FXSAVE_BYTES)?;
     core.require_canonical(address)?;
     core.require_aligned(address, 16)?;
-    // The last byte's page decides which of two page faults is raised.
+    // The last byte's page decides between two page faults.
     core.check_writable(bus, address.wrapping_add(FXSAVE_BYTES - 1), 1)?;
     core.check_writable(bus, address, FXSAVE_BYTES)?;
     save_legacy(core, bus, address, X87 | SSE, WIDE)
@@ -109,7 +108,7 @@ fn fxrstor<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res
     Ok(())
 }
 
-/// Both CR0.EM and CR0.TS raise #NM here.
+/// Raises #NM for CR0.EM as well as CR0.TS.
 fn require_fx(core: &mut Core) -> Res<()> {
     if core.state.cr0 & (cr0::EM | cr0::TS) == 0 { Ok(()) } else { Err(core.fault(exception::NM)) }
 }
@@ -135,7 +134,7 @@ fn xrstor<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<
     let requested = requested(core);
     let (legacy, header) = image.split_at(FXSAVE_BYTES as usize);
     let saved = u64::from_le_bytes(*header.first_chunk().expect("the header has 64 bytes"));
-    // Bytes 8 to 15 would select the compacted format, which this CPU model lacks.
+    // Bytes 8 to 15 select the compacted format, which this CPU model lacks.
     if saved & !core.state.xcr0 != 0 || header[8..24].iter().any(|&byte| byte != 0) {
         return Err(core.gp(0));
     }
@@ -165,7 +164,7 @@ fn require_xsave(core: &mut Core) -> Res<()> {
     Ok(())
 }
 
-/// RFBM: the components that EDX:EAX asks for and XCR0 enables.
+/// RFBM: the components requested in EDX:EAX and enabled in XCR0.
 fn requested(core: &Core) -> u64 {
     core.state.xcr0 & (u64::from(core.reg32(0)) | u64::from(core.reg32(2)) << 32)
 }
@@ -192,7 +191,7 @@ fn save_legacy(core: &mut Core, bus: &mut dyn Bus, address: u64, parts: u64, wid
     Ok(())
 }
 
-/// The bytes of an image that saving the x87 state writes.
+/// The bytes of an image that the x87 part of a save writes.
 fn x87_parts(quirks: Quirks, image: &mut [u8; IMAGE_BYTES]) -> Vec<Range<usize>> {
     if !quirks.fxsave_leaves_gaps {
         return vec![0..24, 32..IMAGE_BYTES];
@@ -201,7 +200,7 @@ fn x87_parts(quirks: Quirks, image: &mut [u8; IMAGE_BYTES]) -> Vec<Range<usize>>
     [0..6, 8..24].into_iter().chain((32..IMAGE_BYTES).step_by(16).map(|at| at..at + 10)).collect()
 }
 
-/// Loads the XMM registers that the present mode has from an image, or clears them.
+/// Loads the XMM registers of the current mode from an image, or clears them.
 fn restore_xmm(core: &mut Core, image: Option<&[u8]>) {
     for register in 0..xmm_count(core) {
         let at = XMM_OFFSET as usize + 16 * usize::from(register);

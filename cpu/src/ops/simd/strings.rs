@@ -1,5 +1,5 @@
-//! PCMPESTRI, PCMPESTRM, PCMPISTRI, PCMPISTRM: operands and results; the comparison is in
-//! [`crate::simd::string`]. Their memory operand need not be aligned.
+//! Operands and results of PCMPESTRI, PCMPESTRM, PCMPISTRI and PCMPISTRM; [`crate::simd::string`] does the comparison.
+//! The memory operand need not be aligned.
 
 use iced_x86::Mnemonic;
 
@@ -11,7 +11,7 @@ use crate::insn::Insn;
 use crate::op::Op;
 use crate::simd::string::{self, Outcome};
 
-/// In `aux`: lengths come from RAX and RDX.
+/// In `aux`: RAX and RDX hold the lengths.
 const EXPLICIT: u8 = 1;
 /// In `aux`: with [`EXPLICIT`], the lengths are 64-bit (REX.W).
 const WIDE: u8 = 2;

@@ -1,5 +1,5 @@
-//! Single lanes and sign masks between SIMD and general registers or memory, variable blends, PTEST, and the
-//! byte-masked stores.
+//! Moves single lanes and sign masks between SIMD registers and general registers or memory. Also variable blends,
+//! PTEST and the byte-masked stores.
 
 use iced_x86::Mnemonic;
 
@@ -59,7 +59,7 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     Some(op)
 }
 
-/// MASKMOVQ and MASKMOVDQU store at (R/E)DI, which they do not name.
+/// MASKMOVQ and MASKMOVDQU, which store at the implied address in (R/E)DI.
 fn masked_store(insn: &Insn<'_>, handler: Handler) -> Op {
     let raw = insn.raw;
     let mut op = Op::new(handler).r0(insn.register(1)).r1(insn.register(2));
@@ -99,7 +99,8 @@ fn mm_byte_mask(core: &mut Core, _bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// The top bit of each byte. Bit 8n+7 times bit 49-7n lands on bit 56+n, and no two terms meet.
+/// The top bit of each byte. The product moves bit 8n+7 to bit 56+n (by bit 49-7n of the factor), and no two terms
+/// overlap.
 #[inline(always)]
 fn top_bits_of_bytes(value: u64) -> u32 {
     ((value & 0x8080_8080_8080_8080).wrapping_mul(0x0002_0408_1020_4081) >> 56) as u32
@@ -112,7 +113,7 @@ fn top_bits(vector: &[u8], lane_bytes: usize) -> u32 {
     tops.enumerate().fold(0, |mask, (n, byte)| mask | u32::from(byte >> 7) << n)
 }
 
-/// Bit position of the lane that the immediate names.
+/// Bit position of the lane that the immediate selects.
 #[inline(always)]
 fn lane_shift(op: &Op, lane_bits: u32, vector_bits: u32) -> u32 {
     (op.imm as u32 & (vector_bits / lane_bits - 1)) * lane_bits
@@ -227,7 +228,7 @@ fn blend_mem<L: Lane>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// ZF: no common bit. CF: no bit of the source outside the destination. The other flags become zero.
+/// Sets ZF if there is no common bit, and CF if the source has no bit outside the destination. Clears the other flags.
 fn set_ptest(core: &mut Core, op: &Op, source: u128) {
     let target = core.xmm(op.r0);
     let flags = u64::from(source & target == 0) << 6 | u64::from(source & !target == 0);
@@ -260,8 +261,8 @@ fn maskmovq(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     store_selected(core, bus, op, &value.to_le_bytes(), &mask.to_le_bytes())
 }
 
-/// Stores the bytes whose mask has its top bit set, all or none. Which bytes raise faults is up to the processor
-/// (SDM vol. 2, MASKMOVDQU): here, as on real ones, all of them.
+/// Stores the bytes whose mask has its top bit set, all or none. The processor decides which bytes raise faults (SDM
+/// vol. 2, MASKMOVDQU): here, as on real ones, all of them.
 fn store_selected(core: &mut Core, bus: &mut dyn Bus, op: &Op, value: &[u8], mask: &[u8]) -> Res<()> {
     let start = core.linear_write(op, value.len() as u64)?;
     let selected = || (0..value.len()).filter(|&n| mask[n] & 0x80 != 0);

@@ -11,11 +11,11 @@ use crate::insn::Insn;
 use crate::op::Op;
 use crate::registers::{cr0, cr4};
 
-/// DR6: bits that software can change, and those that read as one.
+/// DR6: the bits that software can change, and the bits that read as one.
 const DR6_WRITABLE: u64 = 0xe00f;
 const DR6_ONES: u64 = 0xffff_0ff0;
 const DR6_BD: u64 = 1 << 13;
-/// DR7: the same.
+/// The same masks for DR7.
 const DR7_WRITABLE: u64 = 0xffff_23ff;
 const DR7_ONES: u64 = 0x400;
 const DR7_GD: u64 = 1 << 13;
@@ -112,7 +112,7 @@ fn clts(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     Ok(())
 }
 
-/// LMSW can set PE but not clear it.
+/// LMSW, which can set PE but not clear it.
 fn lmsw(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     check_privilege(core)?;
     let value = u64::from(read16(core, bus, op)?) & 0xf;
@@ -120,14 +120,14 @@ fn lmsw(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.write_cr0(old & !0xe | value | old & cr0::PE)
 }
 
-/// To a register SMSW gives as much of CR0 as fits, to memory 16 bits.
+/// SMSW, which stores 16 bits of CR0 to memory. To a register, it stores as many bits as fit.
 fn smsw(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.check_umip()?;
     let value = core.state.cr0;
     write16(core, bus, op, value)
 }
 
-/// Privilege, the DE rule for DR4 and DR5, and general detection. Gives the register's true number.
+/// Checks privilege, the DE rule for DR4 and DR5, and general detection. Returns the register's real number.
 fn check_debug(core: &mut Core, op: &Op) -> Res<u8> {
     let mut number = op.aux;
     if matches!(number, 4 | 5) {
@@ -138,7 +138,7 @@ fn check_debug(core: &mut Core, op: &Op) -> Res<u8> {
     }
     check_privilege(core)?;
     if core.state.dr7 & DR7_GD != 0 {
-        // A fault, so RF is pushed set; delivery clears GD and RF.
+        // This is a fault, so RF is pushed set. Delivery clears GD and RF.
         core.take_pending_debug();
         core.state.dr6 |= DR6_BD;
         core.rflags |= flags::RF;

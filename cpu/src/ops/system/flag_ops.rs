@@ -31,14 +31,14 @@ impl Core {
         ((self.rflags & flags::IOPL) >> 12) as u8
     }
 
-    /// Whether IF and ports are open to the running code: CPL against IOPL (real mode runs at level 0,
-    /// virtual-8086 mode at level 3, which gives exactly their rules).
+    /// Whether the running code may change IF and use all ports: compares CPL with IOPL. Real mode runs at level 0 and
+    /// virtual-8086 mode at level 3, which gives exactly their rules.
     pub(super) fn io_privileged(&self) -> bool {
         self.cpl <= self.iopl()
     }
 }
 
-/// Interrupts are looked at between blocks only, so that clearing IF need not end one.
+/// CLI. Interrupts are sampled only between blocks, so clearing IF need not end the block.
 fn cli(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     if !core.io_privileged() {
         return Err(core.gp(0));
@@ -76,7 +76,7 @@ fn stac(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     set_ac(core, flags::AC)
 }
 
-/// In virtual-8086 mode PUSHF and POPF need IOPL 3 (there is no VME on this model).
+/// In virtual-8086 mode PUSHF and POPF need IOPL 3, because this model has no VME.
 fn check_v86(core: &mut Core) -> Res<()> {
     let trapped = core.rflags & flags::VM != 0 && core.iopl() != 3;
     if trapped { Err(core.gp(0)) } else { Ok(()) }

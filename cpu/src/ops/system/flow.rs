@@ -14,7 +14,7 @@ use crate::registers::{cr0, efer};
 use crate::segmentation::far::FarTransfer;
 use crate::state::{SegReg, Segment};
 
-/// Everything here ends its block and sets RIP.
+/// Every instruction here ends its block and sets RIP.
 const JUMPS: u8 = Op::ENDS_BLOCK | Op::SETS_RIP;
 
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
@@ -50,7 +50,7 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     Some(op.with(JUMPS))
 }
 
-/// The pointer goes into the immediate: offset below, selector in bits 32-47.
+/// Packs the pointer into the immediate: offset in the low bits, selector in bits 32-47.
 fn direct(insn: &Insn<'_>, handler: crate::op::Handler) -> Op {
     let raw = insn.raw;
     let (size, offset) = match raw.op_kind(0) {
@@ -108,11 +108,11 @@ fn iret(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// The vector of system calls by INT, as 32-bit Linux has it.
+/// The INT vector of system calls, as in 32-bit Linux.
 const SYSTEM_CALL_VECTOR: u8 = 0x80;
 
-/// Delivers an interrupt that the instruction itself asks for. It is one step, and no single-step trap
-/// follows it, because the handler starts with TF clear. Hence [`Break::Done`].
+/// Delivers an interrupt that the instruction itself asks for. This is one step, hence [`Break::Done`]. No single-step
+/// trap follows, because the handler starts with TF clear.
 fn software_interrupt(core: &mut Core, bus: &mut dyn Bus, op: &Op, vector: u8, checked: bool) -> Res<()> {
     core.rip = core.return_rip(op);
     core.software_interrupt(bus, vector, checked)?;
@@ -143,9 +143,9 @@ fn into(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// INT1 is a hardware event as far as gates' privilege is concerned. It leaves DR6 as it was, but for a data
-/// breakpoint that MOV SS before it held back: the two are one debug exception. Behind INT n, INT3, INTO and SYSCALL that
-/// breakpoint is a trap of its own, before the handler's first instruction (SDM vol. 3, 6.8.3).
+/// INT1. Gates treat it as a hardware event and do not check privilege. It leaves DR6 unchanged, except for a data
+/// breakpoint that a preceding MOV SS held back: the two make one debug exception. After INT n, INT3, INTO and SYSCALL,
+/// such a breakpoint is a separate trap before the handler's first instruction (SDM vol. 3, 6.8.3).
 fn int1(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.take_pending_debug();
     software_interrupt(core, bus, op, exception::DB, false)
@@ -170,7 +170,7 @@ fn check_fast_calls(core: &mut Core) -> Res<()> {
     if on { Ok(()) } else { Err(core.ud()) }
 }
 
-/// SYSCALL as on AMD: it exists in compatibility and legacy mode too.
+/// SYSCALL as on AMD, where it also exists in compatibility and legacy mode.
 fn syscall(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     check_fast_calls(core)?;
     let next = core.return_rip(op);
@@ -193,9 +193,9 @@ fn syscall(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     trap_by_new_tf(core)
 }
 
-/// SYSCALL and SYSRET are followed by a single-step trap if TF is set behind them, whatever it was before: a system call
-/// that clears TF does not trap in the kernel, and SYSRET that sets TF traps before the user's next instruction. (Linux,
-/// arch/x86/entry, avoids SYSRET for that reason; the APM's pages on them say nothing of it.)
+/// Raises a single-step trap after SYSCALL or SYSRET if TF is set afterwards; the old TF does not matter. A system call
+/// that clears TF does not trap in the kernel. A SYSRET that sets TF traps before the user's next instruction. Linux
+/// (arch/x86/entry) avoids SYSRET for that reason; the APM's pages on SYSCALL and SYSRET do not mention it.
 fn trap_by_new_tf(core: &mut Core) -> Res<()> {
     if core.rflags & flags::TF != 0 {
         core.state.pending_debug |= DR6_BS;
@@ -205,8 +205,8 @@ fn trap_by_new_tf(core: &mut Core) -> Res<()> {
     Err(Break::Done)
 }
 
-/// SYSRET as on AMD: a return address that is not canonical faults at the fetch, in the caller's code. SS is
-/// loaded with all its hidden parts (AMD leaves some alone, which software cannot rely on).
+/// SYSRET as on AMD. A non-canonical return address faults at the fetch, in the caller's code. SS is loaded with all
+/// hidden parts. AMD leaves some of them unchanged, on which software cannot rely.
 fn sysret(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     check_fast_calls(core)?;
     core.require_cpl0()?;
@@ -268,7 +268,7 @@ fn sysexit(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
 }
 
 impl Core {
-    /// RIP behind the running instruction.
+    /// RIP after the running instruction.
     fn return_rip(&self, op: &Op) -> u64 {
         self.next_rip(self.block_rip(), op.next)
     }

@@ -1,5 +1,5 @@
-//! Privileged and system instructions. MONITOR, MWAIT, RSM, VMX and SVM do not exist: they are
-//! declined, which makes them #UD.
+//! Privileged and system instructions. MONITOR, MWAIT, RSM, VMX and SVM do not exist here: `lower` declines them, so
+//! they raise #UD.
 
 mod checks;
 mod control;

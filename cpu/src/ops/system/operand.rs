@@ -9,7 +9,7 @@ use crate::op::Op;
 /// The operand is in memory ([`read16`] and [`write16`]).
 const MEMORY: u8 = Op::FAMILY;
 
-/// Prepares operand `n`, register or memory, of an op: the register goes to `r0`.
+/// Prepares operand `n` of an op, a register or memory. The register goes to `r0`.
 pub(super) fn operand(insn: &Insn<'_>, op: Op, n: u32) -> Op {
     if insn.is_memory(n) { insn.address(op).with(MEMORY) } else { op.r0(insn.register(n)) }
 }
@@ -23,8 +23,7 @@ pub(super) fn read16(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<u16> {
     core.load_u16(bus, address)
 }
 
-/// Writes a 16-bit value to the operand that [`operand`] prepared: memory takes 16 bits, a register as many
-/// as `aux` has bytes.
+/// Writes a 16-bit value to the operand that [`operand`] prepared. Memory gets 16 bits; a register gets `aux` bytes.
 pub(super) fn write16(core: &mut Core, bus: &mut dyn Bus, op: &Op, value: u64) -> Res<()> {
     if op.flags & MEMORY != 0 {
         let address = core.linear_write(op, 2)?;

@@ -1,4 +1,5 @@
-//! IN and OUT, and which ports the running code may use (SDM vol. 1, 19.5). INS and OUTS are string instructions.
+//! IN and OUT, and the check which ports the running code may use (SDM vol. 1, 19.5). INS and OUTS are string
+//! instructions.
 
 use iced_x86::Code;
 
@@ -36,10 +37,10 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
 }
 
 impl Core {
-    /// Raises #GP(0) unless the running code may use `size_bytes` ports from `port` on: by IOPL, or by the
-    /// I/O permission bitmap of a 32- or 64-bit TSS.
+    /// Raises #GP(0) unless the running code may use the `size_bytes` ports from `port` on. IOPL or the I/O permission
+    /// bitmap of a 32- or 64-bit TSS allows them.
     pub(crate) fn check_io(&mut self, bus: &mut dyn Bus, port: u16, size_bytes: u8) -> Res<()> {
-        // In virtual-8086 mode the bitmap decides alone.
+        // In virtual-8086 mode only the bitmap decides.
         if self.io_privileged() && self.rflags & crate::flags::VM == 0 {
             return Ok(());
         }
@@ -50,7 +51,7 @@ impl Core {
         }
         let map = self.tss_field(bus, 102, 2)?;
         let at = map + u64::from(port / 8);
-        // Two bytes are always read: a range of ports may straddle them.
+        // Always read two bytes: a range of ports may straddle them.
         if at + 1 > u64::from(tr.limit) {
             return Err(self.gp(0));
         }

@@ -75,7 +75,7 @@ fn rdtscp(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// There are no performance counters that it could read, as under KVM, which hides its own.
+/// RDPMC raises #GP: there are no performance counters to read, as under KVM, which hides its own.
 fn rdpmc(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     Err(core.gp(0))
 }
@@ -116,12 +116,12 @@ fn hlt(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// INVD, WBINVD: there are no caches. INVLPG: translations are never stale.
+/// INVD, WBINVD and INVLPG have no effect: there are no caches, and translations are never stale.
 fn privileged_nop(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     core.require_cpl0()
 }
 
-/// INVPCID makes its checks and needs no effect, like INVLPG.
+/// INVPCID, which makes its checks and otherwise has no effect, like INVLPG.
 fn invpcid(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.require_protected()?;
     core.require_cpl0()?;
@@ -139,7 +139,7 @@ fn invpcid(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     if bad { Err(core.gp(0)) } else { Ok(()) }
 }
 
-/// CLFLUSH and its like fault as a byte read would, and do nothing.
+/// CLFLUSH and similar instructions fault as a byte read would, and otherwise do nothing.
 fn touch_line(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     let address = core.linear(op, 1)?;
     let index = core.mmu.index();
@@ -161,7 +161,7 @@ fn xgetbv(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     Ok(())
 }
 
-/// XCR0 knows x87 (always on) and SSE.
+/// XSETBV. XCR0 has x87 (always on) and SSE.
 fn xsetbv(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     check_osxsave(core)?;
     core.require_cpl0()?;

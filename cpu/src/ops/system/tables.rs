@@ -1,4 +1,4 @@
-//! Descriptor-table registers and the instructions that ask about selectors.
+//! Descriptor-table registers, and the instructions that query selectors.
 
 use iced_x86::{Code, Mnemonic};
 
@@ -33,7 +33,7 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
     })
 }
 
-/// Bytes of the base that LGDT and LIDT take: 3, 4 or 8.
+/// Bytes of the base that LGDT and LIDT load: 3, 4 or 8.
 fn table_width(code: Code) -> u8 {
     match code {
         Code::Lgdt_m1632_16 | Code::Lidt_m1632_16 => 3,
@@ -42,7 +42,7 @@ fn table_width(code: Code) -> u8 {
     }
 }
 
-/// The source goes to `r0` or memory, the destination to `r1`, its size to `aux`.
+/// Builds an op with the source in `r0` or memory, the destination in `r1` and the destination's size in `aux`.
 fn question(insn: &Insn<'_>, handler: crate::op::Handler) -> Op {
     operand(insn, Op::new(handler).aux(insn.size(0) as u8), 1).r1(insn.register(0))
 }
@@ -70,7 +70,7 @@ fn lidt(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// All bytes of the base are stored, whatever the operand size (as every processor since the 386 does).
+/// Stores all bytes of the base for any operand size, as every processor since the 386 does.
 fn store_table(core: &mut Core, bus: &mut dyn Bus, op: &Op, table: TableRegister) -> Res<()> {
     core.check_umip()?;
     let base_bytes = if core.is_64bit() { 8 } else { 4 };
@@ -78,7 +78,7 @@ fn store_table(core: &mut Core, bus: &mut dyn Bus, op: &Op, table: TableRegister
     let mut bytes = [0; 10];
     bytes[..2].copy_from_slice(&table.limit.to_le_bytes());
     bytes[2..].copy_from_slice(&table.base.to_le_bytes());
-    // Limit and base count as an operand each (SDM vol. 3, 3.5.1).
+    // Limit and base count as separate operands (SDM vol. 3, 3.5.1).
     core.check_aligned_write(bus, address, 2 + base_bytes, 2)?;
     core.check_alignment(core.table_address(address, 2), base_bytes)?;
     core.store_bytes(bus, address, &bytes[..2 + base_bytes as usize])
@@ -166,7 +166,7 @@ fn set_zf(core: &mut Core, zf: bool) {
     core.flags = LazyFlags::from_bits(others | if zf { flags::ZF } else { 0 });
 }
 
-/// The descriptor of the operand's selector, if the running code may see it at all.
+/// The descriptor of the operand's selector, if the running code may see it.
 fn visible(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<Option<Descriptor>> {
     core.require_protected()?;
     let selector = read16(core, bus, op)?;
@@ -179,7 +179,7 @@ fn visible(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<Option<Descriptor
     Ok((descriptor.is_conforming() || privilege <= descriptor.dpl()).then_some(descriptor))
 }
 
-/// Whether LAR (`gates`) or LSL knows this system descriptor type in the present mode.
+/// Whether LAR (`gates`) or LSL accepts this system descriptor type in the current mode.
 fn known_system_type(core: &Core, descriptor: Descriptor, gates: bool) -> bool {
     use system_type::*;
     match descriptor.kind() {

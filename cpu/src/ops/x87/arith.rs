@@ -1,4 +1,4 @@
-//! FADD, FSUB, FSUBR, FMUL, FDIV, FDIVR with their popping and integer forms. SDM vol. 2 under those names.
+//! FADD, FSUB, FSUBR, FMUL, FDIV and FDIVR with their popping and integer forms (SDM vol. 2 under those names).
 
 use iced_x86::Code;
 use softfloat::x87::{self, F80, Operand, X87Env};
@@ -37,7 +37,7 @@ operations! {
     DivideReversed: |a, b| div(b, a);
 }
 
-/// A memory operand's format, as an arithmetic source.
+/// A memory operand's format, for an arithmetic source.
 pub(super) trait Source: 'static {
     const BYTES: u64;
     fn operand(raw: u64) -> Operand;

@@ -1,6 +1,6 @@
-//! FCOM, FUCOM, FICOM, FTST, FXAM, and FCOMI, FUCOMI, with their popping forms. SDM vol. 2 under those names.
+//! FCOM, FUCOM, FICOM, FTST, FXAM, FCOMI and FUCOMI, with their popping forms (SDM vol. 2 under those names).
 //!
-//! An unmasked exception does not keep processors from writing the condition codes, but it prevents the pop.
+//! An unmasked exception does not stop processors from writing the condition codes, but it prevents the pop.
 
 use softfloat::Relation;
 use softfloat::x87::{self, C0, C1, C2, C3, F80};
@@ -15,7 +15,7 @@ use crate::insn::Insn;
 use crate::op::{Handler, Op};
 use crate::state::FpuState;
 
-/// A comparison's relation; its outcome has a value if the instruction pops.
+/// A comparison's relation and outcome. The outcome has a value if the instruction pops.
 type Compared = (Relation, Outcome<()>);
 
 /// Compares ST(0) with ST(i).

@@ -1,5 +1,5 @@
-//! FINIT, FCLEX, FLDCW, FSTCW, FSTSW, FINCSTP, FDECSTP, FFREE, FFREEP, FNOP, FWAIT, and the instructions of
-//! older coprocessors that do nothing today (FENI, FDISI, FSETPM). SDM vol. 2 under those names.
+//! FINIT, FCLEX, FLDCW, FSTCW, FSTSW, FINCSTP, FDECSTP, FFREE, FFREEP, FNOP and FWAIT (SDM vol. 2 under those names).
+//! Also instructions of older coprocessors that do nothing today: FENI, FDISI, FSETPM.
 
 use softfloat::x87::C1;
 
@@ -17,13 +17,13 @@ use crate::state::FpuState;
 const CONTROL_BITS: u16 = 0x1f3f;
 
 impl FpuState {
-    /// Loads the control word; exceptions that it unmasks become pending.
+    /// Loads the control word. Exceptions that the new word unmasks become pending.
     pub(super) fn set_control(&mut self, control: u16) {
         self.control = control & CONTROL_BITS | 0x40;
         self.update_summary();
     }
 
-    /// FNINIT: unlike [`FpuState::initial`], the registers keep their contents.
+    /// FNINIT: unlike [`FpuState::initial`], it keeps the contents of the registers.
     pub(super) fn initialise(&mut self) {
         let (mantissas, sign_exponents) = (self.mantissas, self.sign_exponents);
         *self = FpuState { mantissas, sign_exponents, ..FpuState::initial() };
@@ -82,7 +82,7 @@ fn rotate(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// FFREE; FFREEP with `aux` 1, which moves TOP whatever ST(0) holds.
+/// FFREE, and FFREEP (`aux` 1), which moves TOP whatever ST(0) holds.
 fn ffree(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_run(op, |core| {
         core.state.fpu.set_codes(C1, 0);

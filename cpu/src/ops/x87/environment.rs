@@ -9,9 +9,9 @@
 //!          24 FDS              24 FDP 31:16          12 FDS              12 FDP 19:16
 //! ```
 //!
-//! Virtual-8086 mode uses the real-mode layouts. The 32-bit layouts fill words that hold nothing with ones.
-//! FCS and FDS, deprecated, are stored as zero and ignored when loaded (SDM vol. 1, 8.1.8), so that the
-//! linear addresses of the real-mode layouts are mere offsets.
+//! Virtual-8086 mode uses the real-mode layouts. The 32-bit layouts fill unused words with ones. FCS and FDS are
+//! deprecated: they are stored as zero and ignored when loaded (SDM vol. 1, 8.1.8). So the linear addresses of the
+//! real-mode layouts are mere offsets.
 
 use softfloat::x87::F80;
 
@@ -27,7 +27,7 @@ use crate::state::FpuState;
 const IMAGE_BYTES: usize = 108;
 const REGISTER_BYTES: usize = 10;
 
-/// Which of the four layouts.
+/// One of the four layouts.
 #[derive(Clone, Copy)]
 struct Layout {
     /// 28 bytes instead of 14.
@@ -49,7 +49,7 @@ impl Layout {
         self.environment_bytes() + 8 * REGISTER_BYTES
     }
 
-    /// The seven fields in their order, as 32-bit words.
+    /// The seven fields in order, as 32-bit words.
     fn fields(self, fpu: &FpuState) -> [u32; 7] {
         let ones = |word: u16| 0xffff_0000 | u32::from(word);
         let [ip, dp] = [fpu.instruction_pointer as u32, fpu.data_pointer as u32];
@@ -71,7 +71,7 @@ impl Layout {
         (fpu.instruction_selector, fpu.data_selector) = (0, 0);
         if self.protected {
             (fpu.instruction_pointer, fpu.data_pointer) = (u64::from(i0), u64::from(d0));
-            // The 16-bit layout has no opcode, which so becomes zero.
+            // The 16-bit layout has no opcode, so the opcode becomes zero.
             fpu.opcode = (i1 >> 16) as u16 & 0x7ff;
         } else {
             let pointer = |low: u32, high: u32| u64::from(low & 0xffff | (high >> 12 & 0xffff) << 16);
@@ -118,22 +118,22 @@ impl FpuState {
         }
     }
 
-    /// Of the tags that memory holds only "empty" counts.
+    /// Sets the tags from a full tag word, in which only "empty" counts.
     fn set_tags(&mut self, tags: u16) {
         self.valid = (0..8)
             .fold(0, |valid, register| valid | u8::from(tags >> (2 * register) & 3 != EMPTY) << register);
     }
 }
 
-/// Processors look at the first field and the last byte before anything else, which decides the address of a
-/// page fault. The image is as aligned as its fields are wide (SDM vol. 3, table 6-7).
+/// Checks the address of an image that is written. Processors access the first field and the last byte first, which
+/// decides the address of a page fault. The image must be as aligned as its fields are wide (SDM vol. 3, table 6-7).
 fn check_ends<const WIDE: bool>(core: &mut Core, bus: &mut dyn Bus, address: u64, bytes: usize) -> Res<()> {
     core.check_writable(bus, address, if WIDE { 4 } else { 2 })?;
     core.check_writable(bus, address.wrapping_add(bytes as u64 - 1), 1)?;
     core.check_aligned_write(bus, address, bytes as u64, if WIDE { 4 } else { 2 })
 }
 
-/// As [`check_ends`], for operands that are read.
+/// As [`check_ends`], for images that are read.
 fn probe_ends<const WIDE: bool>(core: &mut Core, address: u64, bytes: usize) -> Res<()> {
     core.probe_read(address, if WIDE { 4 } else { 2 })?;
     core.probe_read(address.wrapping_add(bytes as u64 - 1), 1)?;

@@ -1,5 +1,5 @@
-//! FCHS, FABS, FSQRT, FRNDINT, FSCALE, FXTRACT, FPREM, FPREM1 and the transcendental instructions. SDM vol. 2
-//! under those names.
+//! FCHS, FABS, FSQRT, FRNDINT, FSCALE, FXTRACT, FPREM, FPREM1 and the transcendental instructions (SDM vol. 2 under
+//! those names).
 
 use softfloat::x87::{self, Angle, C1, C2, F80, Pair, Remainder, X87Env};
 
@@ -41,7 +41,7 @@ fn binary(core: &mut Core, op: &Op, to: u8, pops: u8, function: Binary) -> Res<(
     })
 }
 
-/// FPREM, FPREM1: C1 and C2 are cleared even where there is no result.
+/// FPREM and FPREM1. C1 and C2 are cleared even if there is no result.
 fn remainder(core: &mut Core, op: &Op, function: Partial) -> Res<()> {
     core.x87_run(op, |core| {
         let fpu = &mut core.state.fpu;
@@ -86,7 +86,7 @@ fn fxtract(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// Enters C2 and calls `deliver` with a result, unless the angle was out of range.
+/// Enters C2, and calls `deliver` with the result if the angle was in range.
 fn commit_angle<T>(fpu: &mut FpuState, outcome: Outcome<Angle<T>>, deliver: impl FnOnce(&mut FpuState, T)) {
     match fpu.commit(outcome) {
         Some(Angle::OutOfRange) => fpu.set_codes(C2, C2),

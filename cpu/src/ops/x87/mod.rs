@@ -1,18 +1,18 @@
 //! The x87 floating-point instructions: encodings D8 to DF, and FWAIT.
 //!
-//! `unit` holds what all of them share: the checks before an instruction, the register stack, stack faults,
-//! exceptions, the pointers to the last instruction. `arith`, `compare`, `transfer`, `store` and `math`
-//! compute, with the numbers themselves left to the `softfloat` crate; `control` and `environment` work on the
-//! unit's own registers. MMX, EMMS, FXSAVE and XSAVE are elsewhere ([`crate::ops::simd`]).
+//! `unit` holds the shared parts: the checks before an instruction, the register stack, stack faults, exceptions, and
+//! the pointers to the last instruction. `arith`, `compare`, `transfer`, `store` and `math` compute with the
+//! `softfloat` crate. `control` and `environment` work on the unit's own registers. MMX, EMMS, FXSAVE and XSAVE are in
+//! [`crate::ops::simd`].
 //!
-//! Manual: SDM vol. 1, chapter 8; vol. 2 for each instruction. Where it leaves something open or processors
-//! disagree with it, this follows processors (`tests/x87` compares the two). What this CPU model chooses:
+//! Manual: SDM vol. 1, chapter 8; vol. 2 for each instruction. If the manual leaves something open, or processors
+//! do something else, this code follows processors (`tests/x87` compares the two). The choices of this CPU model:
 //!
 //! * FCS and FDS are zero, as CPUID.(7,0):EBX bit 13 announces (SDM vol. 1, 8.1.8).
-//! * FIP follows every non-control instruction; FDP and FOP only those that raise an unmasked exception, as
-//!   CPUID.(7,0):EBX bit 6 announces (SDM vol. 1, 8.1.8 and 8.1.9.1).
-//! * With CR0.NE = 0 there is no external error reporting (FERR#): unmasked exceptions show in the status word,
-//!   and execution goes on as with IGNNE# asserted.
+//! * Every non-control instruction updates FIP. Only an instruction that raises an unmasked exception updates FDP and
+//!   FOP, as CPUID.(7,0):EBX bit 6 announces (SDM vol. 1, 8.1.8 and 8.1.9.1).
+//! * With CR0.NE = 0 there is no external error reporting (FERR#). Unmasked exceptions show in the status word, and
+//!   execution continues as with IGNNE# asserted.
 
 mod arith;
 mod compare;
@@ -39,7 +39,7 @@ pub(crate) fn lower(insn: &Insn<'_>) -> Option<Op> {
     Some(op.imm(u64::from(last_opcode(insn.bytes))))
 }
 
-/// What FOP holds for an instruction: the low three bits of its first opcode byte, then its ModR/M byte.
+/// The FOP value of an instruction: the low three bits of its first opcode byte, then its ModR/M byte.
 fn last_opcode(bytes: &[u8]) -> u16 {
     let escape = bytes.iter().position(|byte| byte & 0xf8 == 0xd8);
     match escape.and_then(|at| bytes.get(at..at + 2)) {

@@ -1,4 +1,4 @@
-//! FST, FSTP, FIST, FISTP, FISTTP, FBSTP to memory. SDM vol. 2 under those names.
+//! FST, FSTP, FIST, FISTP, FISTTP and FBSTP to memory (SDM vol. 2 under those names).
 
 use softfloat::x87::{self, F80, X87Env};
 
@@ -9,7 +9,7 @@ use crate::exception::Res;
 use crate::insn::Insn;
 use crate::op::{Handler, Op};
 
-/// A memory format that ST(0) can be stored in.
+/// A memory format for storing ST(0).
 trait Store: 'static {
     const BYTES: u64;
     fn bytes(env: &mut X87Env, value: F80) -> Option<[u8; 10]>;
@@ -60,7 +60,7 @@ impl Store for Decimal {
     }
 }
 
-/// The format's indefinite: what the floating-point indefinite converts to.
+/// The format's indefinite value: the conversion of the floating-point indefinite.
 fn indefinite<S: Store>() -> [u8; 10] {
     S::bytes(&mut X87Env::new(ALL_MASKED), F80::INDEFINITE).expect("masked exceptions leave a result")
 }
@@ -84,7 +84,7 @@ fn write<S: Store>(core: &mut Core, bus: &mut dyn Bus, address: u64, bytes: [u8;
     if S::BYTES <= 8 {
         return core.store_sized(bus, address, S::BYTES, low);
     }
-    // Two stores on processors too: the first stays when the second faults.
+    // Processors use two stores too: the first stays if the second faults.
     core.store_u64(bus, address, low)?;
     core.store_u16(bus, address.wrapping_add(8), u16::from_le_bytes([bytes[8], bytes[9]]))
 }

@@ -1,4 +1,4 @@
-//! FLD, FILD, FBLD, the constants, FST and FSTP to registers, FXCH, FCMOVcc. SDM vol. 2 under those names.
+//! FLD, FILD, FBLD, the constants, FST and FSTP to registers, FXCH, FCMOVcc (SDM vol. 2 under those names).
 
 use iced_x86::Code;
 use softfloat::x87::{self, C1, Constant, F80, X87Env};
@@ -40,7 +40,7 @@ loads! {
     Qword, 8, |_, raw| Some(x87::from_i64(raw as i64));
 }
 
-/// Of 10-byte operands, in bytes (SDM vol. 3, table 6-7).
+/// Alignment of 10-byte operands, in bytes (SDM vol. 3, table 6-7).
 const EXTENDED_ALIGNMENT: u64 = 8;
 
 struct Extended;
@@ -131,7 +131,7 @@ fn store_register(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// FSTPNCE, an undocumented FSTP that only pops when ST(0) is empty ("no check for empty").
+/// FSTPNCE, an undocumented FSTP that only pops if ST(0) is empty ("no check for empty").
 fn store_register_unchecked(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_run(op, |core| {
         let fpu = &mut core.state.fpu;
@@ -143,7 +143,7 @@ fn store_register_unchecked(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()
     })
 }
 
-/// FXCH: the masked response to an empty register fills it with the indefinite first.
+/// FXCH. The masked response to an empty register first fills it with the indefinite.
 fn exchange(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_run(op, |core| {
         let fpu = &mut core.state.fpu;
@@ -160,7 +160,7 @@ fn exchange(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// FCMOVcc: `CC` is the condition's number as in Jcc. Empty registers count whether the condition holds or not.
+/// FCMOVcc. `CC` is the condition's number as in Jcc. An empty register underflows whether the condition holds or not.
 fn conditional_move<const CC: u8>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     core.x87_run(op, |core| {
         let holds = core.flags.condition::<CC>();

@@ -1,7 +1,7 @@
-//! What every x87 instruction shares: checks, stack, exceptions, pointers.
+//! The shared parts of x87 instructions: checks, stack, exceptions, pointers.
 //!
-//! An instruction first computes an [`Outcome`] without changing anything, then does its memory access if it
-//! stores, then commits. So a memory fault finds the unit unchanged.
+//! An instruction first computes an [`Outcome`] without changing anything. Then it makes its store, if it has one.
+//! Finally it commits. So a memory fault leaves the unit unchanged.
 
 use softfloat::x87::{C1, F80, X87Env};
 
@@ -15,7 +15,7 @@ use crate::state::FpuState;
 
 /// Invalid operation.
 pub(super) const IE: u16 = 1;
-/// Stack fault: tells a stack overflow or underflow from other invalid operations.
+/// Stack fault: separates stack overflow and underflow from other invalid operations.
 pub(super) const SF: u16 = 1 << 6;
 /// Error summary.
 pub(super) const ES: u16 = 1 << 7;
@@ -27,14 +27,14 @@ const TOP: u16 = 7 << 11;
 /// A control word that masks everything.
 pub(super) const ALL_MASKED: u16 = 0x37f;
 
-/// The effect of an instruction, before any of it is visible.
+/// The effect of an instruction, before any part becomes visible.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome<T> {
-    /// The result; `None` when an unmasked exception leaves none.
+    /// The result; `None` if an unmasked exception prevents one.
     pub value: Option<T>,
     /// Exception flags and SF, to be or-ed into the status word.
     flags: u16,
-    /// C1 afterwards.
+    /// The new C1.
     c1: bool,
 }
 
@@ -44,7 +44,7 @@ impl<T> Outcome<T> {
         Outcome { value: Some(value), flags: 0, c1: false }
     }
 
-    /// Whatever a computation gives.
+    /// Runs a computation and takes its result and exceptions.
     pub fn compute(fpu: &FpuState, computation: impl FnOnce(&mut X87Env) -> Option<T>) -> Outcome<T> {
         let mut env = X87Env::new(fpu.control);
         let value = computation(&mut env);
@@ -57,7 +57,7 @@ impl<T> Outcome<T> {
         Outcome { value: fpu.masks_invalid().then_some(response), flags: IE | SF, c1: false }
     }
 
-    /// Stack overflow: the register to push into is not empty.
+    /// Stack overflow: the register for the push is not empty.
     #[cold]
     pub fn overflow(fpu: &FpuState, response: T) -> Outcome<T> {
         Outcome { c1: true, ..Outcome::underflow(fpu, response) }
@@ -84,13 +84,13 @@ impl FpuState {
         F80 { mantissa: self.mantissas[register], sign_exponent: self.sign_exponents[register] }
     }
 
-    /// Contents of ST(i) unless it is empty.
+    /// Contents of ST(i), if not empty.
     #[inline(always)]
     pub(super) fn operand(&self, st: u8) -> Option<F80> {
         (!self.is_empty(st)).then(|| self.st(st))
     }
 
-    /// Two operands unless one of them is empty.
+    /// Two operands, if neither is empty.
     #[inline(always)]
     pub(super) fn operands(&self, a: u8, b: u8) -> Option<(F80, F80)> {
         Some((self.operand(a)?, self.operand(b)?))
@@ -143,7 +143,7 @@ impl FpuState {
         self.status = self.status & !mask | codes;
     }
 
-    /// Enters an outcome's exceptions and C1 into the status word and hands out its value.
+    /// Enters an outcome's exceptions and C1 into the status word and returns its value.
     #[inline(always)]
     pub(super) fn commit<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
         self.set_codes(C1, outcome.flags | if outcome.c1 { C1 } else { 0 });
@@ -153,7 +153,7 @@ impl FpuState {
         outcome.value
     }
 
-    /// As [`FpuState::commit`], for instructions that leave C1 alone unless there is a stack underflow.
+    /// As [`FpuState::commit`], for instructions that change C1 only on a stack underflow.
     #[inline(always)]
     pub(super) fn commit_keeping_c1<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
         let kept = if outcome.flags & SF == 0 { self.status & C1 } else { 0 };
@@ -162,7 +162,7 @@ impl FpuState {
         value
     }
 
-    /// Commits an outcome whose value, if there is one, goes to ST(i), before `pops` registers are popped.
+    /// Commits an outcome. If it has a value, writes the value to ST(i), then pops `pops` registers.
     #[inline(always)]
     pub(super) fn commit_to(&mut self, st: u8, outcome: Outcome<F80>, pops: u8) {
         if let Some(value) = self.commit(outcome) {
@@ -171,7 +171,7 @@ impl FpuState {
         }
     }
 
-    /// Commits an outcome whose value, if there is one, is pushed.
+    /// Commits an outcome and pushes its value, if it has one.
     #[inline(always)]
     pub(super) fn commit_push(&mut self, outcome: Outcome<F80>) {
         if let Some(value) = self.commit(outcome) {
@@ -181,14 +181,14 @@ impl FpuState {
 }
 
 impl Core {
-    /// What a waiting instruction checks first: #NM, then #MF for an earlier instruction's exception.
+    /// The checks of a waiting instruction: #NM, then #MF for an earlier instruction's exception.
     #[inline(always)]
     pub(super) fn x87_waiting(&mut self) -> Res<()> {
         self.x87_available()?;
         if self.state.fpu.exception_pending() { self.x87_report() } else { Ok(()) }
     }
 
-    /// What an instruction that does not wait checks: #NM.
+    /// The check of an instruction that does not wait: #NM.
     #[inline(always)]
     pub(super) fn x87_available(&mut self) -> Res<()> {
         if self.state.cr0 & (cr0::EM | cr0::TS) == 0 { Ok(()) } else { Err(self.x87_unavailable()) }
@@ -200,7 +200,7 @@ impl Core {
         self.fault(exception::NM)
     }
 
-    /// #MF, or nothing with CR0.NE clear (see the parent module).
+    /// Raises #MF, or nothing with CR0.NE clear (see the parent module).
     #[cold]
     #[inline(never)]
     pub(super) fn x87_report(&mut self) -> Res<()> {
@@ -210,7 +210,7 @@ impl Core {
         Err(self.fault(exception::MF))
     }
 
-    /// Address of the running instruction, prefixes included, as FIP holds it.
+    /// Address of the running instruction including its prefixes, as FIP holds it.
     #[inline(always)]
     fn x87_instruction_pointer(&self, op: &Op) -> u64 {
         self.next_rip(self.block_rip(), op.start)
@@ -264,8 +264,8 @@ impl Core {
         Ok(())
     }
 
-    /// Executes a non-control instruction that writes what `compute` gives with `store`. Without a value
-    /// there is no store and no pop.
+    /// Executes a non-control instruction that uses `store` to write the result of `compute`. Without a result there is
+    /// no store and no pop.
     #[inline(always)]
     pub(super) fn x87_run_store<T: Copy>(
         &mut self,

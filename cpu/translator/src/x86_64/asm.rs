@@ -1,4 +1,4 @@
-//! Writes x86-64 machine code (SDM vol. 2, chapter 2), just what generated code consists of.
+//! Writes x86-64 machine code (SDM vol. 2, chapter 2): only the instructions that generated code needs.
 
 use super::relocation::{Kind, Relocations};
 use super::undefined::inverted_behind;
@@ -30,12 +30,12 @@ pub(super) struct Mem {
     pub disp: i32,
 }
 
-/// Memory at a register's address and a displacement.
+/// Memory at the address in a register plus a displacement.
 pub(super) fn at(base: Reg, disp: i32) -> Mem {
     Mem { base, index: None, disp }
 }
 
-/// An operand that can be either.
+/// An operand that can be a register or memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Reg(Reg),
@@ -65,7 +65,7 @@ pub(super) enum Size {
 pub(super) use Size::{B1, B2, B4, B8};
 
 impl Size {
-    /// The size of so many bytes.
+    /// The size with this number of bytes.
     pub fn of(bytes: usize) -> Option<Size> {
         Some(match bytes {
             1 => B1,
@@ -101,7 +101,7 @@ pub(super) mod alu {
     pub const CMP: u8 = 7;
 }
 
-/// The place of a branch's displacement that is not known yet.
+/// The place of a branch displacement that will be filled in later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fixup(usize);
 
@@ -112,8 +112,8 @@ impl Fixup {
     }
 }
 
-/// What a VEX prefix (SDM vol. 2, section 2.3) and an opcode say: the number of the opcode map, the mandatory prefix as it is
-/// encoded there, and the opcode.
+/// The fields of a VEX prefix (SDM vol. 2, section 2.3) and an opcode: the number of the opcode map, the encoded
+/// mandatory prefix, and the opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Vex {
     pub map: u8,
@@ -121,10 +121,10 @@ pub(super) struct Vex {
     pub opcode: u8,
 }
 
-/// RORX, which leaves the flags alone.
+/// RORX, which leaves the flags unchanged.
 pub(super) const RORX: Vex = Vex { map: 3, prefix: 3, opcode: 0xf0 };
 
-/// The fourth bits of the registers that operands name, as a REX prefix has them.
+/// The fourth bits of the operands' register numbers, in the format of a REX prefix.
 fn upper_bits(reg: u8, rm: Place) -> u8 {
     let (base, index) = match rm {
         Place::Reg(r) => (r.0, 0),
@@ -136,27 +136,27 @@ fn upper_bits(reg: u8, rm: Place) -> u8 {
 /// Code under construction.
 pub(super) struct Asm {
     bytes: Vec<u8>,
-    /// Where the last instruction begins that has an opcode's operands.
+    /// Offset of the last instruction that was encoded with operands.
     begun: usize,
-    /// What an instruction leaves undefined is inverted behind it.
+    /// Whether results that an instruction leaves undefined are inverted after it.
     inverts: bool,
-    /// What follows from where the code lies, and the guest's.
+    /// The places in the code that change when it moves.
     relocations: Relocations,
 }
 
 impl Asm {
-    /// `undefined` says what becomes of what instructions leave undefined.
+    /// An empty code buffer. `undefined` is the treatment of undefined results.
     pub fn new(undefined: Undefined) -> Asm {
         Asm::of_block_at(0, undefined)
     }
 
-    /// As [`Asm::new`], for a block that the guest has at an address.
+    /// As [`Asm::new`], for a guest block at an address.
     pub fn of_block_at(rip: u64, undefined: Undefined) -> Asm {
         let inverts = undefined == Undefined::Inverted;
         Asm { bytes: Vec::with_capacity(1024), begun: 0, inverts, relocations: Relocations::of_block_at(rip) }
     }
 
-    /// An instruction has ended: inverts what it has left undefined, if that is wanted.
+    /// Ends an instruction: inverts the results that it leaves undefined, if wanted.
     fn ended(&mut self) {
         if self.inverts {
             let inverted = inverted_behind(&self.bytes[self.begun..]);
@@ -168,23 +168,23 @@ impl Asm {
         &self.bytes
     }
 
-    /// The code, and what of it follows from where it lies.
+    /// The code and its relocations.
     pub fn finish(self) -> (Vec<u8>, Relocations) {
         (self.bytes, self.relocations)
     }
 
-    /// Notes that the last bytes follow from where the code lies, or the guest's.
+    /// Notes a relocation of the last bytes.
     pub fn relocate(&mut self, kind: Kind) {
         self.relocations.note(kind, self.bytes.len());
     }
 
-    /// Notes that the last bytes are an address that is where it is because the guest's code is where it is.
+    /// Notes that the last bytes are a guest address that moves with the guest's code.
     pub fn relocate_address(&mut self, kind: Kind, address: u64) {
         self.relocate(kind);
         self.relocations.note_address(address);
     }
 
-    /// Offset of what is written next.
+    /// Offset of the next byte.
     pub fn here(&self) -> usize {
         self.bytes.len()
     }
@@ -193,8 +193,8 @@ impl Asm {
         self.bytes.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// Prefixes, opcode, ModRM and what belongs to it. `byte_reg` and `byte_rm` say which operands are byte registers: those
-    /// of SPL to DIL need an otherwise empty REX prefix.
+    /// Writes prefixes, opcode, ModRM, SIB and displacement. `byte_reg` and `byte_rm` say which operands are byte
+    /// registers: SPL to DIL need an otherwise empty REX prefix.
     fn encode(
         &mut self,
         prefix: Option<u8>,
@@ -221,7 +221,7 @@ impl Asm {
         self.modrm(reg, rm);
     }
 
-    /// ModRM and what belongs to it.
+    /// Writes ModRM, SIB and displacement.
     fn modrm(&mut self, reg: u8, rm: Place) {
         let reg = (reg & 7) << 3;
         let m = match rm {
@@ -249,13 +249,13 @@ impl Asm {
         }
     }
 
-    /// An integer instruction with ModRM whose opcode's lowest bit tells bytes from larger operands.
+    /// An integer instruction with ModRM. The lowest bit of its opcode distinguishes bytes from larger operands.
     pub fn sized(&mut self, size: Size, opcode: u8, reg: u8, rm: impl Into<Place>, reg_is_register: bool) {
         self.begin_sized(size, opcode, reg, rm, reg_is_register);
         self.ended();
     }
 
-    /// The same up to an immediate.
+    /// As [`Asm::sized`], up to the immediate.
     fn begin_sized(&mut self, size: Size, opcode: u8, reg: u8, rm: impl Into<Place>, reg_is_register: bool) {
         let prefix = (size == B2).then_some(0x66);
         let opcode = if size == B1 { opcode & !1 } else { opcode | 1 };
@@ -263,13 +263,13 @@ impl Asm {
         self.encode(prefix, size == B8, &[opcode], (reg, byte && reg_is_register), (rm.into(), byte));
     }
 
-    /// As [`Asm::sized`], in the second opcode map, where bytes have opcodes of their own.
+    /// As [`Asm::sized`], in the second opcode map, where bytes have separate opcodes.
     pub fn two(&mut self, size: Size, opcode: u8, reg: Reg, rm: impl Into<Place>) {
         self.begin_two(size, opcode, reg, rm);
         self.ended();
     }
 
-    /// As [`Asm::two`], with a byte behind it.
+    /// As [`Asm::two`], followed by an immediate byte.
     pub fn two_imm(&mut self, size: Size, opcode: u8, reg: Reg, rm: impl Into<Place>, value: u8) {
         self.begin_two(size, opcode, reg, rm);
         self.bytes.push(value);
@@ -281,14 +281,14 @@ impl Asm {
         self.encode(prefix, size == B8, &[0x0f, opcode], (reg.0, false), (rm.into(), false));
     }
 
-    /// As [`Asm::two`], with a mandatory prefix before the operand size.
+    /// As [`Asm::two`], with a mandatory prefix.
     pub fn prefixed(&mut self, prefix: u8, size: Size, opcode: u8, reg: Reg, rm: impl Into<Place>) {
         debug_assert!(size >= B4, "there would be two prefixes");
         self.encode(Some(prefix), size == B8, &[0x0f, opcode], (reg.0, false), (rm.into(), false));
         self.ended();
     }
 
-    /// MOV between places, one of which is a register.
+    /// MOV into a register.
     pub fn load(&mut self, size: Size, to: Reg, from: impl Into<Place>) {
         self.sized(size, 0x8b, to.0, from, true);
     }
@@ -311,18 +311,18 @@ impl Asm {
         }
     }
 
-    /// Loads a constant in the shortest way. Leaves the flags alone.
+    /// Loads a constant with the shortest encoding. Leaves the flags unchanged.
     pub fn constant(&mut self, to: Reg, value: u64) {
         self.shortest(to, value);
     }
 
-    /// Loads an address that is where it is because the guest's code is where it is, as [`Asm::constant`].
+    /// As [`Asm::constant`], for an address that moves with the guest's code.
     pub fn address(&mut self, to: Reg, address: u64) {
         let kind = self.shortest(to, address);
         self.relocate_address(kind, address);
     }
 
-    /// Loads a constant; says what it ends in.
+    /// Loads a constant. Returns the kind of the bytes at its end.
     fn shortest(&mut self, to: Reg, value: u64) -> Kind {
         if u32::try_from(value).is_ok() {
             if to.0 >= 8 {
@@ -342,7 +342,7 @@ impl Asm {
         }
     }
 
-    /// Compares a register with a part of a slot of the TLB whose number follows from an address of the guest's code.
+    /// Compares a register with a part of a TLB slot whose number moves with the guest's code.
     pub fn compare_slot(&mut self, with: Reg, part: Mem) {
         debug_assert!(
             part.index.is_none() && i8::try_from(part.disp).is_err(),
@@ -362,12 +362,12 @@ impl Asm {
         self.sized(size, which << 3 | 3, to.0, from, true);
     }
 
-    /// The same with a register as source.
+    /// As [`Asm::alu`], with a register as source.
     pub fn alu_to(&mut self, size: Size, which: u8, to: impl Into<Place>, from: Reg) {
         self.sized(size, which << 3 | 1, from.0, to, true);
     }
 
-    /// The same with an immediate.
+    /// As [`Asm::alu`], with an immediate.
     pub fn alu_imm(&mut self, size: Size, which: u8, to: impl Into<Place>, value: i32) {
         match i8::try_from(value) {
             Ok(short) if size != B1 => {
@@ -396,7 +396,7 @@ impl Asm {
         self.ended();
     }
 
-    /// SHL and its relatives by a constant; `which` is the `/n`.
+    /// A shift or rotate by a constant; `which` is the `/n`.
     pub fn shift_imm(&mut self, size: Size, which: u8, place: impl Into<Place>, count: u8) {
         if count == 1 {
             return self.sized(size, 0xd1, which, place, false);
@@ -406,7 +406,7 @@ impl Asm {
         self.ended();
     }
 
-    /// An instruction on general registers with a VEX prefix, where `second` is the register that the prefix names, if any.
+    /// An instruction on general registers with a VEX prefix. `second` is the register in the prefix, if any.
     pub fn vex(&mut self, size: Size, vex: Vex, reg: u8, second: Option<Reg>, rm: impl Into<Place>) {
         self.begin_vex(size, vex, reg, second, rm.into());
         self.ended();
@@ -421,14 +421,14 @@ impl Asm {
         self.modrm(reg, rm);
     }
 
-    /// As [`Asm::vex`], with a byte behind it.
+    /// As [`Asm::vex`], followed by an immediate byte.
     pub fn vex_imm(&mut self, size: Size, vex: Vex, reg: u8, rm: impl Into<Place>, value: u8) {
         self.begin_vex(size, vex, reg, None, rm.into());
         self.bytes.push(value);
         self.ended();
     }
 
-    /// The same by CL.
+    /// A shift or rotate by CL.
     pub fn shift_cl(&mut self, size: Size, which: u8, place: impl Into<Place>) {
         self.sized(size, 0xd3, which, place, false);
     }
@@ -455,7 +455,7 @@ impl Asm {
         self.encode(prefix, to_size == B8, &[0x0f, opcode], (to.0, false), (from.into(), from_size == B1));
     }
 
-    /// One-byte instructions.
+    /// Bytes of instructions without operands.
     pub fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
@@ -469,13 +469,13 @@ impl Asm {
         self.bytes.push(value);
     }
 
-    /// A conditional jump to a place to be told.
+    /// A conditional jump to a place that will be filled in later.
     pub fn jcc(&mut self, cc: u8) -> Fixup {
         self.raw(&[0x0f, 0x80 | cc]);
         self.displacement()
     }
 
-    /// A jump to a place to be told.
+    /// A jump to a place that will be filled in later.
     pub fn jmp(&mut self) -> Fixup {
         self.byte(0xe9);
         self.displacement()
@@ -486,12 +486,12 @@ impl Asm {
         Fixup(self.bytes.len() - 4)
     }
 
-    /// Lets a jump lead here.
+    /// Makes a jump lead here.
     pub fn land(&mut self, from: Fixup) {
         self.lead_to(from, self.here());
     }
 
-    /// Lets a jump lead to an offset.
+    /// Makes a jump lead to an offset.
     pub fn lead_to(&mut self, from: Fixup, to: usize) {
         let distance = (to as i64 - (from.0 as i64 + 4)) as i32;
         self.bytes[from.0..from.0 + 4].copy_from_slice(&distance.to_le_bytes());
@@ -502,7 +502,7 @@ impl Asm {
         self.encode(None, false, &[0xff], (4, false), (place.into(), false));
     }
 
-    /// Loads a value that is told later into RAX; gives the offset of its eight bytes.
+    /// Loads a value into RAX that will be filled in later. Returns the offset of its eight bytes.
     pub fn constant_told_later(&mut self) -> usize {
         self.raw(&[0x48, 0xb8]);
         self.raw(&[0; 8]);

@@ -1,16 +1,16 @@
-//! Instructions of BMI1 and BMI2 that have a VEX prefix. Their results are the same on every processor, and so are those of
-//! the flags that the manuals define; the interpreter leaves the others clear.
+//! Instructions of BMI1 and BMI2 that have a VEX prefix. Their results are the same on every processor, and so are the
+//! flags that the manuals define. The interpreter clears the other flags.
 
 use iced_x86::{Instruction, Mnemonic};
 
 use super::asm::{RORX, Vex};
 
-/// Flags as LAHF has them in AH.
+/// Flags as in AH after LAHF.
 const C: u8 = 0x01;
 const Z: u8 = 0x40;
 const S: u8 = 0x80;
 
-/// Which of its operands are what.
+/// The meaning of the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operands {
     /// A destination, a source that may be in memory, and a register.
@@ -25,17 +25,18 @@ pub(super) enum Operands {
     Product,
 }
 
-/// Such an instruction.
+/// A BMI instruction with a VEX prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bits {
     pub vex: Vex,
     pub operands: Operands,
-    /// The flags that are as the host has them, in AH behind LAHF; if there are none, it leaves all alone.
+    /// The flags, as in AH after LAHF, that keep the host's values. If there are none, the instruction changes no
+    /// flags.
     pub flags: u8,
 }
 
 impl Bits {
-    /// The instruction, if it is one of these and the host has it.
+    /// The instruction, if it is in this set and the host has it.
     pub fn of(instruction: &Instruction) -> Option<Bits> {
         use Operands::*;
         let [defined, zero] = [S | Z | C, Z];
@@ -62,12 +63,12 @@ impl Bits {
         host_has_it.then_some(Bits { vex, operands, flags })
     }
 
-    /// Whether it leaves all flags alone.
+    /// Whether it leaves all flags unchanged.
     pub fn keeps_flags(self) -> bool {
         self.flags == 0
     }
 
-    /// How many operands it writes, from the first on.
+    /// The number of operands that it writes, from the first on.
     pub fn destinations(self) -> u32 {
         if self.operands == Operands::Product { 2 } else { 1 }
     }

@@ -1,11 +1,12 @@
-//! Translates one block: what comes after what, how it is entered, and the places where it is left.
+//! Translates one block: the order of its code, its entry and its exits.
 //!
-//! Registers of the host: RBP is the frame's, R15 the counter's, RAX, RCX and RDX are scratch, RSP stays as it is, and the
-//! others hold ten of the guest's. The guest's other six are in the frame.
+//! Registers of the host: RBP points to the frame and R15 holds the counter. RAX, RCX and RDX are scratch, and RSP does
+//! not change. The others hold ten of the guest's registers; the guest's other six are in the frame.
 //!
-//! Flags: an instruction that sets flags leaves them in the host's register. They are written to the frame right behind it
-//! if they may be looked at where the register no longer has them, or where the block can be left. Where they follow from
-//! registers that still hold what they did, the block is left, or ends, with their recipe in the frame in their place.
+//! Flags: an instruction that sets flags leaves them in the host's flags register. Code right after the instruction
+//! writes them to the frame, if a later reader or exit may need them there. A recipe avoids this write if registers
+//! still hold the values that the flags can be computed from. The block then exits, or ends, with the recipe in the
+//! frame instead of the flags.
 
 mod flags;
 mod operands;
@@ -29,17 +30,17 @@ use crate::frame::{EXPECTED, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot};
 use crate::{Part, Parts, Source, Undefined};
 
-/// An instruction cannot be written after all; it is left to the interpreter.
+/// The error for an instruction that cannot be written after all. The interpreter will execute it.
 #[derive(Debug)]
 pub(super) struct Cannot;
 
-/// Where a field of the frame lies from the frame pointer.
+/// A field of the frame, addressed from the frame pointer.
 pub(super) const fn field(offset: usize) -> Mem {
     Mem { base: RBP, index: None, disp: offset as i32 - Frame::ANCHOR as i32 }
 }
 
 pub(super) const FLAGS: Mem = field(offset_of!(Frame, flags));
-/// The byte that LAHF gave.
+/// The byte that LAHF gives.
 const FLAGS_HIGH: Mem = field(offset_of!(Frame, flags) + 1);
 pub(super) const SLOTS_POINTER: Mem = field(offset_of!(Frame, slots));
 const JUMPS_POINTER: Mem = field(offset_of!(Frame, jumps));
@@ -52,15 +53,15 @@ pub(super) const SHADOW: Mem = field(offset_of!(Frame, shadow));
 const SPARE: Mem = field(offset_of!(Frame, spare));
 const VECTORS_BLOCKED: Mem = field(offset_of!(Frame, vectors_blocked));
 
-/// Parts of a slot for a remembered target.
+/// Fields of a slot for a remembered target.
 const JUMP_RIP: i32 = offset_of!(JumpSlot, rip) as i32;
 const JUMP_ADDEND: i32 = offset_of!(JumpSlot, addend) as i32;
 const JUMP_TARGET: i32 = offset_of!(JumpSlot, target) as i32;
 
-/// In what the addresses of the two slots differ that may hold a page.
+/// The bit in which the addresses of a page's two slots differ.
 const SECOND_BIT: i32 = (SECOND_SLOT * size_of::<TlbSlot>()) as i32;
 
-/// RCX becomes where the first slot for the target in RAX lies, as [`crate::jumps::slot_of`] has it.
+/// Sets RCX to the address of the first slot for the target in RAX, as [`crate::jumps::slot_of`] computes it.
 fn jump_slot(asm: &mut Asm) {
     const SLOT_SHIFT: u32 = size_of::<JumpSlot>().trailing_zeros();
     asm.multiply(RCX, RAX, JUMP_FACTOR);
@@ -69,8 +70,8 @@ fn jump_slot(asm: &mut Asm) {
     asm.alu(B8, alu::ADD, RCX, JUMPS_POINTER);
 }
 
-/// A register becomes where the first slot of the TLB for the linear address in RAX lies in an array of slots, if that array
-/// were the first. Clobbers flags.
+/// Sets a register to the address of the first TLB slot for the linear address in RAX, in the first array of slots. An
+/// offset selects the other arrays. Clobbers flags.
 fn slot_address(asm: &mut Asm, to: Reg) {
     const SLOT_SHIFT: u8 = 12 - size_of::<TlbSlot>().trailing_zeros() as u8;
     if is_x86_feature_detected!("bmi2") {
@@ -83,8 +84,8 @@ fn slot_address(asm: &mut Asm, to: Reg) {
     asm.alu(B8, alu::ADD, to, SLOTS_POINTER);
 }
 
-/// Writes what jumps to the target in RAX if it is remembered, and its page mapped as it was then; if not, EAX becomes the
-/// exit's code, which the frame has, and what is behind is executed.
+/// Writes code that jumps to the target in RAX if it is remembered and its page is still mapped as it was then.
+/// Otherwise EAX becomes the exit's code, which is in the frame, and execution continues.
 pub(super) fn jump_or_exit(asm: &mut Asm) {
     jump_slot(asm);
     asm.alu(B8, alu::CMP, RAX, at(RCX, JUMP_RIP));
@@ -109,37 +110,37 @@ pub(super) fn jump_or_exit(asm: &mut Asm) {
     asm.load(B4, RAX, SPARE);
 }
 
-/// Where the address goes for which the TLB has no slot.
+/// The field for an address that missed in the TLB.
 fn missed(write: bool) -> Mem {
     field(offset_of!(Frame, missed) + 8 * usize::from(write))
 }
 
-/// Where the slots of privileged code are while RFLAGS.AC is clear, and while it is set.
+/// The field with the slots of privileged code while RFLAGS.AC is clear, or while it is set.
 pub(super) fn slots_by_ac(ac: bool) -> Mem {
     field(offset_of!(Frame, slots_by_ac) + 8 * usize::from(ac))
 }
 
-/// Where the addend of a group of accesses is kept.
+/// The field with the addend of a group of accesses.
 fn addend(slot: u8) -> Mem {
     field(offset_of!(Frame, addends) + 8 * usize::from(slot))
 }
 
-/// Where it is kept what addend an access expects.
+/// The field with the addend that an access expects.
 fn expected(number: usize) -> Mem {
     field(offset_of!(Frame, expected) + 8 * (number % EXPECTED))
 }
 
-/// A segment register's selector.
+/// The field with a segment register's selector.
 pub(super) fn selector(register: u8) -> Mem {
     field(offset_of!(Frame, selectors) + size_of::<u16>() * usize::from(register))
 }
 
-/// A guest's XMM register.
+/// The field with a guest's XMM register.
 pub(super) fn vector_place(number: u8) -> Mem {
     field(offset_of!(Frame, xmm) + 16 * usize::from(number))
 }
 
-/// Where the guest's general registers are while generated code runs.
+/// The host registers of the guest's general registers while generated code runs.
 const HOMES: [Option<Reg>; 16] = [
     Some(Reg(3)),
     Some(Reg(6)),
@@ -159,7 +160,7 @@ const HOMES: [Option<Reg>; 16] = [
     None,
 ];
 
-/// The guest's registers that have one of the host's, with it and their place in the frame.
+/// The guest's registers that have a host register: the host register, and the guest register's field in the frame.
 pub(super) fn pinned() -> impl Iterator<Item = (Reg, Mem)> {
     (0..16).filter_map(|n| HOMES[n].map(|home| (home, in_frame(n))))
 }
@@ -168,83 +169,88 @@ fn in_frame(n: usize) -> Mem {
     field(offset_of!(Frame, regs) + 8 * n)
 }
 
-/// The counter's place while generated code does not run.
+/// The counter's field while generated code does not run.
 pub(super) const COUNTER: Mem = field(offset_of!(Frame, counter));
 
-/// What a written block needs to be entered, left and linked.
+/// A written block, with the data to enter, exit and link it.
 pub(super) struct Written {
-    /// Its code, as if it lay at offset 0 and were block 0.
+    /// Its code, written for offset 0 and block number 0.
     pub code: Box<[u8]>,
-    /// What of it is otherwise elsewhere.
+    /// The places in the code that change when it moves.
     pub relocations: Relocations,
     pub instructions: u8,
-    /// Whether it serves wherever the guest's code is mapped.
+    /// Whether the code is valid wherever the guest's code is mapped.
     pub movable: bool,
-    /// Where the block is left before its first instruction.
+    /// Offset of the exit before its first instruction.
     pub dead: usize,
-    /// The ways to the next blocks: on, and taken.
+    /// The exits to the next blocks: fall-through, and taken.
     pub edges: [Edge; 2],
-    /// Where the block can be entered again.
+    /// The places where the block can be entered again.
     pub reentries: Arc<[Reentry]>,
     /// Conditional branches at its end.
     pub branches: u64,
-    /// What it does to registers while the flags are those that it was entered with: [`changed_under_first_flags`].
+    /// The registers that it changes while the flags at entry are still in force: see [`changed_under_first_flags`].
     pub changes: Option<u16>,
 }
 
-/// Where a block can be entered again that was left at an instruction.
+/// Where a block can be entered again after it exited at an instruction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reentry {
     pub instruction: u8,
-    /// Offset of the code of the instruction itself, if it expects no flags in the host's register and can be tried again.
+    /// Offset of the instruction's own code, if the code expects no flags in the host's register and can be tried
+    /// again.
     pub at: Option<NonZeroU32>,
-    /// Offset of the code behind it, if no flags are expected in the host's register there: else the interpreter executes
-    /// the rest as well.
+    /// Offset of the code after the instruction, if that code expects no flags in the host's register. If there is
+    /// none, the interpreter executes the rest too.
     pub behind: Option<NonZeroU32>,
 }
 
-/// An offset that code can be entered at: a block's first bytes are none.
+/// An offset where code can be entered, which is never a block's first byte.
 fn short(offset: usize) -> Option<NonZeroU32> {
     NonZeroU32::new(u32::try_from(offset).ok()?)
 }
 
-/// A way to the next block.
+/// An exit to the next block.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Edge {
-    /// Where it leads, from the block's beginning.
+    /// Target address minus the block's address.
     pub ahead: u64,
-    /// Offset of the displacement of a jump that can be led straight to the code of that block.
+    /// Offset of the displacement of a jump that can be linked to the code of the next block.
     pub displacement: Option<NonZeroU32>,
-    /// The same of the block's twin.
+    /// The same for the jump in the block's twin.
     pub twin: Option<NonZeroU32>,
-    /// Of one in another page, offset of the addend under which the TLB must map that page for it.
+    /// For a target in another page: offset of the addend with which the TLB must map that page.
     pub addend: Option<NonZeroU32>,
-    /// Where it is taken, the flags may have a recipe in the frame, which needs these registers.
+    /// The registers that the flags' recipe needs, if the exit may be taken with a recipe in the frame.
     pub recipe: Option<u16>,
-    /// Offsets of what writes the flags in place of their recipe, and of the displacement of the jump behind it.
+    /// Offsets of the code that writes the flags in place of their recipe, and of the displacement of the jump after
+    /// that code.
     pub settle: Option<[NonZeroU32; 2]>,
 }
 
-/// A way out of the block, written behind it.
+/// An exit of the block. Its code is written after the block.
 enum Way {
     /// To the interpreter, which executes the instruction.
     Instruction(usize),
-    /// Before the first instruction, because not all may run.
+    /// Before the first instruction, because the budget does not allow the whole block.
     Budget,
-    /// To a known address in the same page: which edge.
+    /// To a known address in the same page, by the number of the edge.
     Edge(u8),
     /// To a known address in another page.
     Far(u8, u64),
-    /// To the second slot that a target can be in, whose first is at RCX: back to an offset if it is there, else to the
-    /// interpreter, which executes the instruction.
+    /// To the second slot of a target, whose first slot is at RCX. If the target is there, returns to an offset.
+    /// Otherwise exits to the interpreter, which executes the instruction.
     SecondSlot(usize, usize),
-    /// To the second slot that the target's page, in RAX, can be in, whose first is at RDX: as the former.
+    /// To the second slot of the target's page, which is in RAX; its first slot is at RDX. Continues as
+    /// [`Way::SecondSlot`] does.
     SecondOfTarget(usize, usize),
-    /// To the second slot that a page can be in, whose first, with its array's place, is at RCX and an offset.
+    /// To the second slot of a page. The first slot is at RCX plus an offset, which selects the array.
     SecondPage { slots: i32, found: usize, instruction: usize, write: bool },
-    /// The same for a group of accesses, and if the page is not there either, to the instruction in the block's twin.
+    /// As [`Way::SecondPage`], for a group of accesses. If the page is not there either, continues at the instruction
+    /// in the block's twin.
     SecondPageOfGroup { slots: i32, found: usize, instruction: usize },
-    /// To the slot's addend, which is another than was expected at a place, and back.
+    /// Loads the slot's addend, which differs from the expected one, stores it at the place for expected addends, and
+    /// returns.
     OtherAddend { slots: i32, place: Mem, back: usize },
 }
 
@@ -253,49 +259,49 @@ pub(super) struct BlockWriter<'a> {
     pub asm: Asm,
     source: &'a Source<'a>,
     site: &'a Site,
-    /// Ways out, what leads to them, and the recipe of the flags that are not in the frame there.
+    /// Exits, the jumps that lead to them, and the recipe of the flags that are not in the frame there.
     ways: Vec<(Way, Vec<Fixup>, Option<Recipe>)>,
-    /// Jumps out of the instruction being written.
+    /// Jumps out of the current instruction.
     leaving: Vec<Fixup>,
-    /// There are others out of it, which lead elsewhere first.
+    /// Whether the current instruction has other exits, which first lead elsewhere.
     leaves_later: bool,
-    /// Flags that the host's register has, and the frame.
+    /// Flags that are valid in the host's register, and in the frame.
     in_host: u8,
     in_frame: u8,
-    /// The recipe of the instruction being written needs its operand.
+    /// Whether the recipe of the current instruction needs its operand.
     keeps: bool,
-    /// The recipe of the flags where they are not in the frame before the instruction being written.
+    /// The recipe of the flags, if they are not in the frame before the current instruction.
     unsettled: Option<Recipe>,
     /// The recipe of the flags at the block's end, if they may not be in the frame there.
     at_end: Option<Recipe>,
     recipes: &'a mut Recipes,
-    /// Flags that may be looked at behind the instruction being written.
+    /// Flags that may be read after the current instruction.
     needed: u8,
-    /// Its number.
+    /// Number of the current instruction.
     number_in_block: usize,
     edges: [Edge; 2],
     branches: u64,
     vectors_checked: bool,
     ended: bool,
-    /// What the instruction's access has to do with the checks of others.
+    /// How the current instruction's access shares checks with others.
     role: Role,
-    /// The block's code is being written once more, with a check of every access: see [`super::groups`].
+    /// Whether the block's twin is being written, with a check of every access: see [`super::groups`].
     twin: bool,
-    /// Loads that expect the addend which they found before.
+    /// Number of loads so far that expect an addend.
     expecting: usize,
-    /// Where the instructions are in the twin that the block goes on with there.
+    /// Offsets of the instructions in the twin, where the block can continue.
     in_twin: Vec<usize>,
 }
 
-/// What blocks jump to, by its offset.
+/// Offsets of code outside blocks that blocks jump to, and the settings of the translator.
 pub(super) struct Site {
-    /// Where all generated code is left.
+    /// The common exit of all generated code.
     pub exit: usize,
-    /// [`jump_or_exit`]'s.
+    /// The code of [`jump_or_exit`].
     pub lookup: usize,
-    /// What becomes of what the host's instructions leave undefined.
+    /// The treatment of results that the host's instructions leave undefined.
     pub undefined: Undefined,
-    /// What blocks may make use of.
+    /// The optimisations that blocks may use.
     pub parts: Parts,
 }
 
@@ -348,7 +354,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
     Some(Written { changes, movable, ..written })
 }
 
-/// Takes out the entrances that rely on what was checked before them: there is no twin to go on in.
+/// Removes entrances that rely on earlier checks, for a block without a twin to continue in.
 fn forget_checked(entrances: &mut [Entrance], groups: &Groups) {
     for (n, entrance) in entrances.iter_mut().enumerate() {
         entrance.at = entrance.at.filter(|_| groups.can_begin_at(n));
@@ -356,16 +362,16 @@ fn forget_checked(entrances: &mut [Entrance], groups: &Groups) {
     }
 }
 
-/// Whether a block's code would be the same, but for its relocations, wherever the guest's code is mapped.
+/// Whether a block's code would be the same, except for relocations, wherever the guest's code is mapped.
 fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
     let relative = |i: &Instruction| i.memory_base() == Register::RIP;
-    // Groups find out how far accesses are from each other.
+    // Groups measure the distances of accesses, which change if only some addresses move.
     let absolute = |i: &Instruction| {
         let has_memory = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory);
         has_memory && i.memory_base() == Register::None && i.memory_index() == Register::None
     };
     let has = |what: &dyn Fn(&Instruction) -> bool| source.instructions.iter().any(what);
-    // Elsewhere a target that is not canonical may be.
+    // A target that is not canonical here may be canonical elsewhere.
     let branches_nowhere =
         source.instructions.iter().zip(kinds).any(|(i, kind)| {
             kind.is_none() && (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::NearBranch64)
@@ -373,10 +379,10 @@ fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
     source.second_page.is_none() && !branches_nowhere && !(has(&relative) && has(&absolute))
 }
 
-/// Where an instruction's code is, as far as it can be entered there.
+/// Where an instruction's code is, and whether it can be entered there.
 #[derive(Clone, Copy, Default)]
 struct Entrance {
-    /// It can be left to the interpreter.
+    /// Whether it can exit to the interpreter.
     exits: bool,
     /// As [`Reentry::at`] and [`Reentry::behind`].
     at: Option<NonZeroU32>,
@@ -384,7 +390,7 @@ struct Entrance {
 }
 
 impl BlockWriter<'_> {
-    /// Writes the block, and its twin from an instruction on if it has one.
+    /// Writes the block and its exits. If the block has a twin, writes it from the given instruction on.
     fn block(
         mut self,
         plan: &[Step],
@@ -407,7 +413,7 @@ impl BlockWriter<'_> {
             let of_twin = self.instructions(plan, first)?;
             for (n, (entrance, twin)) in entrances.iter_mut().zip(of_twin).enumerate() {
                 entrance.exits |= twin.exits;
-                // What has been checked before does not hold any more.
+                // Earlier checks are not valid any more after an exit.
                 if !groups.can_begin_at(n) {
                     entrance.at = twin.at;
                 }
@@ -440,7 +446,7 @@ impl BlockWriter<'_> {
         })
     }
 
-    /// Writes the instructions from one on.
+    /// Writes the instructions from number `first` on.
     fn instructions(&mut self, plan: &[Step], first: usize) -> Result<Vec<Entrance>, Cannot> {
         let count = self.source.instructions.len();
         let mut entrances = vec![Entrance::default(); count];
@@ -451,7 +457,7 @@ impl BlockWriter<'_> {
             self.unsettled = step.before.filter(|_| self.in_frame != set::ALL);
             self.keeps = step.keeps;
             if self.twin {
-                // The block goes on here where it has the flags in the frame; what it has looked at is not known.
+                // The block can continue here with its flags in the frame. Which checks it made is unknown.
                 self.vectors_checked = false;
                 if step.effect(&instruction, step.needed).is_none_or(|effect| effect.exits) {
                     self.in_host = 0;
@@ -465,7 +471,8 @@ impl BlockWriter<'_> {
                 Some(kind) => {
                     let effect = step.effect(&instruction, step.needed).ok_or(Cannot)?;
                     let recipe = step.at_end.filter(|_| step.needed == 0);
-                    // Before what sets the flags, so that it stands right before the branch that looks at them.
+                    // Store the recipe before the instruction that sets the flags, so that this instruction stands
+                    // right before the branch that reads them.
                     let (before, behind) = if effect.exits { (None, recipe) } else { (recipe, None) };
                     before.into_iter().for_each(|recipe| self.name_recipe(recipe));
                     self.instruction(&instruction, kind, effect)?;
@@ -499,7 +506,7 @@ impl BlockWriter<'_> {
         Ok(entrances)
     }
 
-    /// Writes the ways out; returns where the one before the first instruction is.
+    /// Writes the exits. Returns the offset of the exit before the first instruction.
     fn ways_out(&mut self) -> usize {
         let count = self.source.instructions.len();
         let mut dead = 0;
@@ -571,7 +578,7 @@ impl BlockWriter<'_> {
         dead
     }
 
-    /// Leaves the block before its first instruction unless the page that it ends in is mapped as it was when it was translated.
+    /// Exits before the block's first instruction unless its second page is still mapped as it was at translation.
     fn leave_unless_mapped(&mut self, slot: &TlbSlot) {
         let page = slot.page().unwrap_or_default();
         let place = self.slot_of(page);
@@ -584,22 +591,21 @@ impl BlockWriter<'_> {
         self.way(Way::Instruction(0), elsewhere);
     }
 
-    /// RDX and an offset, which is returned, become where the first slot for fetches from a page is.
+    /// Finds the first slot for fetches from a page: RDX plus the returned offset.
     fn slot_of(&mut self, page: u64) -> i32 {
         self.asm.load(B8, RDX, SLOTS_POINTER);
         let slot = (page >> 12) as usize % SLOTS;
         TlbSlots::EXEC + (slot * size_of::<TlbSlot>()) as i32
     }
 
-    /// Jumps straight to the code of a target in another page that the edge has been linked to, if that page is mapped as it
-    /// was then.
+    /// Jumps directly to the linked code of a target in another page, if that page is still mapped as it was then.
     fn jump_if_linked(&mut self, edge: u8, target: u64) {
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
         let place = self.slot_of(target);
         self.asm.address(RAX, target & !0xfff);
         self.asm.compare_slot(RAX, at(RDX, place + TlbSlot::PAGE));
         let another = self.asm.jcc(cc::NE);
-        // No page has the addend that is there at first.
+        // At first the constant is no page's addend.
         let addend = self.asm.constant_told_later();
         self.asm.compare_slot(RAX, at(RDX, place + TlbSlot::ADDEND));
         let same = self.asm.jcc(cc::E);
@@ -609,7 +615,8 @@ impl BlockWriter<'_> {
         self.in_host = 0;
     }
 
-    /// Writes what settles the flags before an edge whose target cannot do with their recipe, and jumps there.
+    /// Writes code that computes the flags from their recipe, for an edge whose target does not accept a recipe, and
+    /// then jumps to the target.
     fn settle(&mut self, edge: u8, recipe: Recipe) {
         let here = self.asm.here();
         self.follow_recipe(recipe);
@@ -620,17 +627,17 @@ impl BlockWriter<'_> {
         edge.recipe = Some(recipe.registers());
     }
 
-    /// Adds a way out of the instruction being written.
+    /// Adds an exit of the current instruction.
     fn way(&mut self, way: Way, from: Vec<Fixup>) {
         self.ways.push((way, from, self.unsettled));
     }
 
-    /// Whether the frame has the flags before the instruction being written, or can get their recipe where it is left.
+    /// Whether an exit before the current instruction is possible: the flags are in the frame, or have a recipe.
     fn can_be_left(&self) -> bool {
         self.in_frame == set::ALL || self.unsettled.is_some()
     }
 
-    /// Leaves generated code before an instruction.
+    /// Exits from generated code before an instruction.
     fn leave_at(&mut self, n: usize) {
         if let Some(recipe) = self.unsettled {
             self.name_recipe(recipe);
@@ -638,21 +645,21 @@ impl BlockWriter<'_> {
         self.leave(n as u8);
     }
 
-    /// Leaves generated code.
+    /// Exits from generated code.
     fn leave(&mut self, code: u8) {
         self.asm.constant(RAX, u64::from(exit_code(0, code)));
         self.asm.relocate(relocation::Kind::Number);
         self.jump_to_glue(self.site.exit);
     }
 
-    /// Jumps to what does not belong to a block.
+    /// Jumps to code outside blocks.
     fn jump_to_glue(&mut self, to: usize) {
         let fixup = self.asm.jmp();
         self.asm.relocate(relocation::Kind::Glue);
         self.asm.lead_to(fixup, to);
     }
 
-    /// Lets a jump lead to the code of a guest address.
+    /// Makes a jump lead to the code of a guest address.
     pub fn edge(&mut self, edge: u8, target: u64, jump: Fixup) {
         let same_page = (target ^ self.source.rip) & !0xfff == 0;
         let displacement = same_page.then(|| jump.offset()).and_then(short);
@@ -673,13 +680,13 @@ impl BlockWriter<'_> {
         self.way(way, vec![jump]);
     }
 
-    /// The block ends here: everything behind is reached by jumps only.
+    /// Ends the block: later code is reached by jumps only.
     pub fn ends(&mut self) {
         self.ended = true;
     }
 
-    /// Jumps to the guest's address in RAX, or leaves the instruction to the interpreter if it is not known where that is.
-    /// `commit` writes what is to happen before the jump; it must leave RCX alone.
+    /// Jumps to the guest address in RAX, or exits to the interpreter if its code is not known. `commit` writes code to
+    /// run before the jump. It must not change RCX.
     pub fn jump_to_rax(&mut self, commit: impl FnOnce(&mut Self)) {
         jump_slot(&mut self.asm);
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
@@ -700,7 +707,7 @@ impl BlockWriter<'_> {
         self.ends();
     }
 
-    /// The interpreter executes the instruction if a condition holds.
+    /// Exits to the interpreter if a condition holds.
     pub fn leave_if(&mut self, cc: u8) {
         debug_assert!(self.can_be_left(), "flags are lost where the block is left");
         let jump = self.asm.jcc(cc);
@@ -708,7 +715,7 @@ impl BlockWriter<'_> {
         self.in_host = 0;
     }
 
-    /// The interpreter executes the instruction if XMM registers must not be used.
+    /// Exits to the interpreter if XMM registers must not be used.
     pub fn leave_if_vectors_are_blocked(&mut self) {
         if !self.vectors_checked {
             self.asm.alu_imm(B4, alu::CMP, VECTORS_BLOCKED, 0);

@@ -16,27 +16,27 @@ pub(super) struct Opcode {
 /// Forms of translated instructions on XMM registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// The first operand becomes a function of itself and the second, which is aligned if in memory.
+    /// The first operand becomes a function of both operands. A second operand in memory must be aligned.
     Two(Opcode),
     /// The first operand becomes a function of the second.
     From(Opcode),
     /// A shift of a register by an immediate: opcode and `/n`.
     Shift(u8, u8),
-    /// All 16 bytes; whether memory must be aligned.
+    /// A move of all 16 bytes. `aligned` says whether memory must be aligned.
     Whole { aligned: bool },
-    /// The low bytes, with zeros above them: from memory or a register.
+    /// A move of the low bytes from memory or a register, with zeros above them.
     Low(Size),
-    /// The low bytes to memory or a general register.
+    /// A move of the low bytes to memory or a general register.
     StoreLow(Size),
-    /// From or to a general register.
+    /// A move from or to a general register.
     FromGeneral(Size),
-    /// The low bytes of a register, the others stay.
+    /// A move of the low bytes of a register; the other bytes stay.
     Merge(Size),
-    /// The upper half from memory.
+    /// A load of the upper half from memory.
     LoadHigh,
-    /// The lower half from memory, the upper one stays.
+    /// A load of the lower half from memory; the upper half stays.
     LoadHalf,
-    /// The upper half to memory.
+    /// A store of the upper half to memory.
     StoreHigh,
     /// PMOVMSKB.
     Mask,

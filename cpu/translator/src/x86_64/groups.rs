@@ -1,9 +1,9 @@
-//! Groups of accesses: those of a block whose addresses differ by known constants need one check of the TLB between them.
+//! Groups of accesses in a block. Accesses whose addresses differ by known constants share one TLB check.
 //!
-//! The first of a group asks for the page in which all of them lie, and keeps in the frame how far the host's memory is from
-//! the guest's there. Where they lie in two pages, or the TLB does not have the page, the block goes on in its twin, which
-//! checks every access. What has been checked holds as long as only generated code runs: nothing that it does can change
-//! how a page is mapped, but STAC and CLAC.
+//! The first access of a group checks the page of the whole group. It stores the difference between host and guest
+//! addresses in the frame. If the group crosses pages, or the TLB does not have the page, the block continues in its
+//! twin, which checks every access. A check stays valid as long as only generated code runs, because only its STAC and
+//! CLAC can change how a page is mapped.
 
 use iced_x86::{Instruction, OpKind, Register};
 
@@ -17,25 +17,26 @@ const RDX: usize = 2;
 const RSP: usize = 4;
 const RBP: usize = 5;
 
-/// Bytes between the first and the last of a group, at most: groups of many bytes lie in two pages more often.
+/// Most bytes from the first to the last byte of a group. Larger groups cross pages more often.
 const MAX_SPAN: i64 = 256;
-/// Checks that a block's groups must save to be worth a twin.
+/// Fewest checks that a block's groups must save to be worth a twin.
 const LEAST_SAVED: usize = 2;
 
-/// What an instruction's access has to do with the checks of others.
+/// How an instruction's access shares checks with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Nothing.
+    /// It shares none.
     Alone,
-    /// It checks for its group, which begins some bytes below it. `slot` says where the frame keeps the addend.
+    /// It checks for its group, which begins `below` bytes before the access. `slot` is the place of the addend in the
+    /// frame.
     First { slot: u8, below: i32, bytes: i32, write: bool },
-    /// It has been checked: so many bytes, and whether they may be written.
+    /// It has been checked already: `bytes` bytes, and `write` if they may be written.
     Later { slot: u8, bytes: i32, write: bool },
 }
 
 /// The groups of a block.
 pub(super) struct Groups {
-    /// What each instruction does.
+    /// The role of each instruction.
     pub roles: Vec<Role>,
     /// The first and the last instruction of each group.
     spans: Vec<(usize, usize)>,
@@ -47,7 +48,7 @@ impl Groups {
         Groups { roles: vec![Role::Alone; source.instructions.len()], spans: Vec::new() }
     }
 
-    /// Groups of a block's accesses; `kinds` says what is translated.
+    /// Finds the groups of a block's accesses. `kinds` says which instructions are translated.
     pub fn of(source: &Source<'_>, kinds: impl Iterator<Item = Option<Kind>>) -> Groups {
         let mut values = Values::default();
         let mut groups: Vec<Group> = Vec::new();
@@ -70,7 +71,7 @@ impl Groups {
         }
         groups.retain(|group| group.members.len() > 1);
         let mut found = Groups::none(source);
-        // Until which instruction each place in the frame is taken.
+        // For each place in the frame, the last instruction that uses it.
         let mut taken = [None::<usize>; ADDENDS];
         let mut saved = 0;
         for group in &groups {
@@ -100,16 +101,16 @@ impl Groups {
         self.roles.iter().position(|role| matches!(role, Role::First { .. }))
     }
 
-    /// Whether an instruction can be begun anew without what was checked before it.
+    /// Whether an instruction can be restarted without earlier checks.
     pub fn can_begin_at(&self, n: usize) -> bool {
         self.spans.iter().all(|&(first, last)| n <= first || n > last)
     }
 }
 
-/// A group being found.
+/// A group under construction.
 struct Group {
     address: Address,
-    /// Offset of the first access, and of what lies lowest and behind the highest, from there.
+    /// Offset of the first access; and, relative to it, the lowest byte and the end of the highest.
     offset: i64,
     low: i64,
     high: i64,
@@ -125,7 +126,7 @@ impl Group {
     }
 }
 
-/// Enters an access into the group that it belongs to, or makes it one.
+/// Adds an access to its group, or starts a new group.
 fn enter(groups: &mut Vec<Group>, n: usize, access: &Access) {
     let with = |group: &Group| {
         let begin = access.offset.wrapping_sub(group.offset);
@@ -152,10 +153,10 @@ fn enter(groups: &mut Vec<Group>, n: usize, access: &Access) {
     });
 }
 
-/// A value that is not known, by number: what a register held at the block's start, or was given in it.
+/// The number of an unknown value: a register's value at the block's start, or one that the block gave it.
 type Unknown = u32;
 
-/// An address but for what is known of it.
+/// An address without its known offset.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Address {
     base: Option<Unknown>,
@@ -169,7 +170,7 @@ struct Access {
     write: bool,
 }
 
-/// What the general registers hold: unknown values and what was added to them.
+/// The values of the general registers: unknown values plus known constants.
 #[derive(Clone)]
 pub(super) struct Values {
     registers: [(Unknown, i64); 16],
@@ -183,7 +184,8 @@ impl Default for Values {
 }
 
 impl Values {
-    /// The one access of an instruction; `None` if it has none, or two, or its place does not follow from general registers.
+    /// The one access of an instruction. `None` if the instruction has none or two, or if the address is not computed
+    /// from general registers alone.
     fn access(&self, i: &Instruction, kind: Kind) -> Option<Access> {
         let on_stack = |register: usize, offset: i64, write| {
             let (base, added) = self.registers[register];
@@ -230,18 +232,18 @@ impl Values {
         *added = added.wrapping_add(value);
     }
 
-    /// Whether registers, as bits, hold now what they hold here.
+    /// Whether registers, as bits, still have the same values in `now`.
     pub fn same_in(&self, now: &Values, registers: u16) -> bool {
         self.changed_in(now) & registers == 0
     }
 
-    /// The registers, as bits, that may not hold now what they hold here.
+    /// The registers, as bits, that may have other values in `now`.
     pub fn changed_in(&self, now: &Values) -> u16 {
         let changed = |n: &usize| self.registers[*n] != now.registers[*n];
         (0..16).filter(changed).map(|n| 1 << n).sum()
     }
 
-    /// Notes what an instruction does to the registers.
+    /// Notes the effect of an instruction on the registers.
     pub fn follow(&mut self, i: &Instruction, kind: Kind) {
         let register = |n: u32| {
             (n < i.op_count() && i.op_kind(n) == OpKind::Register)
@@ -313,7 +315,7 @@ impl Values {
     }
 }
 
-/// Whether an instruction with an operand in memory may write it.
+/// Whether an instruction with a memory operand may write it.
 fn writes(i: &Instruction, kind: Kind) -> bool {
     match kind {
         Kind::Alu(alu::CMP) | Kind::Test | Kind::BitTest(4) => false,
@@ -403,7 +405,7 @@ mod tests {
             let code = [&load(0)[..], &load(8), &load(16), change, &load(24)].concat();
             assert!(roles(&code).ends_with(", in 0"), "{change:x?}: {}", roles(&code));
         }
-        // The bounds follow: what is read behind `add rdx, 16` is 40 bytes from the first.
+        // The bounds include the constant: the load after `add rdx, 16` reads at 40 bytes from the first.
         let code = [&load(0)[..], &load(8), kept[0], &load(24)].concat();
         assert_eq!(roles(&code), "first in 0: 48 from -0, in 0, alone, in 0");
         let code = [&load(0)[..], &load(8), kept[4], &load(0)].concat();
@@ -452,7 +454,7 @@ mod tests {
     #[test]
     fn nothing_is_grouped_across_what_may_change_a_mapping_or_whose_place_is_not_known() {
         let load = |disp: u8| [0x48, 0x8b, 0x4b, disp]; // mov rcx, [rbx+disp]
-        // CPUID is the interpreter's; STAC and CLAC change what may be accessed.
+        // CPUID belongs to the interpreter; STAC and CLAC change which memory may be accessed.
         for between in [&[0x0f, 0xa2][..], &[0x0f, 0x01, 0xcb], &[0x0f, 0x01, 0xca]] {
             let code = [&load(0)[..], &load(8), &load(16), between, &load(0), &load(8), &load(16)].concat();
             assert_eq!(
@@ -460,11 +462,11 @@ mod tests {
                 "first in 0: 24 from -0, in 0, in 0, alone, first in 0: 24 from -0, in 0, in 0"
             );
         }
-        // What two registers had in common before CPUID: mov rsi, rbx; cpuid; ...; mov rcx, [rsi]
+        // The relation of two registers is unknown after CPUID: mov rsi, rbx; cpuid; ...; mov rcx, [rsi]
         let code =
             [&[0x48, 0x89, 0xde][..], &[0x0f, 0xa2], &load(0), &load(8), &load(16), &[0x48, 0x8b, 0x0e]];
         assert_eq!(roles(&code.concat()), "alone, alone, first in 0: 24 from -0, in 0, in 0, alone");
-        // Through GS; too far; one check saved.
+        // Three cases without groups: accesses through GS, too far apart, and only one check saved.
         let gs = |disp: u8| [0x65, 0x48, 0x8b, 0x4b, disp];
         assert!(!roles(&[gs(0), gs(8), gs(16)].concat()).contains("first"));
         let far = |disp: u8| [0x48, 0x8b, 0x8b, 0, disp, 0, 0]; // mov rcx, [rbx+256*disp]

@@ -1,5 +1,5 @@
-//! Integer instructions. What an instruction changes, it changes behind its last access to memory, so that it can be left
-//! to the interpreter up to there.
+//! Integer instructions. An instruction changes state only after its last memory access, so that it can exit to the
+//! interpreter until then.
 
 use iced_x86::{Instruction, OpKind};
 
@@ -32,7 +32,7 @@ impl BlockWriter<'_> {
             Kind::Test => self.test(i, &effect),
             Kind::Inc | Kind::Dec => {
                 let one = if kind == Kind::Inc { 0 } else { 1 };
-                // CF stays: it must be there to be written back.
+                // CF does not change, so it must be known to be written back.
                 let carry = self.needed() & set::C != 0;
                 self.one_operand(i, 0xff, one, carry)?;
                 self.flags_set(&effect);
@@ -185,7 +185,7 @@ impl BlockWriter<'_> {
                 self.asm.alu(size, which, to, Self::place(self.register(i, 1)));
             }
             if keeps && high && to != DH {
-                // Only its low byte is new.
+                // Only the low byte is new.
                 self.set_sized(B1, self.register(i, 0), RDX);
             } else if keeps {
                 self.write_back(i.op_register(0), to);
@@ -214,7 +214,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// INC, DEC, NEG, NOT by opcode and `/n`; `carry` brings CF into the host's register first.
+    /// INC, DEC, NEG and NOT by opcode and `/n`. `carry` first loads CF into the host's register.
     fn one_operand(&mut self, i: &Instruction, opcode: u8, which: u8, carry: bool) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let memory = if is_memory(i, 0) { Some(self.operand(i, size, true)?) } else { None };
@@ -275,7 +275,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// MOV to or from one of AH to BH, the other operand being anything.
+    /// MOV to or from one of AH to BH, with any other operand.
     fn mov_high_byte(&mut self, i: &Instruction) -> Result<(), Cannot> {
         if is_memory(i, 1) {
             let place = self.operand(i, B1, false)?;
@@ -427,9 +427,9 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    // The stack.
+    // Stack instructions.
 
-    /// The stack pointer moved by some bytes, in RAX.
+    /// Computes the stack pointer plus `bytes` in RAX.
     fn stack_address(&mut self, bytes: i32) {
         let rsp = self.in_register(GUEST_RSP, RAX);
         if bytes == 0 {
@@ -439,7 +439,7 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// Moves the stack pointer. Leaves the flags alone.
+    /// Moves the stack pointer. Leaves the flags unchanged.
     fn move_stack(&mut self, bytes: i32) {
         let rsp = self.in_register(GUEST_RSP, RDX);
         self.asm.lea(B8, rsp, at(rsp, bytes));
@@ -468,7 +468,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// PUSHFQ: RFLAGS put together from the arithmetic flags and the others; RF and VM are pushed as zero.
+    /// PUSHFQ: combines RFLAGS from the arithmetic flags and the others. RF and VM are pushed as zero.
     fn push_flags(&mut self) -> Result<(), Cannot> {
         const RF_AND_VM: i32 = 3 << 16;
         let top = self.stack_operand(GUEST_RSP, -8, true)?;
@@ -502,7 +502,7 @@ impl BlockWriter<'_> {
 
     // Branches.
 
-    /// The target of an indirect branch in RCX.
+    /// Loads the target of an indirect branch into RCX.
     fn target(&mut self, i: &Instruction) -> Result<(), Cannot> {
         if is_memory(i, 0) {
             let place = self.operand(i, B8, false)?;
@@ -530,7 +530,7 @@ impl BlockWriter<'_> {
     fn call_indirect(&mut self, i: &Instruction) -> Result<(), Cannot> {
         self.target(i)?;
         self.keep();
-        // First whether the stack can be written, then whether the target is known; only then is anything stored.
+        // Check first that the stack can be written, then that the target is known. Store only after that.
         self.stack_address(-8);
         self.check(8, true);
         self.load_kept_keep_rax();
@@ -552,7 +552,7 @@ impl BlockWriter<'_> {
 
     // Shifts.
 
-    /// SHL, SHR, SAR by a count that is not zero. OF is what a shift by one gives, whatever the count.
+    /// SHL, SHR, SAR by a count that is not zero. OF is that of a shift by one, for any count.
     fn shift(&mut self, i: &Instruction, which: u8, count: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let memory = if is_memory(i, 0) { Some(self.operand(i, size, true)?) } else { None };
@@ -562,7 +562,7 @@ impl BlockWriter<'_> {
         let to = if memory.is_some() { RCX } else { self.in_register(self.register(i, 0), RCX) };
         self.keep_for_recipe(to);
         let wanted = self.needed() & effect.kills != 0;
-        // RAX is the address of an operand in memory: OF waits in DL.
+        // RAX is the address of a memory operand, so OF goes to DL.
         let overflow = if memory.is_some() { RDX } else { RAX };
         if wanted && count != 1 {
             if which == 7 {
@@ -605,14 +605,14 @@ impl BlockWriter<'_> {
         let nothing = self.asm.jcc(cc::E);
         self.asm.load(size, RAX, to);
         self.asm.shift_imm(size, which, RAX, 1);
-        // OF of a shift by one; SAR leaves it clear.
+        // OF of a shift by one. SAR leaves it clear.
         self.asm.setcc(0, RAX);
         self.asm.shift_cl(size, which, to);
         self.asm.byte(0x9f);
         self.asm.lea(B4, RAX, at(RAX, 2));
         self.flags_from_eax();
         self.asm.land(nothing);
-        // A shift of 32 bits by zero clears the upper half all the same.
+        // A shift of 32 bits by zero still clears the upper half.
         if size == B4 {
             self.asm.load(B4, to, to);
         }
@@ -621,7 +621,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// ROL and ROR of a register. By an immediate other than 1 they leave OF alone.
+    /// ROL and ROR of a register. An immediate other than 1 leaves OF unchanged.
     fn rotate(&mut self, i: &Instruction, which: u8, count: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);
@@ -638,7 +638,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// SHLD and SHRD of a register, where nothing looks at the flags.
+    /// SHLD and SHRD of a register, if nothing reads the flags.
     fn double(&mut self, i: &Instruction, opcode: u8, count: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);
@@ -652,8 +652,8 @@ impl BlockWriter<'_> {
 
     // Multiplication and division.
 
-    /// Writes the flags of a multiplication whose low half is in a register: CF and OF from the host, SF and PF from the low
-    /// half, ZF and AF clear. Clobbers RAX and RCX.
+    /// Writes the flags of a multiplication whose low half is in a register. CF and OF come from the host, SF and PF
+    /// from the low half; ZF and AF are clear. Clobbers RAX and RCX.
     fn product_flags(&mut self, size: Size, low: Reg, effect: &Effect) {
         if self.needed() & effect.kills == 0 {
             return self.flags_lost(effect.kills);
@@ -677,13 +677,13 @@ impl BlockWriter<'_> {
         self.asm.sized(size, 0xf7, if signed { 5 } else { 4 }, from, false);
         self.set_all(GUEST_RAX, RAX);
         self.set_all(GUEST_RDX, RDX);
-        // The flags' code needs RAX.
+        // The code for the flags needs RAX.
         self.asm.load(B8, RDX, RAX);
         self.product_flags(size, RDX, effect);
         Ok(())
     }
 
-    /// The operand that a multiplication or division reads: its place, which is not in RAX or RDX.
+    /// The place of the operand that a multiplication or division reads. It is never in RAX or RDX.
     fn factor(&mut self, i: &Instruction, n: u32, size: Size) -> Result<Place, Cannot> {
         if !is_memory(i, n) {
             return Ok(Self::place(self.register(i, n)));
@@ -714,7 +714,8 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// DIV and IDIV where the quotient certainly fits; what does not is left to the interpreter, which raises the fault.
+    /// DIV and IDIV if the quotient certainly fits. Otherwise the interpreter executes the instruction and may raise
+    /// the fault.
     fn divide(&mut self, i: &Instruction, signed: bool) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         match self.factor(i, 0, size)? {
@@ -723,7 +724,7 @@ impl BlockWriter<'_> {
         }
         self.asm.load(B8, RDX, Self::place(GUEST_RDX));
         if signed {
-            // The dividend is the sign-extended low half, and the divisor neither 0 nor -1.
+            // The dividend must be the sign-extended low half, and the divisor neither 0 nor -1.
             self.asm.load(size, RAX, Self::place(GUEST_RAX));
             self.asm.shift_imm(size, 7, RAX, (8 * size.bytes() - 1) as u8);
             self.asm.alu(size, alu::CMP, RAX, RDX);
@@ -776,9 +777,9 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    // Bits.
+    // Bit instructions.
 
-    /// BT and its relatives change CF only.
+    /// BT, BTS, BTR and BTC, which change only CF.
     fn bit_test(&mut self, i: &Instruction, which: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let writes = which != 4;
@@ -808,7 +809,8 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// BSF and BSR: a source of zero leaves the destination alone and sets ZF and PF; else PF is the result's, others clear.
+    /// BSF and BSR. A zero source leaves the destination unchanged and sets ZF and PF. Otherwise PF is that of the
+    /// result, and the others are clear.
     fn scan(&mut self, i: &Instruction, opcode: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);
@@ -820,7 +822,7 @@ impl BlockWriter<'_> {
         let to = match Self::place(register) {
             Place::Reg(reg) => reg,
             Place::Mem(mem) => {
-                // Loading leaves the flags alone.
+                // The load does not change the flags.
                 self.asm.load(B8, RDX, mem);
                 RDX
             }
@@ -842,7 +844,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// POPCNT, TZCNT, LZCNT: ZF, and of the latter two CF, are as the host has them; the others are clear.
+    /// POPCNT, TZCNT, LZCNT. ZF is as on the host. So is CF, for TZCNT and LZCNT. The other flags are clear.
     fn count(&mut self, i: &Instruction, opcode: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);
@@ -859,7 +861,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// An instruction of BMI1 or BMI2. But for what its flags need, what is written leaves them alone.
+    /// An instruction of BMI1 or BMI2. Except for the code that writes its flags, the written code changes no flags.
     fn bits(&mut self, i: &Instruction, bits: Bits, effect: &Effect) -> Result<(), Cannot> {
         let Bits { vex, operands, flags } = bits;
         let size = self.size(i, 0)?;
@@ -889,7 +891,7 @@ impl BlockWriter<'_> {
             Operands::Product => {
                 self.asm.load(size, RDX, Self::place(GUEST_RDX));
                 self.asm.vex(size, vex, RCX.0, Some(RAX), from);
-                // Where both halves go to one register, it holds the high one.
+                // If both halves go to one register, it holds the high half.
                 self.set_all(self.register(i, 1), RAX);
                 self.set_all(destination, RCX);
                 return Ok(());
@@ -925,7 +927,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// The source is read, and a 32-bit destination zero-extended, whatever the condition says.
+    /// CMOVcc. The source is read, and a 32-bit destination is zero-extended, even if the condition is false.
     fn move_on_condition(&mut self, i: &Instruction, cc: u8) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);

@@ -1,4 +1,4 @@
-//! Which instructions are translated, and what they do to the arithmetic flags.
+//! The instructions that are translated, and their effect on the arithmetic flags.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
@@ -17,7 +17,7 @@ pub(super) mod set {
     pub const ALL: u8 = 63;
 }
 
-/// The flags that a condition looks at, by its encoding.
+/// The flags that a condition reads, by its encoding.
 pub(super) fn looked_at(cc: u8) -> u8 {
     match cc >> 1 {
         0 => set::O,
@@ -31,7 +31,7 @@ pub(super) fn looked_at(cc: u8) -> u8 {
     }
 }
 
-/// A translated instruction. What is not one of these is left to the interpreter.
+/// The kind of a translated instruction. The interpreter executes all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// ADD to CMP by the `/n` of their encoding.
@@ -56,9 +56,9 @@ pub(super) enum Kind {
     Leave,
     /// MOV of a segment register's selector, by the register's number, to a general register.
     MovSelector(u8),
-    /// SHL, SHR, SAR by a count that is not zero, by their `/n`.
+    /// SHL, SHR or SAR by a non-zero count: the `/n` and the count.
     ShiftBy(u8, u8),
-    /// The same of a register by CL.
+    /// SHL, SHR or SAR of a register by CL.
     ShiftByCl(u8),
     /// ROL and ROR of a register.
     RotateBy(u8, u8),
@@ -74,7 +74,7 @@ pub(super) enum Kind {
     /// CWD, CDQ, CQO.
     SignToData,
     Bswap,
-    /// BT, BTS, BTR, BTC, by the `/n` of their form with an immediate.
+    /// BT, BTS, BTR, BTC, by the `/n` of the form with an immediate.
     BitTest(u8),
     /// BSF (0xbc) and BSR (0xbd).
     Scan(u8),
@@ -99,27 +99,27 @@ pub(super) enum Kind {
     Vector(Form),
 }
 
-/// What an instruction and its translation do to the flags.
+/// The effect of an instruction and its translation on the flags.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Effect {
-    /// Flags that it looks at.
+    /// Flags that it reads.
     pub reads: u8,
-    /// Flags that it sets whatever they were.
+    /// Flags that it sets regardless of their old values.
     pub kills: u8,
     /// Flags that are in the host's register afterwards.
     pub in_host: u8,
-    /// Its translation leaves the host's flags alone.
+    /// Whether its translation leaves the host's flags unchanged.
     pub transparent: bool,
-    /// It can be left before it is done.
+    /// Whether it can exit before it completes.
     pub exits: bool,
 }
 
-/// Whether an operand is one of AH, CH, DH, BH, which cannot be named beside registers 8 to 15.
+/// Whether an operand is one of AH, CH, DH, BH, which no instruction can name together with registers 8 to 15.
 pub(super) fn is_high_byte(register: Register) -> bool {
     matches!(register, Register::AH | Register::CH | Register::DH | Register::BH)
 }
 
-/// A general register's number in instructions, whatever part of it is named.
+/// A general register's number in instructions, for any part of the register.
 pub(super) fn number_of(register: Register) -> usize {
     register.full_register().number()
 }
@@ -141,7 +141,7 @@ fn is_register(instruction: &Instruction, n: u32) -> bool {
     n < instruction.op_count() && instruction.op_kind(n) == OpKind::Register
 }
 
-/// Whether the address of the memory operand, if there is one, is computed in 64 bits from general registers.
+/// Whether the address of the memory operand, if any, is computed in 64 bits from general registers.
 fn plain_address(instruction: &Instruction) -> bool {
     let (base, index) = (instruction.memory_base(), instruction.memory_index());
     if base == Register::None && index == Register::None {
@@ -151,12 +151,12 @@ fn plain_address(instruction: &Instruction) -> bool {
         && (index == Register::None || index.is_gpr64())
 }
 
-/// Whether an address is one of the 48 bits that linear addresses have.
+/// Whether a 64-bit address is canonical for 48-bit linear addresses.
 fn is_canonical(address: u64) -> bool {
     ((address as i64) << 16 >> 16) as u64 == address
 }
 
-/// The kind of an instruction; `None` if the interpreter is to execute it.
+/// The kind of an instruction; `None` if the interpreter must execute it.
 pub(super) fn kind_of(instruction: &Instruction) -> Option<Kind> {
     let count = instruction.op_count();
     for n in 0..count {
@@ -176,7 +176,7 @@ pub(super) fn kind_of(instruction: &Instruction) -> Option<Kind> {
         }
     }
     if instruction.has_rep_prefix() || instruction.has_repne_prefix() {
-        // Prefixes that mean nothing, but for BND and the hints.
+        // A repeat prefix is ignored here as BND or a hint. On other instructions it has a meaning.
         match instruction.mnemonic() {
             Mnemonic::Ret | Mnemonic::Jmp | Mnemonic::Call | Mnemonic::Nop | Mnemonic::Pause => {}
             _ => return form_of(instruction).map(Kind::Vector),
@@ -340,7 +340,7 @@ fn shift(instruction: &Instruction, which: u8) -> Option<Kind> {
         return (is_register(instruction, 0) && size >= Size::B4).then_some(Kind::ShiftByCl(which));
     }
     let count = masked_count(instruction, 1, size)?;
-    // Narrow operands shifted out as a whole have flags of their own.
+    // Narrow operands that are shifted out completely have special flags.
     (i32::from(count) < 8 * size.bytes()).then_some(Kind::ShiftBy(which, count))
 }
 
@@ -360,14 +360,15 @@ fn double(instruction: &Instruction, opcode: u8) -> Option<Kind> {
     Some(Kind::Double(opcode, masked_count(instruction, 2, size)?))
 }
 
-/// The count of a shift by an immediate, unless that is zero and changes nothing.
+/// The count of a shift by an immediate; `None` if it is zero, so that the shift changes nothing.
 fn masked_count(instruction: &Instruction, n: u32, size: Size) -> Option<u8> {
     let mask = if size == Size::B8 { 63 } else { 31 };
     let count = instruction.immediate(n) as u8 & mask;
     (count != 0).then_some(count)
 }
 
-/// In memory, a register's bit number reaches beyond the operand: that is left to the interpreter.
+/// BT and similar instructions. A memory operand with a bit number in a register goes to the interpreter, because the
+/// number can reach beyond the operand.
 fn bit_test(instruction: &Instruction, which: u8) -> Option<Kind> {
     let size = operand_size(instruction, 0)?;
     let plain = is_register(instruction, 0) || !is_register(instruction, 1);
@@ -375,13 +376,13 @@ fn bit_test(instruction: &Instruction, which: u8) -> Option<Kind> {
 }
 
 impl Kind {
-    /// Whether nothing can come before its first access to memory but that access's page fault, so that it can be tried again
-    /// once the TLB has the page. Operands in XMM registers may have to be aligned.
+    /// Whether nothing but the page fault of its first access can precede that access. Then the instruction can be
+    /// tried again once the TLB has the page. Operands in XMM registers may have to be aligned.
     pub fn begins_with_its_access(self) -> bool {
         !matches!(self, Kind::Vector(_))
     }
 
-    /// Whether its translation may look at flags in the host's register.
+    /// Whether its translation may read flags in the host's register.
     pub fn may_use_flags(self) -> bool {
         matches!(
             self,
@@ -401,7 +402,7 @@ impl Kind {
             || self.effect(instruction, 0, true).is_none_or(|effect| effect.kills != 0)
     }
 
-    /// Whether it can be what follows STI in a block: what neither ends it nor matters to interrupts.
+    /// Whether it may follow STI in a block: it does not end the block or affect interrupts.
     pub fn follows_sti(self) -> bool {
         !matches!(
             self,
@@ -417,8 +418,8 @@ impl Kind {
         )
     }
 
-    /// What it does to the flags when those in `needed` may be looked at behind it; `checked` says that its access needs no
-    /// check. `None` if the interpreter is to execute it then.
+    /// Its effect on the flags, if the flags in `needed` may be read after it. `checked` says that its access needs no
+    /// check. `None` if the interpreter must then execute it.
     pub fn effect(self, instruction: &Instruction, needed: u8, checked: bool) -> Option<Effect> {
         use set::{A, ALL, C, O, Z};
         let memory =

@@ -1,5 +1,5 @@
-//! Where generated code lies: one piece of memory, mapped twice. What is executed cannot be written, what is written cannot
-//! be executed.
+//! The memory of generated code, which is mapped twice. The mapping that is executed cannot be written, and the mapping
+//! that is written cannot be executed.
 
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -8,7 +8,7 @@ use nix::sys::mman::{
     MRemapFlags, MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, mprotect, mremap, munmap,
 };
 
-/// After so many bytes of new code, what it was written through is given back.
+/// After this many bytes of new code, the pages of the writable mapping are given back.
 const GIVEN_BACK_AFTER: usize = 1 << 20;
 
 /// Room for code.
@@ -17,7 +17,7 @@ pub(super) struct CodeMemory {
     executed: NonNull<std::ffi::c_void>,
     length: NonZeroUsize,
     used: usize,
-    /// What was used when the host's pages were last taken out of the mapping that is written.
+    /// Value of `used` when the host's pages were last removed from the writable mapping.
     given_back: usize,
 }
 
@@ -25,15 +25,14 @@ pub(super) struct CodeMemory {
 unsafe impl Send for CodeMemory {}
 
 impl CodeMemory {
-    /// Maps `length` bytes, which take up memory only as they are used. `None` where the host does not allow it.
+    /// Maps `length` bytes, which use memory only once they are written. `None` if the host does not allow it.
     pub fn new(length: usize) -> Option<CodeMemory> {
         let length = NonZeroUsize::new(length)?;
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
         let written = unsafe { mmap_anonymous(None, length, both, MapFlags::MAP_SHARED) }.ok()?;
-        // Shared memory that is moved from nothing is mapped once more (mremap(2)). A file in memory would do, too, but is
-        // limited to the size that files of this process may have.
-        // SAFETY: the old mapping stays where it is; the new one replaces nothing.
+        // With an old size of zero, mremap(2) maps shared memory once more. A memfd would work too, but is limited to
+        // the largest file size of this process. SAFETY: the old mapping stays in place; the new one replaces nothing.
         let again = unsafe { mremap(written, 0, length.get(), MRemapFlags::MREMAP_MAYMOVE, None) };
         let executed = again.ok().filter(|&executed| {
             // SAFETY: the mapping is new, and nothing points into it.
@@ -41,7 +40,7 @@ impl CodeMemory {
         });
         let Some(executed) = executed else {
             for mapping in [Some(written), again.ok()].into_iter().flatten() {
-                // SAFETY: it was mapped just now, and nothing points into it.
+                // SAFETY: it was just mapped, and nothing points into it.
                 let _ = unsafe { munmap(mapping, length.get()) };
             }
             return None;
@@ -49,7 +48,7 @@ impl CodeMemory {
         Some(CodeMemory { written, executed, length, used: 0, given_back: 0 })
     }
 
-    /// Host address of an offset.
+    /// Host address of an offset, in the executable mapping.
     pub fn address(&self, offset: usize) -> u64 {
         self.executed.as_ptr() as u64 + offset as u64
     }
@@ -59,18 +58,18 @@ impl CodeMemory {
         self.length.get() - self.used
     }
 
-    /// Offset of what is appended next.
+    /// Offset at which the next code is appended.
     pub fn next(&self) -> usize {
         self.used
     }
 
-    /// Forgets all code behind an offset.
+    /// Forgets all code after an offset.
     pub fn truncate(&mut self, used: usize) {
         self.used = self.used.min(used);
         self.given_back = self.given_back.min(used);
     }
 
-    /// Appends code. Panics when there is no room.
+    /// Appends code. Panics if there is no room.
     pub fn append(&mut self, code: &[u8]) {
         let offset = self.used;
         self.used = (offset + code.len()).next_multiple_of(16).min(self.length.get());
@@ -80,12 +79,12 @@ impl CodeMemory {
         }
     }
 
-    /// Takes the host's pages out of the mapping that is written. They stay in the one that is executed; without this, the
-    /// process would be charged twice for each.
+    /// Removes the host's pages from the writable mapping. They stay in the executable mapping. Otherwise the process
+    /// would be charged twice for each page.
     #[cold]
     fn give_back(&mut self) {
         self.given_back = self.used;
-        // SAFETY: the mapping is shared and of a file, so that its bytes stay what they are; the next write maps its page again.
+        // SAFETY: the mapping is shared, so its bytes stay the same; the next write maps its page again.
         let _ = unsafe { madvise(self.written, self.length.get(), MmapAdvise::MADV_DONTNEED) };
     }
 
@@ -93,7 +92,7 @@ impl CodeMemory {
     pub fn write(&mut self, offset: usize, code: &[u8]) {
         let end = offset.checked_add(code.len()).expect("no code is that long");
         assert!(end <= self.length.get(), "code outside its memory");
-        // SAFETY: the range lies inside the mapping, as just checked, which is nothing of Rust's.
+        // SAFETY: the range was just checked to lie inside the mapping, to which no Rust object belongs.
         unsafe {
             let to = self.written.as_ptr().cast::<u8>().add(offset);
             std::ptr::copy_nonoverlapping(code.as_ptr(), to, code.len());
@@ -104,7 +103,8 @@ impl CodeMemory {
 impl Drop for CodeMemory {
     fn drop(&mut self) {
         for mapping in [self.written, self.executed] {
-            // SAFETY: both were mapped with this length, and nothing executes or points into them once this value is gone.
+            // SAFETY: both mappings have this length, and nothing executes or points into them after this value is
+            // dropped.
             let _ = unsafe { munmap(mapping, self.length.get()) };
         }
     }

@@ -30,9 +30,9 @@ use crate::{
     At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Miss, Part, Parts, Resume, Source, Undefined,
 };
 
-/// Bytes of code, at most; when they are used up all is translated anew.
+/// Most bytes of code. When they are used up, all code is dropped and translated again.
 const CODE_BYTES: usize = 64 << 20;
-/// Bytes that the longest block may take.
+/// Most bytes of code for one block.
 const BLOCK_BYTES: usize = 32 << 10;
 /// Registers of the host that belong to the caller.
 const CALLEE_SAVED: [Reg; 6] = [RBX, RBP, Reg(12), Reg(13), Reg(14), R15];
@@ -41,40 +41,41 @@ const CALLEE_SAVED: [Reg; 6] = [RBX, RBP, Reg(12), Reg(13), Reg(14), R15];
 struct Block {
     rip: u64,
     token: u32,
-    /// Host address minus virtual address of its bytes, once that is known.
+    /// Host address minus virtual address of its guest bytes, once known.
     addend: Option<u64>,
     /// Offset of its code.
     entry: u32,
-    /// Offset of the way out before its first instruction.
+    /// Offset of the exit before its first instruction.
     dead: u32,
     instructions: u8,
     branches: u8,
     alive: bool,
-    /// Whether it can be entered with a recipe in place of the flags, and what registers that must not need.
+    /// Registers that a recipe must not need, for an entry with a recipe in place of the flags. `None` if no recipe is
+    /// accepted.
     changes: Option<u16>,
-    /// Where the ways to the next blocks lead, from `rip`: on, and taken; and whether they can be linked.
+    /// Targets of the edges, relative to `rip`: next, and taken. Also whether each can be linked.
     ahead: [u64; 2],
     linkable: [bool; 2],
-    /// Where it can be entered again.
+    /// The places where it can be entered again.
     reentries: Arc<[block::Reentry]>,
-    /// What was written.
+    /// The code that was written for it.
     written: Arc<block::Written>,
 }
 
-/// The code of a block, which can be placed wherever the guest has its bytes.
+/// The code of a block, which can be placed wherever the guest maps the block's bytes.
 #[derive(Clone)]
 pub struct Translation {
     written: Arc<block::Written>,
-    /// Where the guest has the block for which it was written.
+    /// The guest address for which the block was translated.
     rip: u64,
-    /// How often recipes had been forgotten.
+    /// Value of [`Translator::cookbook`] at translation.
     cookbook: u32,
 }
 
 /// Translates blocks, and runs them.
 pub struct Translator {
     code: CodeMemory,
-    /// What blocks jump to.
+    /// The code that blocks jump to.
     site: block::Site,
     /// Offset of the first block.
     first: usize,
@@ -83,31 +84,31 @@ pub struct Translator {
     generation: u32,
     /// Remembered targets.
     jumps: Jumps,
-    /// What stands in the frame for flags.
+    /// The recipes that the frame can hold in place of flags.
     recipes: Recipes,
-    /// Counts how often they were forgotten.
+    /// Counts how often all recipes were dropped.
     cookbook: u32,
-    /// Code on its way to its place.
+    /// Buffer for code that is being relocated.
     placed: Vec<u8>,
 }
 
 impl Translation {
-    /// Bytes that it takes, about.
+    /// Approximate size in bytes.
     pub fn size(&self) -> usize {
         size_of::<block::Written>() + self.written.code.len() + self.written.relocations.size()
     }
 }
 
 impl Block {
-    /// Whether it can be entered with a recipe that needs some registers.
+    /// Whether the block can be entered with a recipe that needs some registers.
     fn takes(&self, recipe: u16) -> bool {
         self.changes.is_some_and(|changes| changes & recipe == 0)
     }
 }
 
 impl Translator {
-    /// A translator without code; `None` where the host does not let a program make code. `undefined` says what becomes of
-    /// what the host's instructions leave undefined, `parts` what the translator may make use of.
+    /// A translator without code. `None` if the host does not let a program generate code. `undefined` is the treatment
+    /// of undefined results, `parts` the optimisations to use.
     pub fn new(undefined: Undefined, parts: Parts) -> Option<Translator> {
         let mut code = CodeMemory::new(CODE_BYTES)?;
         let site = glue(&mut code, undefined, parts);
@@ -125,12 +126,12 @@ impl Translator {
         })
     }
 
-    /// What becomes of what the host's instructions leave undefined.
+    /// The treatment of results that the host's instructions leave undefined.
     pub fn undefined(&self) -> Undefined {
         self.site.undefined
     }
 
-    /// What it makes use of.
+    /// The optimisations in use.
     pub fn parts(&self) -> Parts {
         self.site.parts
     }
@@ -146,14 +147,14 @@ impl Translator {
         is_short.then(|| Translation { written: written.into(), rip: source.rip, cookbook: self.cookbook })
     }
 
-    /// Whether a translation serves wherever the guest has the block's bytes.
+    /// Whether a translation is valid wherever the guest maps the block's bytes.
     pub fn is_movable(&self, translation: &Translation) -> bool {
         let may_move = self.site.parts.has(Part::Places) && translation.written.movable;
         may_move && translation.cookbook == self.cookbook
     }
 
-    /// Gives a block at an address the code of its translation; `None` if that was not made for such an address, or if there is
-    /// no room: see [`Translator::is_full`]. `token` is what the caller calls the block.
+    /// Places a block's translation at an address. `None` if the translation is not valid at that address, or if there
+    /// is no room: see [`Translator::is_full`]. `token` is the caller's name for the block.
     pub fn place(&mut self, translation: &Translation, rip: u64, token: u32) -> Option<Entry> {
         let written = &translation.written;
         let by = rip.wrapping_sub(translation.rip);
@@ -184,7 +185,8 @@ impl Translator {
         Some(Entry { number, generation: self.generation })
     }
 
-    /// Whether a translation that is placed where `source` is would be `source`'s own; `None` if it cannot be placed there.
+    /// Whether a translation, moved to the address of `source`, equals the translation of `source`. `None` if it cannot
+    /// be moved there.
     pub fn moves_rightly(&mut self, translation: &Translation, source: &Source<'_>) -> Option<bool> {
         let by = source.rip.wrapping_sub(translation.rip);
         let Translation { written, .. } = translation;
@@ -202,8 +204,8 @@ impl Translator {
         Some(moved == own.code && same_but_for_addresses(&own))
     }
 
-    /// The code of the block at an address, whose page is in a slot of the TLB, if it is remembered and has at most so many
-    /// instructions.
+    /// The remembered code of the block at an address, if it has at most `most` instructions. `page` is the TLB slot of
+    /// the address.
     #[inline]
     pub fn find(&self, rip: u64, page: &TlbSlot, most: u64) -> Option<Entry> {
         let found = self.jumps.find(rip, page.addend())?;
@@ -228,7 +230,7 @@ impl Translator {
         }
     }
 
-    /// Drops a block's code. Ways that lead to it lead out of generated code from now on.
+    /// Drops a block's code. Jumps to that code exit from generated code from now on.
     pub fn forget(&mut self, entry: Entry) {
         if entry.generation != self.generation {
             return;
@@ -240,7 +242,7 @@ impl Translator {
         self.jumps.forget(rip, entry.number);
     }
 
-    /// Whether a block's code still stands.
+    /// Whether a block's code still exists.
     pub fn is_alive(&self, entry: Entry) -> bool {
         entry.generation == self.generation && self.blocks[entry.number as usize].alive
     }
@@ -252,7 +254,7 @@ impl Translator {
         self.code.write(from, &code);
     }
 
-    /// Lets one block's code lead straight to another's, whose page is in a slot of the TLB.
+    /// Links an exit of one block directly to another block's code. `page` is the TLB slot of the other block.
     pub fn link(&mut self, link: Link, to: Entry, page: &TlbSlot) {
         let may_link = self.site.parts.has(Part::Links);
         if !may_link || link.generation != self.generation || !self.is_alive(to) {
@@ -262,7 +264,7 @@ impl Translator {
         let (target, rip) = (to.entry as usize, to.rip);
         let from = &self.blocks[link.number as usize];
         if link.edge == ENTRY {
-            // Ways that lead to code which is gone lead to that which has replaced it.
+            // Redirects links from dropped code to its replacement.
             if !from.alive && from.rip == rip && from.addend == Some(page.addend()) {
                 self.replace(link.number, target, to.changes);
             }
@@ -290,8 +292,8 @@ impl Translator {
         }
     }
 
-    /// Lets the ways to a block that is gone lead to what has replaced it. What led there with a recipe in place of the flags
-    /// leads out of generated code, unless that can do with all recipes that the old one could do with.
+    /// Redirects jumps to a dropped block to its replacement. If the replacement accepts fewer recipes than the old
+    /// block, an entry with a recipe exits from generated code instead.
     fn replace(&mut self, old: u32, target: usize, changes: Option<u16>) {
         let old = &self.blocks[old as usize];
         let (entry, dead) = (old.entry as usize, old.dead as usize);
@@ -309,7 +311,7 @@ impl Translator {
         self.code.write(entry, asm.bytes());
     }
 
-    /// Remembers that a block's address leads to its code, as long as its page is mapped as in this slot of the TLB.
+    /// Remembers a block's code for its address, valid while its page is mapped as in this TLB slot.
     #[inline]
     pub fn remember(&mut self, entry: Entry, page: &TlbSlot) {
         if !self.is_alive(entry) {
@@ -329,7 +331,7 @@ impl Translator {
         });
     }
 
-    /// Runs a block and what follows it for up to `steps` steps.
+    /// Runs a block and its successors for up to `steps` steps.
     #[inline]
     pub fn run(&mut self, entry: Entry, guest: Guest<'_>, steps: u64) -> Option<Left> {
         if !self.is_alive(entry) {
@@ -339,8 +341,8 @@ impl Translator {
         Some(self.enter(address, guest, steps.min(MAX_STEPS), 0))
     }
 
-    /// Goes on behind an instruction that the interpreter has executed, or at one, for up to `steps` steps, which must be
-    /// enough for the rest of its block.
+    /// Continues at or after an instruction inside a block, for up to `steps` steps. `steps` must be enough for the
+    /// rest of the block.
     #[inline]
     pub fn resume(&mut self, resume: Resume, guest: Guest<'_>, steps: u64) -> Option<Left> {
         if resume.generation != self.generation || steps < resume.steps {
@@ -366,9 +368,9 @@ impl Translator {
         frame.privileged = guest.privileged.into();
         frame.interrupts_wait = guest.interrupts_wait.into();
         frame.jumps = self.jumps.as_ptr();
-        // SAFETY: the code behind `address` was written by `block`, for this frame's layout. It reads and writes the frame,
-        // the slots, the jump table, which all outlive the call, and RAM through slots, which only `TlbSlot::map` makes. It
-        // keeps to the calling convention: `glue`.
+        // SAFETY: `block` wrote the code at `address` for this frame's layout. The code accesses the frame, the slots
+        // and the jump table, which all outlive the call. It accesses RAM through slots, which only `TlbSlot::map`
+        // makes. It follows the calling convention: see `glue`.
         let code = unsafe {
             let enter: extern "sysv64" fn(*mut Frame, u64) -> u32 = std::mem::transmute(self.code.address(0));
             enter(frame, address)
@@ -381,7 +383,7 @@ impl Translator {
         self.left(code, [counter, frame.counter], shadow, missed)
     }
 
-    /// What the code of an exit and the counter mean.
+    /// Decodes an exit's code and the counter.
     fn left(&self, code: u32, [before, counter]: [i64; 2], shadow: bool, missed: [u64; 2]) -> Left {
         let number = code >> 6;
         let code = (code & 63) as u8;
@@ -426,12 +428,12 @@ impl Translator {
     }
 }
 
-/// The displacement at one offset that leads to another.
+/// The displacement at offset `at` for a jump to offset `to`.
 fn distance(at: usize, to: usize) -> [u8; 4] {
     ((to as i64 - (at as i64 + 4)) as i32).to_le_bytes()
 }
 
-/// Writes how generated code is entered, at offset 0, how it looks for a target, and how it is left.
+/// Writes the entry to generated code at offset 0, the lookup of targets, and the common exit.
 fn glue(code: &mut CodeMemory, undefined: Undefined, parts: Parts) -> block::Site {
     let mut asm = Asm::new(undefined);
     let push = |asm: &mut Asm, reg: Reg, opcode: u8| {
@@ -467,7 +469,7 @@ mod tests {
 
     use super::*;
 
-    /// What is written of a loop that loads from and stores to a structure, under flags that follow from registers.
+    /// The translation of a loop that loads from and stores to a structure, under flags that have a recipe.
     fn written(parts: Parts) -> Option<block::Written> {
         // mov ebx, [rsi]; cmp ebx, ecx; mov ebx, [rdi+8]; mov [rdi+16], ebx; mov ebx, [rdi+24]; je to the first
         let code =

@@ -1,4 +1,4 @@
-//! Instructions of kernels' entries and locks that only privileged code may execute.
+//! Privileged instructions that kernels use for entry code, locks and user memory.
 
 use super::asm::{B4, B8, RAX, RDX, alu, cc};
 use super::block::{
@@ -11,8 +11,8 @@ const IF: i32 = 1 << 9;
 const AC: i32 = 1 << 18;
 
 impl BlockWriter<'_> {
-    /// The interpreter executes the instruction if the code is not privileged. That it was left to the interpreter does not
-    /// mean that it faulted: CLI and STI are allowed by IOPL too. So each instruction asks anew.
+    /// Exits to the interpreter if the code is not privileged. Such an exit is not always a fault, because IOPL too may
+    /// allow CLI and STI. So each instruction checks again.
     fn leave_if_not_privileged(&mut self) {
         self.asm.alu_imm(B4, alu::CMP, PRIVILEGED, 0);
         self.leave_if(cc::E);
@@ -25,7 +25,7 @@ impl BlockWriter<'_> {
         self.clobbered();
     }
 
-    /// STI, unless something waits for it: that is delivered behind the next instruction, by the interpreter.
+    /// STI, unless an interrupt waits: the interpreter delivers it after the next instruction.
     pub fn allow_interrupts(&mut self) {
         self.leave_if_not_privileged();
         self.asm.test_imm(B4, SYSTEM_FLAGS, IF);
@@ -38,12 +38,12 @@ impl BlockWriter<'_> {
         self.clobbered();
     }
 
-    /// What follows STI is done.
+    /// Ends the shadow after the instruction that follows STI.
     pub fn end_shadow(&mut self) {
         self.asm.store_imm(B4, SHADOW, 0);
     }
 
-    /// STAC and CLAC, which change what of user space may be accessed: the slots of the TLB.
+    /// STAC and CLAC. They select the TLB slots, because they change which user pages may be accessed.
     pub fn set_access_control(&mut self, allowed: bool) {
         self.leave_if_not_privileged();
         if allowed {

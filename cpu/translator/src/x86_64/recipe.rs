@@ -1,6 +1,6 @@
-//! Recipes: how the arithmetic flags follow from registers. Flags that no instruction looks at in the ordinary flow need not be
-//! written anywhere, as long as the registers that they came from still hold what they did: where a block is left, the frame
-//! gets the recipe's name in place of the flags, and [`super::Translator`] computes them.
+//! Recipes compute the arithmetic flags from registers. Flags that no instruction reads need not be written, as long as
+//! the registers still hold the values that the flags come from. At an exit the frame then gets the recipe's name in
+//! place of the flags, and [`super::Translator`] computes them.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +10,26 @@ use super::asm::{Size, alu};
 use super::kind::{Kind, is_high_byte, number_of, operand_size};
 use crate::frame::{FlagImage, KEPT};
 
-/// What the frame has in place of flags has this bit, which no [`FlagImage`] has; above it is the recipe's number.
+/// The bit that marks a recipe in the frame; no [`FlagImage`] has it. The recipe's number is above it.
 pub(super) const IS_RECIPE: u32 = 1 << 2;
 const NUMBER_SHIFT: u32 = 3;
-/// Recipes that are kept beyond the code that they are in: a guest can make any number of them.
+/// Limit for the number of recipes, because a guest can cause any number. At the limit, all recipes and all code are
+/// dropped.
 const MANY: usize = 1 << 16;
 
-/// An operation whose flags they are, on what registers hold behind the instruction.
+/// The operation that gives the flags, in terms of register values after the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Operation {
-    /// The second was added to the first: that is the sum now.
+    /// The second operand was added to the first, which now holds the sum.
     Sum,
-    /// The second was taken from the first: that is the difference now.
+    /// The second operand was subtracted from the first, which now holds the difference.
     Difference,
-    /// The second is compared with the first.
+    /// The second operand is compared with the first.
     Comparison,
-    /// The logical product of both, or whatever has the flags of a logical result.
+    /// The AND of both operands, which stands for every logical result.
     Logic,
-    /// SHL, SHR or SAR, by their `/n`, of the first, which was kept, by the second. Others keep theirs in the same place: only
-    /// the block itself can tell how long it is there.
+    /// SHL, SHR or SAR, by its `/n`, of the saved first operand by the second. All blocks save to the same place, so
+    /// only the block itself knows how long the operand stays there.
     Shift(u8),
 }
 
@@ -39,7 +40,7 @@ pub(super) enum Second {
     Immediate(i32),
 }
 
-/// How the flags follow from the guest's registers.
+/// A rule that computes the flags from the guest's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Recipe {
     pub operation: Operation,
@@ -49,7 +50,7 @@ pub(super) struct Recipe {
 }
 
 impl Recipe {
-    /// How the flags that an instruction sets follow from the registers behind it.
+    /// The recipe of the flags that an instruction sets, from the registers after it.
     pub fn of(i: &Instruction, kind: Kind) -> Option<Recipe> {
         let register = |n: u32| {
             (i.op_kind(n) == OpKind::Register && !is_high_byte(i.op_register(n)))
@@ -68,7 +69,7 @@ impl Recipe {
         };
         let (size, first) = (operand_size(i, 0)?, register(0)?);
         let second = match i.op_kind(1) {
-            // What was stored is the result.
+            // The result is in the first operand.
             _ if operation == Operation::Logic && kind != Kind::Test => Second::Register(first),
             OpKind::Register => Second::Register(register(1)?),
             OpKind::Memory => return None,
@@ -80,12 +81,12 @@ impl Recipe {
             }),
         };
         let changed = matches!(operation, Operation::Sum | Operation::Difference);
-        // The operand that was added to itself, or taken from itself, is not there any more.
+        // An operand that was added to or subtracted from itself is lost.
         let lost = changed && second == Second::Register(first);
         (!lost).then_some(Recipe { operation, size, first, second })
     }
 
-    /// The registers that it needs, as bits.
+    /// The registers that the recipe needs, as bits.
     pub fn registers(&self) -> u16 {
         let second = match self.second {
             Second::Register(n) => 1 << n,
@@ -94,12 +95,12 @@ impl Recipe {
         if self.is_kept() { 0 } else { 1 << self.first | second }
     }
 
-    /// Whether it needs an operand that was kept.
+    /// Whether the recipe needs a saved operand.
     pub fn is_kept(&self) -> bool {
         self.first == KEPT
     }
 
-    /// The flags.
+    /// Computes the flags.
     pub fn flags(&self, registers: &[u64]) -> FlagImage {
         let bits = 8 * self.size.bytes() as u32;
         let mask = u64::MAX >> (64 - bits);
@@ -128,7 +129,7 @@ impl Recipe {
             Operation::Difference | Operation::Comparison => {
                 (u64::from(a < second), (a ^ second ^ result) >> 4 & 1, top((a ^ second) & (a ^ result)))
             }
-            // OF is what a shift by one gives, whatever the count.
+            // OF is that of a shift by one, for any count.
             Operation::Shift(4) => (a >> (u64::from(bits) - second) & 1, 0, top(a ^ a << 1)),
             Operation::Shift(5) => (a >> (second - 1) & 1, 0, top(a)),
             Operation::Shift(_) => (sign_extended(a, bits) as u64 >> (second - 1) & 1, 0, 0),
@@ -141,7 +142,7 @@ impl Recipe {
     }
 }
 
-/// A value of so many bits.
+/// Sign-extends a value of `bits` bits.
 fn sign_extended(value: u64, bits: u32) -> i64 {
     (value << (64 - bits)) as i64 >> (64 - bits)
 }
@@ -154,7 +155,7 @@ pub(super) struct Recipes {
 }
 
 impl Recipes {
-    /// What the frame has in place of the flags of a recipe.
+    /// The value that the frame holds in place of the flags of a recipe.
     pub fn name(&mut self, recipe: Recipe) -> u32 {
         let list = &mut self.list;
         let number = *self.numbers.entry(recipe).or_insert_with(|| {
@@ -165,7 +166,7 @@ impl Recipes {
         IS_RECIPE | number << NUMBER_SHIFT
     }
 
-    /// The flags, where the frame has them or their recipe.
+    /// The flags, from the frame or from the recipe in the frame.
     #[inline]
     pub fn flags(&self, in_frame: u32, registers: &[u64]) -> FlagImage {
         if in_frame & IS_RECIPE == 0 {
@@ -174,12 +175,12 @@ impl Recipes {
         self.list[(in_frame >> NUMBER_SHIFT) as usize].flags(registers)
     }
 
-    /// Whether there are so many that they should be forgotten with the code that they are in.
+    /// Whether the limit is reached, so that all recipes and all code must be dropped.
     pub fn are_many(&self) -> bool {
         self.list.len() >= MANY
     }
 
-    /// Forgets all.
+    /// Drops all recipes.
     pub fn clear(&mut self) {
         self.list.clear();
         self.numbers.clear();
@@ -206,7 +207,7 @@ mod tests {
         Recipe::of(&instruction, kind_of(&instruction).expect("it is translated"))
     }
 
-    /// What a recipe gives where RAX and RCX hold values.
+    /// The flags of a recipe for values of RAX and RCX.
     fn flags(code: &[u8], rax: u64, rcx: u64) -> u64 {
         recipe(code).expect("there is a recipe").flags(&[rax, rcx]).rflags()
     }
@@ -244,7 +245,7 @@ mod tests {
         assert_eq!(flags(&[0x84, 0xc9], 0, 0x180), SF);
     }
 
-    /// What the recipe of a shift gives for what was kept.
+    /// The flags of a shift's recipe for a saved operand.
     fn shifted(code: &[u8], operand: u64) -> u64 {
         let recipe = recipe(code).expect("there is a recipe");
         assert!(recipe.is_kept() && recipe.registers() == 0);
@@ -296,7 +297,7 @@ mod tests {
         let names = [first, second, first].map(|recipe| recipes.name(recipe));
         assert!(names[0] == names[2] && names[0] != names[1]);
         assert_eq!(recipes.flags(names[0], &[1, 2]), first.flags(&[1, 2]));
-        // Above what LAHF gives is what was in EAX.
+        // EAX left other bits above the byte from LAHF.
         assert_eq!(recipes.flags(0xffff_ff03, &[1, 2]), FlagImage(0xffff_ff03));
     }
 }

@@ -1,5 +1,5 @@
-//! What of a block's code follows from where it lies, and from where the guest's is mapped. The rest is the same everywhere:
-//! a library that each process has at another address is translated once.
+//! Relocations: the places in a block's code that depend on its own address, or on the guest address of the block. All
+//! other code is the same everywhere. So a library that each process maps at another address is translated once.
 
 use super::exits::exit_code;
 use crate::frame::{SLOTS, TlbSlot, TlbSlots};
@@ -7,73 +7,74 @@ use crate::frame::{SLOTS, TlbSlot, TlbSlots};
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// What some bytes of code are.
+/// The kind of some bytes of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// An address that moves with the guest's code, in eight bytes, or in four that are extended.
+    /// An address that moves with the guest's code: eight bytes, or four that are extended.
     Address64,
     Address32,
-    /// The place of a part of the TLB's slot for fetches from a page that moves with the guest's code.
+    /// Part of the TLB slot for fetches from a page that moves with the guest's code.
     Slot,
-    /// An exit's code, which has the block's number.
+    /// An exit's code, which contains the block's number.
     Number,
-    /// The displacement of a jump to what does not belong to a block.
+    /// The displacement of a jump to code outside blocks.
     Glue,
 }
 
-/// Some bytes of code.
+/// A place in the code that changes.
 #[derive(Clone, Copy)]
 struct Relocation {
     kind: Kind,
-    /// Offset behind them.
+    /// Offset after the bytes.
     end: u32,
 }
 
-/// Where code goes that was written for block 0 at offset 0.
+/// The destination of code that was written for block 0 at offset 0.
 pub(super) struct Place {
-    /// By how much the guest's code is farther up than where it was translated.
+    /// The guest address of the destination minus the address of translation.
     pub by: u64,
     pub number: u32,
     pub offset: usize,
 }
 
-/// What of a block's code is to be changed when it is placed.
+/// The places in a block's code that change when it is placed.
 pub(super) struct Relocations {
     list: Vec<Relocation>,
-    /// The lowest and the highest of the addresses, the block's own among them.
+    /// The lowest and the highest address in the code, including the block's own.
     lowest: i64,
     highest: i64,
 }
 
-/// Addresses of one range are written in the same way, and are canonical or not.
+/// The number of the range of an address. Within a range, all addresses have the same encoding, and all are canonical
+/// or none is.
 fn range_of(address: i64) -> usize {
     const BEGINNINGS: [i64; 6] = [-1 << 47, -1 << 31, 0, 1 << 31, 1 << 32, 1 << 47];
     BEGINNINGS.iter().filter(|&&begin| address >= begin).count()
 }
 
 impl Relocations {
-    /// Nothing but the address of the block.
+    /// Starts with only the block's own address.
     pub fn of_block_at(rip: u64) -> Relocations {
         Relocations { list: Vec::new(), lowest: rip as i64, highest: rip as i64 }
     }
 
-    /// Bytes that they take.
+    /// Size in bytes.
     pub fn size(&self) -> usize {
         self.list.len() * size_of::<Relocation>()
     }
 
-    /// Notes what the bytes before an offset are.
+    /// Notes the kind of the bytes before an offset.
     pub fn note(&mut self, kind: Kind, end: usize) {
         self.list.push(Relocation { kind, end: end as u32 });
     }
 
-    /// Notes an address of the guest's that is in the code.
+    /// Notes a guest address that the code contains.
     pub fn note_address(&mut self, address: u64) {
         self.lowest = self.lowest.min(address as i64);
         self.highest = self.highest.max(address as i64);
     }
 
-    /// Whether the code can be what it would be if it had been written for guest code that is farther up.
+    /// Whether relocations alone can move the code to a guest address that is higher by `by`.
     pub fn can_move(&self, by: u64) -> bool {
         let range = range_of(self.lowest);
         let moved = |address: i64| address.wrapping_add(by as i64);
@@ -82,7 +83,7 @@ impl Relocations {
                 && [self.highest, moved(self.lowest), moved(self.highest)].map(range_of) == [range; 3]
     }
 
-    /// Makes code that was written for block 0 at offset 0 what it is at a place.
+    /// Relocates code from block 0 at offset 0 to a place.
     pub fn apply(&self, code: &mut [u8], place: &Place) {
         for &Relocation { kind, end } in &self.list {
             let end = end as usize;
@@ -104,7 +105,7 @@ impl Relocations {
     }
 }
 
-/// Where a part of the slot for fetches is of which the page is some pages farther up.
+/// The place of a TLB slot's part after its page moved by a number of pages.
 fn moved_slot(place: u32, pages: u64) -> u32 {
     let (first, size) = (TlbSlots::EXEC as u32, size_of::<TlbSlot>() as u32);
     let (slot, part) = ((place - first) / size, (place - first) % size);
@@ -128,7 +129,7 @@ mod tests {
         );
         relocations.note_address(0x7fff_ffff_f000);
         assert!(relocations.can_move(0) && !relocations.can_move(0x1000));
-        // What is of two kinds cannot move at all.
+        // Code with addresses of two ranges cannot move at all.
         relocations.note_address(0x1000);
         assert!(relocations.can_move(0) && !relocations.can_move(0_u64.wrapping_sub(0x1000)));
     }

@@ -1,10 +1,10 @@
-//! What the manuals leave undefined of the host's instructions that generated code consists of, inverted: for tests. What an
-//! instruction leaves undefined, processors of one vendor leave as they please, and those of another otherwise. Where such a
-//! bit got into the guest's state, a recording would replay on the one and not on the other. With every such bit inverted right
-//! behind the instruction, it shows as a difference from the interpreter on any processor.
+//! For tests: inverts all results that the manuals leave undefined in the host's instructions. Processors of different
+//! vendors give different values for such results. If such a bit reached the guest's state, a recording would replay on
+//! one processor and not on another. With every such bit inverted right after the instruction, it shows as a difference
+//! from the interpreter on any processor.
 //!
-//! What is undefined is what `iced_x86` has from the manuals (SDM vol. 2), but for what a count in CL and a source of zero
-//! decide while code runs.
+//! `iced_x86` knows the undefined flags from the manuals (SDM vol. 2). This module adds the cases that a count in CL or
+//! a source of zero decides at run time.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register, RflagsBits};
 
@@ -14,11 +14,12 @@ const POP_FLAGS: u8 = 0x9d;
 const PUSH_RCX: u8 = 0x51;
 const POP_RCX: u8 = 0x59;
 
-/// OF in RFLAGS, and AF.
+/// OF and AF in RFLAGS.
 const OF: u32 = 1 << 11;
 const AF: u32 = 1 << 4;
 
-/// The code that inverts what an instruction has left undefined, and changes nothing else; empty where that is nothing.
+/// Code that inverts the results that an instruction leaves undefined, and changes nothing else. Empty if there are
+/// none.
 pub(super) fn inverted_behind(code: &[u8]) -> Vec<u8> {
     let instruction = Decoder::with_ip(64, code, 0, DecoderOptions::NONE).decode();
     assert_eq!(instruction.len(), code.len(), "one instruction");
@@ -28,7 +29,7 @@ pub(super) fn inverted_behind(code: &[u8]) -> Vec<u8> {
     }
     let mut inverted = vec![PUSH_FLAGS];
     if matches!(instruction.mnemonic(), Mnemonic::Bsf | Mnemonic::Bsr) {
-        // Where the source was zero, the destination is anything: JNE behind a MOV of 64 bits.
+        // If the source was zero, the destination is undefined: JNE over a 64-bit MOV.
         let to = instruction.op0_register().full_register().number() as u8;
         inverted.extend([0x75, 10, 0x48 | to >> 3, 0xb8 | to & 7]);
         inverted.extend(0x5a5a_a5a5_c3c3_3c3c_u64.to_le_bytes());
@@ -49,7 +50,7 @@ fn invert(disp: u8, bits: u32) -> Vec<u8> {
     code
 }
 
-/// A shift by zero changes no flag, and one by 1 defines OF.
+/// Code for a shift by CL. A count of zero changes no flag, and a count of 1 defines OF.
 fn by_cl(instruction: &Instruction, undefined: u32) -> Vec<u8> {
     let (always, unless_one) = (invert(8, undefined & !OF), invert(8, undefined & OF));
     let mask = if instruction.op0_register().is_gpr64() { 63 } else { 31 };
@@ -71,7 +72,7 @@ fn is_by_cl(instruction: &Instruction) -> bool {
     }
 }
 
-/// The arithmetic flags that an instruction leaves undefined, as they are in RFLAGS.
+/// The arithmetic flags that an instruction leaves undefined, as RFLAGS bits.
 fn undefined_flags(instruction: &Instruction) -> u32 {
     let undefined = instruction.rflags_undefined();
     let flags = [
@@ -85,7 +86,7 @@ fn undefined_flags(instruction: &Instruction) -> u32 {
     flags.into_iter().filter(|(bit, _)| undefined & bit != 0).map(|(_, flag)| flag).sum()
 }
 
-/// Panics if an instruction of finished code leaves anything undefined that is not inverted behind it.
+/// Panics if an instruction of finished code leaves an undefined result that is not inverted after it.
 pub(super) fn assert_all_inverted(code: &[u8]) {
     let mut instructions = Decoder::with_ip(64, code, 0, DecoderOptions::NONE).into_iter().peekable();
     let mut inverting = false;
@@ -105,7 +106,7 @@ pub(super) fn assert_all_inverted(code: &[u8]) {
 mod tests {
     use super::*;
 
-    /// The flags that are inverted behind an instruction of a constant count.
+    /// The flags that are inverted after an instruction with a constant count.
     fn flags(code: &[u8]) -> Option<u32> {
         let inverted = inverted_behind(code);
         let at = inverted.len().checked_sub(5)?;

@@ -1,4 +1,4 @@
-//! Instructions on XMM registers run on the host's, from and to the guest's in the frame.
+//! Instructions on XMM registers. They run on the host's XMM registers, with operands and results in the frame.
 
 use iced_x86::Instruction;
 
@@ -12,7 +12,7 @@ const XMM0: u8 = 0;
 const XMM1: u8 = 1;
 
 impl BlockWriter<'_> {
-    /// Writes an instruction of a form.
+    /// Writes an instruction with a form.
     pub fn vector(&mut self, instruction: &Instruction, form: Form) -> Result<(), Cannot> {
         self.leave_if_vectors_are_blocked();
         let register = |n: u32| instruction.op_register(n).number() as u8;
@@ -100,7 +100,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// The second operand in XMM1.
+    /// Loads the second operand into XMM1, and returns that register.
     fn second(&mut self, instruction: &Instruction) -> Result<u8, Cannot> {
         if is_memory(instruction, 1) {
             let place = self.vector_address(instruction, 16, false, true)?;
@@ -121,7 +121,7 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// The memory operand, as [`BlockWriter::operand`] gives it.
+    /// The memory operand, as from [`BlockWriter::operand`].
     fn vector_address(
         &mut self,
         instruction: &Instruction,

@@ -1,29 +1,29 @@
-//! Places where a guest can be stopped, of which one is to be taken: bookkeeping of which are passed how often.
+//! The candidates for places to stop at. Counts how often the guest passes each.
 
 use std::time::Duration;
 
 use crate::kick::AGAIN;
 use crate::vcpu::MAX_BREAKPOINTS;
 
-/// A place that is passed this often while others are not is given up.
+/// A place that is passed this often, while others are not, is dropped.
 const OFTEN: u32 = 16;
-/// The longest time that a caller is taken to be ready to wait.
+/// The longest wait that this code assumes a caller to accept.
 const MOST_PATIENCE: Duration = Duration::from_millis(20);
 
-/// How many kicks a choice is given time for, where exits are waited for from `due` to `force`: a place that costs little is
-/// worth waiting as long again.
+/// Number of kicks to wait for a choice, if the caller waits for exits from `due` to `force`. Waiting as long again is
+/// worth it for a place that costs little.
 pub(in crate::run) fn patience(due: Duration, force: Duration) -> u32 {
     (force.saturating_sub(due).min(MOST_PATIENCE).as_micros() / AGAIN.as_micros()).max(1) as u32
 }
 
-/// Places of which one is to be taken.
+/// Places of which one will be chosen.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::run) struct Stopping {
-    /// Those that are waited for.
+    /// The current candidates.
     candidates: Vec<Candidate>,
-    /// Those that take the place of candidates that are passed often, the next one last.
+    /// Replacements for candidates that are passed often, the next one last.
     others: Vec<u64>,
-    /// The one that was last found to be passed often.
+    /// The last place that was found to be passed often.
     passed_often: Option<u64>,
     decided: bool,
     pub(super) patience: u32,
@@ -36,23 +36,23 @@ struct Candidate {
     passed: u32,
 }
 
-/// What becomes of a choice when time passes.
+/// The effect of passing time on a choice.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Patience {
     Lasts,
-    /// One was decided for.
+    /// A place was decided on.
     Decided,
-    /// The guest never came there.
+    /// The guest never reached the place.
     IsOver,
 }
 
 impl Stopping {
-    /// The guest stops at this place, if it comes there within `patience` kicks.
+    /// Stops the guest at this place, if it gets there within `patience` kicks.
     pub(super) fn at(rip: u64, patience: u32) -> Stopping {
         Stopping { decided: true, ..Stopping::at_one_of(&[rip], patience) }
     }
 
-    /// The guest stops at one of these places; which one turns out. The first ones come first.
+    /// Stops the guest at one of these places, to be chosen later. The first ones are tried first.
     pub(super) fn at_one_of(places: &[u64], patience: u32) -> Stopping {
         let others = places.iter().rev().copied().collect();
         let (candidates, passed_often, decided) = (Vec::new(), None, false);
@@ -74,7 +74,7 @@ impl Stopping {
         self.candidates.iter().map(|candidate| candidate.rip).collect()
     }
 
-    /// The guest comes to a place. Whether it is the one.
+    /// Notes that the guest reached a place. Returns whether it must stop there.
     pub(super) fn comes_to(&mut self, rip: u64) -> bool {
         let Some(at) = self.candidates.iter().position(|candidate| candidate.rip == rip) else {
             return false;
@@ -112,7 +112,7 @@ impl Stopping {
 mod tests {
     use super::*;
 
-    /// Kicks.
+    /// A patience in kicks.
     const SHORT: u32 = 3;
 
     fn pass_often(stopping: &mut Stopping, rip: u64) {

@@ -1,20 +1,20 @@
-//! Places that are easy to come back to.
+//! Finds places that are easy to return to.
 //!
-//! A kick stops a guest anywhere. From there the code is read ahead for a place that is easy to come back to: right behind an
-//! instruction that leaves all arithmetic flags defined, so that what an interrupt pushes there is the same on every
-//! processor; never inside a repeated string instruction, never in an interrupt shadow. The guest then runs to it with a
-//! hardware breakpoint, which it cannot see.
+//! A kick stops a guest anywhere. From there this module decodes the code ahead, to find a place right after an
+//! instruction that leaves all arithmetic flags defined. An interrupt there pushes the same flags on every processor.
+//! The place is never inside a repeated string instruction or in an interrupt shadow. The guest then runs to the place
+//! with a hardware breakpoint, which it cannot see.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, RflagsBits};
 
-/// How far to read ahead.
+/// Number of instructions to decode ahead.
 const INSTRUCTIONS: usize = 48;
 
-/// Where to stop a guest that stands at `rip`, which may be `rip` itself. `bits` is the width of its code segment, whose
-/// base is zero; `read` reads code and gives how many bytes it could.
+/// The place to stop a guest that stands at `rip`, possibly `rip` itself. `bits` is the width of its code segment,
+/// whose base is zero. `read` reads code and returns the number of bytes read.
 ///
-/// A place behind a loop is better than one in it, because a replay that looks for the place stops each time that the guest
-/// passes it. But loops may be long: `leave_loops` is for the first attempt.
+/// A place after a loop is better than one inside, because a replay stops each time that the guest passes the place.
+/// But loops may be long, so `leave_loops` is for the first attempt.
 pub(super) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, &mut [u8]) -> usize) -> u64 {
     let mut at = rip;
     let (mut best, mut second_best) = (None, None);
@@ -25,7 +25,7 @@ pub(super) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, 
             FlowControl::Next if shadows(&instruction) => break,
             FlowControl::Next => {}
             FlowControl::ConditionalBranch if leave_loops && instruction.near_branch_target() <= rip => {
-                // The branch leaves the flags as they are.
+                // The branch does not change the flags.
                 (best, second_best) = (best.and(Some(next)), second_best.and(Some(next)));
                 at = next;
                 continue;
@@ -55,7 +55,8 @@ pub(super) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, 
     best.or(second_best).unwrap_or(at)
 }
 
-/// Behind a loop that does nothing but count a register down, if the guest at `rip` is in one: kernels wait in such loops.
+/// The place after a loop that only counts a register down, if the guest at `rip` is in one. Kernels wait in such
+/// loops.
 pub(super) fn behind_delay(rip: u64, read: impl Fn(u64, &mut [u8]) -> usize) -> Option<u64> {
     let at = |rip| decode(rip, 64, &read);
     let first = at(rip)?;
@@ -71,14 +72,14 @@ pub(super) fn behind_delay(rip: u64, read: impl Fn(u64, &mut [u8]) -> usize) -> 
     is_delay.then(|| branch.next_ip())
 }
 
-/// How much of the stack is searched for return addresses.
+/// Number of words on the stack to search for return addresses.
 const STACK_WORDS: u64 = 128;
-/// A function that is called is taken to be no longer than this.
+/// Assumed limit for the length of a called function.
 const FUNCTION_BYTES: u64 = 64 << 10;
 
-/// Where functions that the guest is in, in 64-bit code at `rip`, return to, from the inside out: words on the stack that
-/// point behind a call, of the function that comes before, or through a pointer. There may be left-overs among them, and
-/// some may be missing.
+/// The return sites of the functions that the guest is in, innermost first, for 64-bit code at `rip`. They are words on
+/// the stack that point after a call of the previous function or through a pointer. Some may be left-overs, and some
+/// may be missing.
 pub(super) fn return_sites(
     rip: u64,
     rsp: u64,
@@ -100,7 +101,7 @@ pub(super) fn return_sites(
                 let function = site.wrapping_add_signed(i64::from(i32::from_le_bytes(offset)));
                 inner.wrapping_sub(function) < FUNCTION_BYTES
             }
-            // CALL through a register or memory, with no displacement, one of a byte, or one of four.
+            // CALL through a register or memory, without a displacement, with one byte, or with four.
             [.., 0xff, modrm] | [.., 0xff, modrm, _] | [_, 0xff, modrm, _, _, _, _] => modrm >> 3 & 7 == 2,
             _ => false,
         };
@@ -111,12 +112,12 @@ pub(super) fn return_sites(
     })
 }
 
-/// Without AF: logical instructions clear it on every processor, although the manuals leave it undefined.
+/// Without AF. Logical instructions clear it on every processor, although the manuals leave it undefined.
 const ALL: u32 = RflagsBits::OF | RflagsBits::SF | RflagsBits::ZF | RflagsBits::CF | RflagsBits::PF;
 
 fn defined_flags(instruction: &Instruction) -> u32 {
     let defined = instruction.rflags_written() | instruction.rflags_cleared() | instruction.rflags_set();
-    // A shift by zero leaves the flags, and how far it shifts is not known here; POPF is too rare to be worth considering.
+    // A shift by zero keeps the flags, and the count is unknown here. POPF is too rare to matter.
     match instruction.mnemonic() {
         Mnemonic::Popf | Mnemonic::Popfd | Mnemonic::Popfq => 0,
         _ if instruction.rflags_undefined() & ALL != 0 => 0,
@@ -124,7 +125,7 @@ fn defined_flags(instruction: &Instruction) -> u32 {
     }
 }
 
-/// Instructions after which interrupts, or debug traps, wait for one more.
+/// Whether interrupts, or debug traps, wait for one more instruction after this one.
 fn shadows(instruction: &Instruction) -> bool {
     match instruction.mnemonic() {
         Mnemonic::Sti => true,
@@ -211,14 +212,14 @@ mod tests {
 
     #[test]
     fn return_addresses_are_found_on_the_stack() {
-        // The guest is at 0x2010, in a function that 0x1100 calls, whose caller calls through RAX at 0x3000.
+        // The guest is at 0x2010, in a function that is called at 0x1100. Its caller calls through RAX at 0x3000.
         let memory = |at: u64| -> u8 {
             let stack = [7_u64, 0x1200, 0x1105, 0xdead_0000, 0x1105, 0x3002, 0x2010];
             match at {
                 0x8000..0x8038 => stack[(at - 0x8000) as usize / 8].to_le_bytes()[at as usize % 8],
                 0x1100..0x1105 => [0xe8, 0xfb, 0x0e, 0, 0][(at - 0x1100) as usize],
                 0x3000..0x3002 => [0xff, 0xd0][(at - 0x3000) as usize],
-                // There is a call before it too, but of another function.
+                // A call stands before this address too, but of another function.
                 0x11fb..0x1200 => [0xe8, 0, 0x10, 0x10, 0][(at - 0x11fb) as usize],
                 _ => 0x90,
             }

@@ -7,17 +7,18 @@ use crate::x86_64::kind::{Effect, looked_at, set};
 use crate::x86_64::recipe::{Operation, Recipe, Second};
 
 impl BlockWriter<'_> {
-    /// The flags that may be looked at behind the instruction being written.
+    /// The flags that may be read after the current instruction.
     pub fn needed(&self) -> u8 {
         self.needed
     }
 
-    /// What was written has clobbered the host's flags.
+    /// Notes that the written code has clobbered the host's flags.
     pub fn clobbered(&mut self) {
         self.in_host = 0;
     }
 
-    /// The instruction has set flags in the host's register; they go to the frame if they are needed there.
+    /// Notes that the instruction has set flags in the host's register, and writes them to the frame if they are needed
+    /// there.
     pub fn flags_set(&mut self, effect: &Effect) {
         self.some_flags_set(effect);
         if self.needed & effect.kills == 0 {
@@ -27,7 +28,7 @@ impl BlockWriter<'_> {
         if effect.in_host == set::ALL {
             self.asm.setcc(0, RAX);
         } else {
-            // AF is zero; so is OF after what gets here.
+            // AF is zero; so is OF after the instructions that come here.
             self.asm.raw(&[0xb0, 2]);
         }
         self.asm.store(B4, FLAGS, RAX);
@@ -46,13 +47,13 @@ impl BlockWriter<'_> {
         self.in_frame = set::ALL;
     }
 
-    /// AH and AL are what the frame is to hold; the host's register is of no use any more.
+    /// Writes the flags in AH and AL to the frame. The host's flags are not valid any more.
     pub fn flags_from_eax(&mut self) {
         self.asm.store(B4, FLAGS, RAX);
         (self.in_host, self.in_frame) = (0, set::ALL);
     }
 
-    /// EDX becomes the arithmetic flags as RFLAGS has them, of those in the frame. Clobbers ECX and the host's flags.
+    /// Sets EDX to the frame's arithmetic flags in the format of RFLAGS. Clobbers ECX and the host's flags.
     pub fn flags_as_in_rflags(&mut self) {
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost");
         self.asm.load(B4, RCX, FLAGS);
@@ -68,13 +69,13 @@ impl BlockWriter<'_> {
         self.asm.alu(B4, alu::OR, RDX, RCX);
     }
 
-    /// The frame gets a recipe in place of the flags.
+    /// Stores a recipe in the frame in place of the flags.
     pub fn name_recipe(&mut self, recipe: Recipe) {
         let name = self.recipes.name(recipe);
         self.asm.store_imm(B4, FLAGS, name as i32);
     }
 
-    /// The frame gets the flags that a recipe gives. Clobbers RAX and RDX.
+    /// Stores the flags that a recipe gives in the frame. Clobbers RAX and RDX.
     pub fn follow_recipe(&mut self, recipe: Recipe) {
         let Recipe { operation, size, first, second } = recipe;
         self.asm.load(B8, RDX, Self::place(first.into()));
@@ -99,26 +100,26 @@ impl BlockWriter<'_> {
         self.asm.store(B4, FLAGS, RAX);
     }
 
-    /// Keeps what is in a register, if the recipe of the instruction being written needs it. Leaves the flags alone.
+    /// Saves a register's value, if the recipe of the current instruction needs it. Leaves the flags unchanged.
     pub fn keep_for_recipe(&mut self, operand: Reg) {
         if self.keeps {
             self.asm.store(B8, super::in_frame(KEPT.into()), operand);
         }
     }
 
-    /// The instruction has set flags in the host's register, and those in the frame are not up to date.
+    /// Notes that the instruction has set flags in the host's register, which the frame does not have.
     pub fn some_flags_set(&mut self, effect: &Effect) {
         self.in_frame &= !effect.kills;
         self.in_host = effect.in_host;
     }
 
-    /// Some of the flags are wrong in the frame, and nothing will look at them there.
+    /// Notes that some flags are wrong in the frame, where nothing will read them.
     pub fn flags_lost(&mut self, kills: u8) {
         self.in_frame &= !kills;
         self.in_host = 0;
     }
 
-    /// Writes CF, which the host's register holds, to the frame, and leaves the others there. Clobbers RAX and RCX.
+    /// Writes CF from the host's register to the frame, and keeps the other flags there. Clobbers RAX and RCX.
     pub fn carry_to_frame(&mut self) {
         self.asm.setcc(cc::B, RCX);
         self.asm.load(B4, RAX, FLAGS);
@@ -131,7 +132,7 @@ impl BlockWriter<'_> {
         self.in_host = 0;
     }
 
-    /// Writes CF and OF, which the host's register holds, to the frame. Clobbers RAX, RCX and RDX.
+    /// Writes CF and OF from the host's register to the frame. Clobbers RAX, RCX and RDX.
     pub fn carry_and_overflow_to_frame(&mut self) {
         self.asm.setcc(0, RDX);
         self.carry_to_frame();
@@ -142,7 +143,7 @@ impl BlockWriter<'_> {
         self.in_frame |= set::O;
     }
 
-    /// Brings CF into the host's register.
+    /// Loads CF into the host's register.
     pub fn need_carry(&mut self) {
         if self.in_host & set::C == 0 {
             debug_assert_ne!(self.in_frame & set::C, 0, "the carry is lost");
@@ -150,7 +151,7 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// Makes the host's register tell a condition; returns by which condition. Clobbers RAX.
+    /// Makes the host's flags represent a condition, and returns the condition to test. Clobbers RAX.
     pub fn condition(&mut self, cc: u8) -> u8 {
         let flags = looked_at(cc);
         if self.in_host & flags == flags {

@@ -1,4 +1,4 @@
-//! Where an instruction's operands are: the guest's registers, and memory behind the TLB.
+//! The places of an instruction's operands: the guest's registers, and memory behind the TLB.
 
 use std::mem::offset_of;
 
@@ -13,17 +13,17 @@ use crate::x86_64::groups::Role;
 use crate::x86_64::kind::{is_high_byte, number_of, set};
 
 impl BlockWriter<'_> {
-    /// Where a guest's register is.
+    /// The place of a guest's register.
     pub fn place(n: usize) -> Place {
         HOMES[n].map_or_else(|| in_frame(n).into(), Place::Reg)
     }
 
-    /// Where a guest's register is, by its name.
+    /// The place of a guest's register, by its name.
     pub fn general(&self, register: Register) -> Place {
         Self::place(number_of(register))
     }
 
-    /// A guest's register in one of the host's: its own, or `scratch`.
+    /// A guest's register in a host register: its own, or `scratch`.
     pub fn in_register(&mut self, n: usize, scratch: Reg) -> Reg {
         match Self::place(n) {
             Place::Reg(reg) => reg,
@@ -34,9 +34,9 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// An operand's register in one of the host's: the guest's own, or a scratch register, RDX for the `first` of an
-    /// instruction's operands and RCX for others. AH to BH come as DH and CH, beside which only RAX to RDX can be named:
-    /// `beside_high` says that the other operand is one of them.
+    /// An operand's register in a host register: the guest register's own, or a scratch register. The scratch register
+    /// is RDX for the `first` operand and RCX for others. AH to BH become DH and CH; an instruction with them can
+    /// otherwise name only RAX to RDX. `beside_high` says that the other operand is one of AH to BH.
     pub fn operand_register(&mut self, register: Register, first: bool, beside_high: bool) -> Reg {
         let scratch = if first { RDX } else { RCX };
         let n = number_of(register);
@@ -51,19 +51,20 @@ impl BlockWriter<'_> {
         self.in_register(n, scratch)
     }
 
-    /// Writes an operand's register back that [`BlockWriter::operand_register`] gave as the first.
+    /// Writes back the register of the first operand, which [`BlockWriter::operand_register`] gave.
     pub fn write_back(&mut self, register: Register, from: Reg) {
         self.set_all(number_of(register), if from == DH { RDX } else { from });
     }
 
-    /// Sets all of a guest's register.
+    /// Sets a whole guest's register.
     pub fn set_all(&mut self, n: usize, from: Reg) {
         if Self::place(n) != Place::Reg(from) {
             self.asm.store(B8, Self::place(n), from);
         }
     }
 
-    /// Sets a guest's register as the architecture does: 32 bits clear the others, fewer leave them.
+    /// Sets a guest's register as the architecture does: a 32-bit write clears the upper half, a narrower write keeps
+    /// the other bits.
     pub fn set_sized(&mut self, size: Size, n: usize, from: Reg) {
         match (size, Self::place(n)) {
             (B4, Place::Mem(mem)) => {
@@ -80,7 +81,7 @@ impl BlockWriter<'_> {
         self.set_sized(size, number_of(register), from);
     }
 
-    /// The linear address of the memory operand in RAX.
+    /// Computes the linear address of the memory operand in RAX.
     pub fn linear(&mut self, instruction: &Instruction) -> Result<(), Cannot> {
         self.effective(instruction, RAX)?;
         let base = match instruction.memory_segment() {
@@ -93,7 +94,8 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// The effective address of the memory operand in a register; clobbers RAX and RCX. Leaves the flags alone.
+    /// Computes the effective address of the memory operand in a register. Clobbers RAX and RCX. Leaves the flags
+    /// unchanged.
     pub fn effective(&mut self, instruction: &Instruction, to: Reg) -> Result<(), Cannot> {
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
         let displacement = instruction.memory_displacement64();
@@ -108,7 +110,7 @@ impl BlockWriter<'_> {
         let disp = i32::try_from(displacement as i64).map_err(|_| Cannot)?;
         let shift = instruction.memory_index_scale().trailing_zeros() as u8;
         if base == Register::None {
-            // Without a base there would have to be a displacement of four bytes: shift instead.
+            // An index without a base would need a displacement of four bytes, so shift instead.
             let index = self.in_register(number_of(index), RCX);
             if shift == 0 {
                 self.asm.lea(B8, to, at(index, disp));
@@ -133,7 +135,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// Makes the linear address in RAX the host's, or leaves the instruction to the interpreter. Clobbers RCX and RDX.
+    /// Converts the linear address in RAX to a host address, or exits to the interpreter. Clobbers RCX and RDX.
     pub fn check(&mut self, bytes: i32, write: bool) {
         let slots = self.check_page(bytes, write);
         if self.expects(write) {
@@ -145,8 +147,8 @@ impl BlockWriter<'_> {
         self.in_host = 0;
     }
 
-    /// Leaves the instruction to the interpreter if the TLB does not have the page of so many bytes at the linear address in
-    /// RAX. RCX becomes where its slot is, and an offset, which is returned. Clobbers RDX.
+    /// Exits to the interpreter if the TLB does not map the page of `bytes` bytes at the linear address in RAX.
+    /// Otherwise the slot is at RCX plus the returned offset. Clobbers RDX.
     fn check_page(&mut self, bytes: i32, write: bool) -> i32 {
         let slots = self.compare_page(bytes, write);
         let other = self.asm.jcc(cc::NE);
@@ -157,7 +159,7 @@ impl BlockWriter<'_> {
         slots
     }
 
-    /// The memory operand as the host's registers that hold its base and its index make it up, if they all do.
+    /// The memory operand built from host registers, if its base and index are in host registers.
     fn registers_of(&self, i: &Instruction) -> Option<Mem> {
         if !i.memory_base().is_gpr64() || matches!(i.memory_segment(), Register::FS | Register::GS) {
             return None;
@@ -174,8 +176,8 @@ impl BlockWriter<'_> {
         Some(Mem { base: in_host(i.memory_base())?, index, disp })
     }
 
-    /// What so many bytes at the linear address in RAX are, to which registers lead: the expected addend is added to the base,
-    /// so that the load waits for what it must, and not for the check.
+    /// The `bytes` bytes at the linear address in RAX, computed from registers. The expected addend is added to the
+    /// base, so that the load does not wait for the check.
     fn access_at_expected(&mut self, bytes: i32, place: Mem) -> Mem {
         let slots = self.check_page(bytes, false);
         self.load_addend(slots, false);
@@ -191,8 +193,9 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// Whether an access is a load in a loop of one block in user space, which may wait for what an earlier round has loaded:
-    /// by what it found in the round before, its address is known before the TLB's slot is.
+    /// Whether an access should use an expected addend. This is so for a load in a loop of one block in user space,
+    /// which may depend on a load of the previous round. The expected addend gives the address before the TLB slot is
+    /// read.
     fn expects(&self, write: bool) -> bool {
         let rip = self.source.rip;
         let loops = |last: &Instruction| last.is_jcc_short_or_near() && last.near_branch64() == rip;
@@ -204,13 +207,13 @@ impl BlockWriter<'_> {
             && self.source.instructions.last().is_some_and(loops)
     }
 
-    /// RDX becomes the addend in the slot that RCX and an offset lead to. Clobbers flags.
+    /// Sets RDX to the addend in the slot at RCX plus an offset. Clobbers flags.
     fn load_addend(&mut self, slots: i32, write: bool) {
         let found = at(RCX, slots + TlbSlot::ADDEND);
         if !self.expects(write) {
             return self.asm.load(B8, RDX, found);
         }
-        // A block may have more of them than there are places.
+        // A block may have more such loads than there are places.
         let spread = (self.source.rip as u32 & 0xfff).wrapping_mul(JUMP_FACTOR) >> 16;
         let place = expected(spread as usize + self.expecting);
         self.expecting += 1;
@@ -220,12 +223,12 @@ impl BlockWriter<'_> {
         self.way(Way::OtherAddend { slots, place, back: self.asm.here() }, vec![other]);
     }
 
-    /// RCX becomes where the slot is, and an offset, that may have the page of so many bytes at the linear address in RAX, RDX
-    /// that page; the host's flags say whether it does. Returns the offset.
+    /// Compares the page of `bytes` bytes at the linear address in RAX with the TLB. The slot that may hold the page is
+    /// at RCX plus the returned offset, and RDX is the page. The host's flags hold the result.
     fn compare_page(&mut self, bytes: i32, write: bool) -> i32 {
         debug_assert!(self.can_be_left(), "flags are lost where the block is left");
         slot_address(&mut self.asm, RCX);
-        // The page of the last byte: another than that of the first has another tag.
+        // Compare the page of the last byte: if the first byte is in another page, the slot has another tag.
         if bytes == 1 {
             self.asm.load(B8, RDX, RAX);
         } else {
@@ -237,12 +240,12 @@ impl BlockWriter<'_> {
         slots
     }
 
-    /// The memory operand, which may be RAX's and other registers' but for RCX and RDX. Clobbers RCX and RDX.
+    /// The memory operand. It may use RAX and other registers, but not RCX and RDX. Clobbers RCX and RDX.
     pub fn operand(&mut self, i: &Instruction, size: Size, write: bool) -> Result<Mem, Cannot> {
         self.operand_of(i, size.bytes(), write)
     }
 
-    /// As [`BlockWriter::operand`], of so many bytes.
+    /// As [`BlockWriter::operand`], for `bytes` bytes.
     pub fn operand_of(&mut self, i: &Instruction, bytes: i32, write: bool) -> Result<Mem, Cannot> {
         let has_high_byte =
             (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Register && is_high_byte(i.op_register(n)));
@@ -270,8 +273,8 @@ impl BlockWriter<'_> {
         Ok(at(RAX, 0))
     }
 
-    /// The eight bytes on the stack that are at a register's address and a displacement. Clobbers as
-    /// [`BlockWriter::operand`].
+    /// The eight bytes on the stack at a register's address plus a displacement. Clobbers as [`BlockWriter::operand`]
+    /// does.
     pub fn stack_operand(&mut self, register: usize, disp: i32, write: bool) -> Result<Mem, Cannot> {
         let addend = self.checked(8, write)?;
         let base = self.in_register(register, RCX);
@@ -292,11 +295,11 @@ impl BlockWriter<'_> {
         self.access(8, write)
     }
 
-    /// Where the addend is for an access that has been checked.
+    /// The place of the addend of an access that has been checked.
     fn checked(&self, bytes: i32, write: bool) -> Result<Option<Mem>, Cannot> {
         match self.role {
             Role::Later { slot, bytes: checked, write: writable } => {
-                // Nothing may be accessed but what the check was for.
+                // Never access more than the check covered.
                 if bytes > checked || write && !writable {
                     return Err(Cannot);
                 }
@@ -306,7 +309,7 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// What is at the linear address in RAX, after a check for it or for its group.
+    /// The memory at the linear address in RAX, after a check for the access or its group.
     fn access(&mut self, bytes: i32, write: bool) -> Result<Mem, Cannot> {
         let Role::First { slot, below, bytes: of_group, write: group_writes } = self.role else {
             self.check(bytes, write);
@@ -330,17 +333,17 @@ impl BlockWriter<'_> {
         Ok(at(RAX, below))
     }
 
-    /// Keeps RCX across another access.
+    /// Saves RCX across another access.
     pub fn keep(&mut self) {
         self.asm.store(B8, SPARE, RCX);
     }
 
-    /// What was kept.
+    /// Loads the saved value.
     pub fn kept(&mut self, to: Reg) {
         self.asm.load(B8, to, SPARE);
     }
 
-    /// RAX becomes what was kept, and is kept in its place. Clobbers RDX.
+    /// Loads the saved value into RAX, and saves the old RAX. Clobbers RDX.
     pub fn load_kept_keep_rax(&mut self) {
         self.asm.load(B8, RDX, SPARE);
         self.asm.store(B8, SPARE, RAX);

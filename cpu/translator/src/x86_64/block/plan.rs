@@ -1,4 +1,4 @@
-//! What is decided of a block before it is written.
+//! Decisions about a block before it is written.
 
 use iced_x86::Instruction;
 
@@ -7,17 +7,18 @@ use crate::x86_64::groups::{Role, Values};
 use crate::x86_64::kind::{Effect, Kind, set};
 use crate::x86_64::recipe::Recipe;
 
-/// What is known of an instruction before it is written.
+/// Decisions about an instruction before it is written.
 pub(super) struct Step {
     pub kind: Option<Kind>,
     pub role: Role,
-    /// Flags that may be looked at behind it, but where the host's register has them.
+    /// Flags that may be read after it from the frame.
     pub needed: u8,
-    /// Where the flags before it follow from registers, how: if it is left to the interpreter, the frame need not have them.
+    /// The recipe of the flags before it, if they have one. With a recipe, an exit to the interpreter does not need the
+    /// flags in the frame.
     pub before: Option<Recipe>,
-    /// The block's last flags are its, and follow from registers at the block's end.
+    /// The recipe of the flags at the block's end, if this instruction set them last.
     pub at_end: Option<Recipe>,
-    /// What its recipe needs must be kept.
+    /// Whether an operand must be saved for its recipe.
     pub keeps: bool,
 }
 
@@ -26,14 +27,15 @@ impl Step {
         self.kind?.effect(instruction, needed, matches!(self.role, Role::Later { .. }))
     }
 
-    /// Whether the flags before it must be in the frame if it can be left before it is done. The twin, where the first of a
-    /// group may go on, knows of no recipe.
+    /// Whether an exit before the instruction completes needs the flags in the frame. The first of a group may continue
+    /// in the twin, which has no recipe.
     fn exits_need_flags(&self) -> bool {
         self.before.is_none() || matches!(self.role, Role::First { .. })
     }
 }
 
-/// Decides for each instruction, from the last to the first, whether it is translated, and which of its flags are needed.
+/// Decides which instructions are translated and which of their flags are needed. Goes from the last instruction to the
+/// first.
 pub(super) fn plan(
     source: &Source<'_>,
     kinds: &[Option<Kind>],
@@ -75,11 +77,11 @@ pub(super) fn plan(
     steps
 }
 
-/// Whether flags that an instruction looks at are in the host's register when it is reached.
+/// Whether the flags that an instruction reads are still in the host's register when it is reached.
 fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -> bool {
     for n in (0..reader).rev() {
-        // Whatever is needed behind it, an effect's `in_host` and `transparent` are the same; only whether it has one may
-        // depend on that.
+        // `in_host` and `transparent` of an effect do not depend on the needed flags. Only the existence of the effect
+        // may depend on them.
         let effect = steps[n].effect(&source.instructions[n], set::ALL);
         match effect {
             Some(effect) if effect.transparent && effect.reads == 0 => {}
@@ -93,18 +95,18 @@ fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -
     false
 }
 
-/// Where in a block the flags follow from registers.
+/// The places in a block where the flags have a recipe.
 pub(super) struct Known {
-    /// Before each instruction, how.
+    /// The recipe of the flags before each instruction.
     before: Vec<Option<Recipe>>,
-    /// Whether an instruction's recipe needs its operand where the block can be left.
+    /// Whether an instruction's recipe needs its saved operand at an exit.
     keeps: Vec<bool>,
-    /// At the block's end, how, and whose they are, where both ways from there lead into the same page.
+    /// The recipe at the block's end and the instruction that set the flags, if both edges stay in the page.
     pub at_end: Option<(usize, Recipe)>,
 }
 
 impl Known {
-    /// Nothing is known.
+    /// The result for a block without recipes.
     pub fn nothing(source: &Source<'_>) -> Known {
         let count = source.instructions.len();
         Known { before: vec![None; count], keeps: vec![false; count], at_end: None }
@@ -113,7 +115,7 @@ impl Known {
     /// Follows the registers through a block.
     pub fn of(source: &Source<'_>, kinds: &[Option<Kind>]) -> Known {
         let mut values = Values::default();
-        // Whose the flags are, how they follow, and what the registers held then.
+        // The instruction that last set the flags, its recipe, and the registers' values at that time.
         let mut last: Option<(usize, Recipe, Values)> = None;
         let holds = |last: &Option<(usize, Recipe, Values)>, now: &Values| {
             let (n, recipe, then) = last.as_ref()?;
@@ -145,7 +147,7 @@ impl Known {
     }
 }
 
-/// Whether a block ends with ways to known addresses in its own page.
+/// Whether all edges of a block lead to known addresses in its own page.
 fn stays_in_page(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
     let (Some(last), Some(&Some(kind))) = (source.instructions.last(), kinds.last()) else { return false };
     let near = |target: u64| (target ^ source.rip) & !0xfff == 0;
@@ -157,9 +159,8 @@ fn stays_in_page(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
     }
 }
 
-/// The registers that a block changes before the last place where it can be left with the flags that it was entered with;
-/// `None` if generated code looks at those flags, or where they may be left at the block's end. `steps` are those that check
-/// every access.
+/// The registers that a block changes before its last exit with the flags that it was entered with. `None` if generated
+/// code reads those flags, or if they may still be in force at the block's end. `steps` must check every access.
 pub(super) fn changed_under_first_flags(source: &Source<'_>, steps: &[Step]) -> Option<u16> {
     let (first, mut values) = (Values::default(), Values::default());
     let mut changed = 0;
@@ -168,7 +169,7 @@ pub(super) fn changed_under_first_flags(source: &Source<'_>, steps: &[Step]) -> 
         if effect.is_none_or(|effect| effect.exits) {
             changed = first.changed_in(&values);
         }
-        // Behind what the interpreter executes, the frame has the flags.
+        // After an instruction of the interpreter, the flags are in the frame.
         let (Some(kind), Some(effect)) = (step.kind, effect) else { return Some(changed) };
         if effect.reads != 0 {
             return None;
@@ -177,7 +178,7 @@ pub(super) fn changed_under_first_flags(source: &Source<'_>, steps: &[Step]) -> 
             return Some(changed);
         }
         if kind.may_set_flags(instruction) && step.needed != 0 {
-            // What it leaves of the flags would be written beside its own.
+            // Writing its flags would also write the flags that it does not change.
             return None;
         }
         values.follow(instruction, kind);
@@ -203,7 +204,7 @@ mod tests {
         then(&Source { rip, instructions: &instructions, second_page: None }, &kinds)
     }
 
-    /// Whether the flags follow from registers before each instruction, and at the end.
+    /// Whether the flags have a recipe before each instruction, and at the end.
     fn known(rip: u64, code: &[u8]) -> (Vec<bool>, bool) {
         with_source(rip, code, |source, kinds| {
             let known = Known::of(source, kinds);
@@ -309,7 +310,7 @@ mod tests {
         );
         assert_eq!(needed(&[&LOAD[..], &CMP, &[0x74, 0x10]].concat()), [0, 0, 0]);
         assert_eq!(needed(&[&CMP[..], &LOAD].concat()), [0, 0]);
-        // mov edx, eax: what is compared is gone.
+        // mov edx, eax overwrites a compared register.
         assert_eq!(needed(&[&CMP[..], &[0x89, 0xc2], &LOAD].concat()), [set::ALL; 3]);
     }
 
@@ -340,7 +341,7 @@ mod tests {
         for code in none {
             assert_eq!(changes(code), None, "{code:x?}");
         }
-        // rol ebx, 3; and a load that needs the other flags, or none in between.
+        // rol ebx, 3, then a load that needs the other flags, or no load.
         let rol = [0xc1, 0xc3, 3];
         assert_eq!(changes(&[&rol[..], &LOAD, &CMP].concat()), None);
         assert_eq!(changes(&[&rol[..], &CMP].concat()), Some(0));
