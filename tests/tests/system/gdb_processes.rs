@@ -1,6 +1,6 @@
 //! gdb on a stock kernel: processes, stops in one process only, the kernel's own symbols and its vmlinux. Page tables are
-//! isolated, so programs and the kernel have different ones. gdb's answers are compared with the guest's own `ps`, and with
-//! a search that checks each hit.
+//! isolated, so programs and the kernel have different ones. The answers are compared with the guest's own `ps`, and with a
+//! search that checks each hit.
 
 use std::collections::BTreeSet;
 use std::path::Path;

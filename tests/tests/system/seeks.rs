@@ -1,5 +1,5 @@
-//! Seeks from any point of a recording to any other give the same state as a straight replay from the start: registers,
-//! devices, RAM and disk.
+//! A seek from any point of a recording to any other gives the state of a straight replay: registers, devices, RAM and
+//! disk.
 //!
 //! `TTVM_PAIRS=2000 cargo test --release -p tests seeks` is the full version: 2,000 pairs of points, in recordings of
 //! Debian's boot and of the benchmark workloads `disk` and `rd`. Without the variable there are a few pairs, in `disk`.
