@@ -55,7 +55,9 @@ fn refusal(format: &Format, path: &Path) -> String {
         None => format!("convert it by `qemu-img convert -O raw {file} {file}.raw`"),
     };
     let name = format.name;
-    format!("it is {name} and not a raw disk; {remedy}, or give --disk {RAW}{file} if its bytes are the disk's own")
+    format!(
+        "it is {name} and not a raw disk; {remedy}, or give --disk {RAW}{file} if its bytes are the disk's own"
+    )
 }
 
 /// A format that is not raw.

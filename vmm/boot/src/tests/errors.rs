@@ -142,7 +142,10 @@ fn multiboot_headers_that_want_too_much_are_refused() {
         (multiboot1_header(1 << 16, [0x10_0000, 0x20_0000, 0, 0, 0x20_0000]), "do not fit together"),
         (multiboot1_header(1 << 16, [0x20_0000, 0x20_0000, 0x10_0000, 0, 0]), "lies before its start"),
         (multiboot1_header(1 << 16, [0x20_0000, 0x20_0000, 0x30_0000, 0, 0x20_0000]), "is truncated"),
-        (elf_with(multiboot2_header(&[(1, 0, &[1, 22])])), "asks for Multiboot2 information of the unknown type 22"),
+        (
+            elf_with(multiboot2_header(&[(1, 0, &[1, 22])])),
+            "asks for Multiboot2 information of the unknown type 22",
+        ),
         (elf_with(multiboot2_header(&[(7, 0, &[])])), "asks for EFI boot services"),
         (elf_with(multiboot2_header(&[(4, 0, &[1])])), "asks for a display"),
         (elf_with(multiboot2_header(&[(99, 0, &[])])), "unknown Multiboot2 feature 99"),

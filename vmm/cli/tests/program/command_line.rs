@@ -140,7 +140,11 @@ fn every_bad_input_is_one_sentence_with_the_right_exit_code() {
             1,
             &["qcow2 image", "`qemu-img convert -O raw disk.qcow2 disk.qcow2.raw`", "--disk raw:disk.qcow2"],
         ),
-        (&["record", "-o", "r.ttvm", "--kernel", "kernel", "--disk", "disk.vmdk"], 1, &["VMDK image", "qemu-img"]),
+        (
+            &["record", "-o", "r.ttvm", "--kernel", "kernel", "--disk", "disk.vmdk"],
+            1,
+            &["VMDK image", "qemu-img"],
+        ),
         (&["run", "--kernel", "kernel", "--disk", "raw:missing"], 1, &["missing"]),
         (&["run", "--kernel", "kernel", "--disk", "raw:"], 2, &["--disk", "give a file"]),
         (&["run", "--kernel", "kernel", "--console-log", "none/log"], 1, &["none/log"]),
