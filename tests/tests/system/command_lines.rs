@@ -126,7 +126,7 @@ fn boot(line: &str, end: End, disk: &std::path::Path) -> Result<(), String> {
     };
     let mark = std::str::from_utf8(MARK).expect("it is text");
     let shows_disk = text.lines().any(|console_line| console_line.trim() == mark);
-    if outcome != Some(expected) {
+    if outcome.as_ref() != Some(&expected) {
         return wrong(&format!("{expected:?} expected"));
     }
     if shows_disk == (end == End::NoDisk) {
