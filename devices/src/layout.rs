@@ -56,3 +56,6 @@ pub const SCI_IRQ: u8 = 9;
 pub const PCI_FIRST_GSI: u8 = 16;
 /// Number of I/O APIC pins.
 pub const IOAPIC_PINS: u8 = 24;
+/// 8259 lines of the four PCI interrupt pins, for guests that do not use the I/O APIC. Pin `n` of the PCI bus
+/// (I/O APIC pin 16 + n) is also wired to line `PCI_PIC_IRQS[n]`.
+pub const PCI_PIC_IRQS: [u8; 4] = [10, 11, 10, 11];

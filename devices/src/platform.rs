@@ -21,6 +21,7 @@ mod state;
 use crate::acpi_pm::AcpiPm;
 use crate::ioapic::IoApic;
 use crate::lapic::{GeneralProtection, LocalApic};
+pub use crate::layout::PCI_PIC_IRQS;
 use crate::layout::{DEBUG_EXIT_PORT, RTC_IRQ, SCI_IRQ};
 use crate::misc_ports::MiscPorts;
 pub use crate::misc_ports::{DebugPorts, PanicKind, Request};
@@ -30,10 +31,6 @@ use crate::rtc::Rtc;
 use crate::uart::Uart;
 pub use bus::{ExpansionBus, NoExpansion};
 pub use state::PlatformStateV1;
-
-/// 8259 lines of the four PCI interrupt pins, for guests that do not use the I/O APIC. Pin `n` of the PCI bus
-/// (I/O APIC pin 16 + n) is also wired to line `PCI_PIC_IRQS[n]`.
-pub const PCI_PIC_IRQS: [u8; 4] = [10, 11, 10, 11];
 
 /// 8259 lines that firmware makes level triggered: the system control interrupt and PCI.
 const LEVEL_LINES: u16 = 1 << SCI_IRQ | 1 << 10 | 1 << 11;

@@ -7,7 +7,7 @@ use super::error::StateError;
 use super::msix::Msi;
 use super::passed::PassedThrough;
 use super::state::PciBusStateV1;
-use crate::layout::{PCI_CONFIG_PORT, PCI_FIRST_GSI, PCI_MMIO_END, PCI_MMIO_START};
+use crate::layout::{PCI_CONFIG_PORT, PCI_FIRST_GSI, PCI_MMIO_END, PCI_MMIO_START, PCI_PIC_IRQS};
 use crate::passthrough::{AskV1, DeviceInputV1, PciDescriptionV1};
 use crate::virtio::block_backend::BlockBackend;
 use crate::virtio::device::VirtioDevice;
@@ -22,15 +22,16 @@ const DATA_PORT: u16 = PCI_CONFIG_PORT + 4;
 /// Enable, bus, device, function and dword-aligned register; the reserved bits read zero.
 const ADDRESS_WRITABLE: u32 = 0x80FF_FFFC;
 
-/// Which addresses the host bridge passes on to the bus.
+/// How the bus is wired, and how it is described to guests. A recording's machine keeps its revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BridgeWindow {
-    /// Those that the ACPI tables announce, and no others. Older recordings have machines of this kind.
-    Announced,
-    /// All that neither RAM nor a chip answers, as on a PC: a kernel that does not read the tables (`pci=noacpi`) puts BARs
-    /// right behind RAM.
+pub enum PciRevision {
+    /// The host bridge passes on the addresses that the ACPI tables announce, and no others. Interrupts are described as pins
+    /// of the I/O APIC only.
+    V1,
+    /// The host bridge passes on all that neither RAM nor a chip answers, as on a PC: a kernel that does not read the tables
+    /// (`pci=noacpi`) puts BARs right behind RAM. Interrupts are described as lines of the 8259 pair, too.
     #[default]
-    All,
+    V2,
 }
 
 /// See the text of [`crate::pci`]. The calling contract: one thread, the guest stopped; after every call that takes
@@ -38,7 +39,7 @@ pub enum BridgeWindow {
 pub struct PciBus {
     address: u32,
     /// Part of the machine's description, not of its state.
-    window: BridgeWindow,
+    revision: PciRevision,
     host_bridge: ConfigSpace,
     /// Slot `n + 1` holds `functions[n]`.
     functions: Vec<VirtioFunction>,
@@ -66,7 +67,7 @@ impl PciBus {
         };
         PciBus {
             address: 0,
-            window: BridgeWindow::default(),
+            revision: PciRevision::default(),
             host_bridge: ConfigSpace::new(&identity),
             functions: Vec::new(),
             passed: PassedThrough::default(),
@@ -74,9 +75,13 @@ impl PciBus {
         }
     }
 
-    /// Chooses the addresses that the host bridge passes on.
-    pub fn with_window(self, window: BridgeWindow) -> PciBus {
-        PciBus { window, ..self }
+    /// Chooses the revision, before devices are plugged in.
+    pub fn with_revision(self, revision: PciRevision) -> PciBus {
+        assert!(
+            self.functions.is_empty() && self.passed.is_empty(),
+            "a bus has its revision before its devices"
+        );
+        PciBus { revision, ..self }
     }
 
     /// Plugs a device into the next slot, which it returns, with BARs assigned. Panics when all slots are
@@ -86,7 +91,7 @@ impl PciBus {
         let slot = self.functions.len() + 1;
         assert!(slot < SLOTS, "the PCI bus has {SLOTS} slots");
         let window = PCI_MMIO_START as u32 + slot as u32 * WINDOW_PER_SLOT;
-        let line = PCI_FIRST_GSI + (slot % 4) as u8;
+        let line = self.interrupt_line(slot);
         self.functions.push(VirtioFunction::new(device.into(), window, line));
         slot
     }
@@ -95,7 +100,7 @@ impl PciBus {
     pub fn pass_function(&mut self, description: &PciDescriptionV1) -> usize {
         let slot = self.functions.len() + 1 + self.passed.function_count();
         assert!(slot < SLOTS, "the PCI bus has {SLOTS} slots");
-        self.passed.add_function(slot, description, PCI_FIRST_GSI + (slot % 4) as u8);
+        self.passed.add_function(slot, description, self.interrupt_line(slot));
         slot
     }
 
@@ -301,9 +306,17 @@ impl PciBus {
     /// Whether the host bridge passes an access on to the bus.
     fn forwards(&self, gpa: u64, length: usize) -> bool {
         let Some(end) = gpa.checked_add(length as u64).filter(|end| *end > gpa) else { return false };
-        match self.window {
-            BridgeWindow::Announced => gpa >= PCI_MMIO_START && end <= PCI_MMIO_END,
-            BridgeWindow::All => true,
+        match self.revision {
+            PciRevision::V1 => gpa >= PCI_MMIO_START && end <= PCI_MMIO_END,
+            PciRevision::V2 => true,
+        }
+    }
+
+    /// What firmware writes to a slot's interrupt line register: the 8259's line, by which a kernel without the ACPI tables goes.
+    fn interrupt_line(&self, slot: usize) -> u8 {
+        match self.revision {
+            PciRevision::V1 => PCI_FIRST_GSI + (slot % 4) as u8,
+            PciRevision::V2 => PCI_PIC_IRQS[slot % 4],
         }
     }
 }

@@ -5,7 +5,7 @@
 //! each call. It does not model bridges, other buses, expansion ROMs, I/O BARs or bus errors.
 //!
 //! There is no firmware, so [`PciBus::add`] does its work: BARs are placed and decoding before boot. The
-//! guest may move them to any address that is neither RAM nor a chip's ([`BridgeWindow`]).
+//! guest may move them to any address that is neither RAM nor a chip's ([`PciRevision`]).
 //!
 //! PCI Local Bus Specification 3.0, section 3.2.2.3.2 (mechanism 1) and chapter 6.
 
@@ -16,7 +16,7 @@ pub(crate) mod msix;
 mod passed;
 mod state;
 
-pub use bus::{BridgeWindow, PciBus, SLOTS};
+pub use bus::{PciBus, PciRevision, SLOTS};
 pub use error::StateError;
 pub use msix::{Msi, MsixEntryV1, MsixStateV1};
 pub use state::PciBusStateV1;

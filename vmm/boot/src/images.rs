@@ -1,5 +1,7 @@
 //! What is loaded at start, as the caller holds it.
 
+use devices::pci::PciRevision;
+
 use super::protocol::Protocol;
 
 /// A file's contents and the name to call it by in errors.
@@ -38,6 +40,8 @@ pub struct BootImages<'a> {
     pub rng_seed: Option<[u8; 32]>,
     /// Slots of PCI functions of the host, which reach memory through an IOMMU.
     pub translated_slots: Vec<u8>,
+    /// How the PCI bus is wired, which the ACPI tables describe.
+    pub pci: PciRevision,
 }
 
 impl<'a> BootImages<'a> {
@@ -51,6 +55,7 @@ impl<'a> BootImages<'a> {
             protocol: None,
             rng_seed: None,
             translated_slots: Vec::new(),
+            pci: PciRevision::default(),
         }
     }
 }

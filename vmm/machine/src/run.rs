@@ -93,11 +93,12 @@ impl<U: Unit> Machine<U> {
                 let mut images = images.for_boot(config.start.booted());
                 images.rng_seed = Some(kernel_seed(&power_on.seed));
                 images.translated_slots = config.passed_slots();
+                images.pci = profile.pci;
                 entry_state(&boot::load(&ram, &images)?)
             }
             Images::State(_) => CpuState::reset(),
         };
-        let mut devices = PciBus::new().with_window(profile.bridge_window);
+        let mut devices = PciBus::new().with_revision(profile.pci);
         if let Some(disk) = &config.disk {
             devices.add(Block::new(OverlayDisk::open(&disk.path)?));
         }

@@ -2,8 +2,8 @@
 //! the PCI bus and the ISA devices of the board in `devices::layout`.
 //!
 //! They are constants: the same bytes at the same addresses for every guest, but for a guest with PCI functions of the
-//! host, which has a table more (DMAR). What they deliberately leave
-//! out: GPEs, a second processor, HPET, sleep states other than "off", methods that run code.
+//! host, which has a table more (DMAR), and for machines with an older PCI bus. What they deliberately leave
+//! out: GPEs, a second processor, HPET, sleep states other than "off". The only methods choose the routing of interrupts.
 //!
 //! ```text
 //! 0xE0000  RSDP, RSDT, XSDT, FADT, MADT, DSDT   ACPI reclaim memory (a scan of the firmware area finds
@@ -16,6 +16,7 @@ mod tables;
 
 use std::ops::Range;
 
+use devices::pci::PciRevision;
 pub use dsdt::S5_SLEEP_TYPE;
 use guest_ram::GuestMemory;
 use tables::PAGE_SIZE;
@@ -37,8 +38,8 @@ pub struct AcpiTables {
 /// 1 MiB has.
 ///
 /// The IOMMU of `devices::passthrough` is there for the PCI functions in `translated_slots`, and only if there are any.
-pub fn write_tables(memory: &GuestMemory, translated_slots: &[u8]) -> AcpiTables {
-    let image = tables::build(translated_slots);
+pub fn write_tables(memory: &GuestMemory, pci: PciRevision, translated_slots: &[u8]) -> AcpiTables {
+    let image = tables::build(pci, translated_slots);
     for (start, bytes) in &image.parts {
         memory.write_slice(bytes, GuestAddress(*start)).expect("guests have RAM below 1 MiB");
     }

@@ -6,6 +6,7 @@ use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, P
 use acpi_tables::sdt::{GenericAddress, Sdt};
 use acpi_tables::xsdt::XSDT;
 use devices::layout;
+use devices::pci::PciRevision;
 
 use super::dsdt;
 
@@ -57,8 +58,8 @@ fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte))
 }
 
-pub(super) fn build(translated_slots: &[u8]) -> TableImage {
-    let (dsdt, madt) = (dsdt::build(OEM_ID, OEM_TABLE_ID, OEM_REVISION), madt());
+pub(super) fn build(pci: PciRevision, translated_slots: &[u8]) -> TableImage {
+    let (dsdt, madt) = (dsdt::build(pci, OEM_ID, OEM_TABLE_ID, OEM_REVISION), madt());
     let dmar = (!translated_slots.is_empty()).then(|| dmar(translated_slots));
     let entries = if dmar.is_some() { 3 } else { 2 };
     let fadt_at = (XSDT_ADDRESS + xsdt(&[0; 3][..entries]).len() as u64).next_multiple_of(16);

@@ -4,6 +4,7 @@ mod errors;
 pub(super) mod images;
 mod protocols;
 
+use devices::pci::PciRevision;
 use guest_ram::GuestRam;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -48,6 +49,6 @@ fn text_at(ram: &GuestRam, gpa: u64) -> String {
 
 /// The map that every protocol has to hand over for RAM of this size, as (start, length, kind).
 fn expected_map(ram: &GuestRam) -> Vec<(u64, u64, u32)> {
-    let tables = crate::acpi::write_tables(ram.memory(), &[]);
+    let tables = crate::acpi::write_tables(ram.memory(), PciRevision::default(), &[]);
     memory_map(ram.layout(), &tables).iter().map(|r| (r.start, r.length, r.kind as u32)).collect()
 }
