@@ -67,6 +67,7 @@ use history::timeline::{Breakpoint, Cause, Direction, Filter, Hit, Stops, Timeli
 use machine::Machine;
 use machine::error::Error;
 use machine::position::Instructions;
+use views::visible::visible;
 
 /// A timeline for gdb. What gdb changes never reaches the recorded past.
 pub struct GdbTarget<'a> {
@@ -214,7 +215,7 @@ impl<'a> GdbTarget<'a> {
 }
 
 fn refused(error: Error) -> Refusal {
-    Refusal::new(error.to_string())
+    Refusal::new(visible(&error.to_string()))
 }
 
 fn engine_watchpoint(point: &gdb::Watchpoint) -> cpu::Watchpoint {
@@ -403,7 +404,8 @@ impl DebugTarget for GdbTarget<'_> {
         // gdb prints an error's text no better than this, and scripts must be able to tell.
         let answer = self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n"));
         self.timeline.settle_meanwhile();
-        Ok(answer)
+        // Names, messages and console text are the guest's, and gdb prints them on a terminal.
+        Ok(visible(&answer).into_owned())
     }
 
     fn progress(&mut self) -> Box<gdb::Progress> {
@@ -411,10 +413,11 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn take_greeting(&mut self) -> Option<String> {
-        self.greeting.take()
+        self.greeting.take().map(|text| visible(&text).into_owned())
     }
 
     fn take_message(&mut self) -> Option<String> {
-        if std::mem::take(&mut self.unseen) { None } else { self.message.take() }
+        let message = if std::mem::take(&mut self.unseen) { None } else { self.message.take() };
+        message.map(|text| visible(&text).into_owned())
     }
 }

@@ -11,6 +11,7 @@ use guest_symbols::tasks::{AddressSpace, Processes, Tasks};
 use super::registers::to_gdb;
 use machine::Machine;
 use machine::position::Instructions;
+use views::visible::in_a_line;
 
 /// The number for gdb of the thread with the kernel's number 0, which runs while no other does; that of thread 1 is the next.
 /// No process has a number as large (`PID_MAX_LIMIT` of Linux), and gdb knows the CPU as thread 1.
@@ -54,7 +55,9 @@ impl ShownThreads {
         let processes = self.tasks.list(machine);
         self.sleepers = sleepers(&processes, |task| self.tasks.at(machine, task).map(|(_, state)| state));
         let running = processes.current.as_ref();
-        let running = running.map(|thread| format!("{}, pid {}", thread.name, thread.id)).unwrap_or_default();
+        let running = running
+            .map(|thread| format!("{}, pid {}", in_a_line(&thread.name), thread.id))
+            .unwrap_or_default();
         let sleeping = self.sleepers.iter().map(|sleeper| SleepingThread {
             number: sleeper.number,
             description: sleeper.description.clone(),
@@ -103,7 +106,12 @@ fn sleepers(processes: &Processes, state: impl Fn(u64) -> Option<char>) -> Vec<S
             let number = if id < 2 { FIRST_TWO + id } else { id };
             let of = if id == process.pid { String::new() } else { format!(" of {}", process.pid) };
             let state = state(task).unwrap_or('?');
-            found.push(Sleeper { number, task, cr3, description: format!("{name}, pid {id}{of}, {state}") });
+            found.push(Sleeper {
+                number,
+                task,
+                cr3,
+                description: format!("{}, pid {id}{of}, {state}", in_a_line(name)),
+            });
         }
     }
     found

@@ -36,3 +36,4 @@ pub mod state;
 pub mod system_calls;
 pub mod tasks;
 pub mod trace;
+pub mod visible;
