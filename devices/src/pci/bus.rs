@@ -35,7 +35,6 @@ pub enum BridgeWindow {
 
 /// See [`crate::pci`]. The calling contract: one thread, the guest stopped. After every call that takes `&mut self`,
 /// the owner takes the messages and reads the levels.
-/// `&mut self`, take the messages and look at the levels.
 pub struct PciBus {
     address: u32,
     /// Part of the machine's description, not of its state.
