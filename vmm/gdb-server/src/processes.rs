@@ -109,7 +109,7 @@ impl GdbTarget<'_> {
         Ok(ShownThreads::new(tasks, frame))
     }
 
-    /// If gdb shows threads, lists those of the current kernel. After kexec this is another kernel.
+    /// If gdb shows threads, lists the current kernel's threads. After kexec this is another kernel.
     pub(super) fn show_threads_of_kernel(&mut self) {
         if self.shown_threads.is_none() {
             return;
