@@ -21,9 +21,9 @@ use super::images::Image;
 /// In 64-bit mode, HLT with this byte behind it is a rewritten RDTSC.
 ///
 /// No guest has this byte behind a HLT of its own. A HLT returns to an instruction, and this byte is none (SDM vol. 2,
-/// "UDB": permanently undefined in 64-bit mode). Assemblers do not fill gaps with it, as they do with NOP and INT3.
-/// Linux decodes code where it patches alternatives, and finds a length of one byte for it. The addresses of the
-/// rewritten instructions could not serve as a mark: alternatives are copied to other places, and code may be anywhere.
+/// "UDB": permanently undefined in 64-bit mode). Assemblers fill gaps with NOP and INT3, but not with this byte. Linux
+/// decodes code where it patches alternatives, and finds a length of one byte for it. The addresses of the rewritten
+/// instructions could not serve as a mark: alternatives are copied to other places, and code may be anywhere.
 pub const TIME_READ_MARK: u8 = 0xd6;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];

@@ -35,8 +35,8 @@ pub use view::RamView;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestRegionMmap};
 
-/// Returns this process's freed memory to the host (glibc's `malloc_trim`). Otherwise the allocator keeps most of it,
-/// because memory in use lies in between.
+/// Returns this process's freed memory to the host (glibc's `malloc_trim`). Otherwise the allocator keeps most freed
+/// memory, because memory in use lies in between.
 pub fn return_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: any thread may call this at any time.

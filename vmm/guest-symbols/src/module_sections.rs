@@ -15,8 +15,8 @@ const MAX_SECTIONS: u64 = 4096;
 /// The longest section name.
 const MAX_NAME_BYTES: usize = 256;
 
-/// The sections of a loaded module, with their addresses, without those that the kernel has freed (`.init.text`). The
-/// list is empty if the module is not loaded, or if the kernel has no such data.
+/// The sections of a loaded module, with their addresses. Freed sections (`.init.text`) are left out. The list is empty
+/// if the module is not loaded, or if the kernel has no such data.
 pub fn of_module(guest: &dyn GuestView, symbols: &Symbols, name: &str) -> Vec<(String, u64)> {
     let found = KernelView::all(guest).filter_map(|view| find(view, symbols, name).ok());
     found.reduce(|first, second| if first.is_empty() { second } else { first }).unwrap_or_default()

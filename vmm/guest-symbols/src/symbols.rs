@@ -122,7 +122,7 @@ impl Symbols {
         Ok(Symbols { without_modules, ..Symbols::new(kernel, loaded) })
     }
 
-    /// Combines the kernel's symbols with those of its modules.
+    /// Combines the symbols of the kernel and its modules.
     pub(crate) fn new(kernel: Vec<RawSymbol>, loaded: Vec<Module>) -> Symbols {
         let mut sections = sections::of_kernel(&kernel);
         let mut names = Vec::new();

@@ -4,7 +4,7 @@
 //! task is in a per-CPU variable: `current_task`, or a part of `pcpu_hot` from Linux 6.2 to 6.14. A CPU's copy is at
 //! the variable's address plus the CPU's `__per_cpu_offset`. The address counts from zero up to Linux 6.14, and lies in
 //! the kernel's image later. The offsets of fields come from the kernel's type information. A process has page tables
-//! of its own; a kernel thread borrows those of the task before it.
+//! of its own; a kernel thread borrows the previous task's page tables.
 //!
 //! Follows Linux 6.1 to 7.2: `include/linux/sched.h`, `include/linux/sched/signal.h`, `arch/x86/include/asm/percpu.h`.
 //! Guest memory is not trusted: circular lists are detected, and every list has a limit.

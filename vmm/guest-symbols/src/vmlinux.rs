@@ -89,7 +89,7 @@ pub enum Unusable {
     },
 }
 
-/// Compares the symbols in a file with those of the guest's kernel.
+/// Compares a file's symbols with the guest kernel's symbols.
 pub fn compare(path: &Path, symbols: &Symbols) -> Result<Match, Unusable> {
     let contents = read(path).map_err(|source| Unusable::Unreadable { path: path.to_path_buf(), source })?;
     let (distance, common, agreeing) = compare_functions(&contents.functions, symbols);

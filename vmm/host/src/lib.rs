@@ -67,7 +67,7 @@ use std::io::Read;
 use machine::error::Error;
 use machine::inputs::PowerOn;
 
-/// The machine's values at power-on. The host supplies those that the user does not give.
+/// The machine's values at power-on. The host supplies the values that the user does not give.
 pub fn power_on(unix_seconds: Option<i64>, seed: Option<u64>) -> Result<PowerOn, Error> {
     let now = || {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

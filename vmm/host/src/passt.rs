@@ -23,9 +23,9 @@ const MAX_UNSENT_BYTES: usize = 4 << 20;
 /// Size of the buffer for bytes from passt that the guest has no room for yet. It is larger than a frame with its
 /// length.
 const RECEIVED_BYTES: usize = 1 << 20;
-/// Size of the socket buffer from passt, which fills while the guest runs. passt discards frames that do not fit, and
-/// TCP must send them again. With the usual 208 KiB this concerns half of a download, which then takes four times as
-/// long. The host's `net.core.wmem_max` limits this size.
+/// Size of the socket buffer from passt, which fills while the guest runs. Frames that do not fit are discarded by
+/// passt, and TCP must send them again. With the usual 208 KiB this concerns half of a download, which then takes four
+/// times as long. The host's `net.core.wmem_max` limits this size.
 pub const PASST_SOCKET_BYTES: usize = 4 << 20;
 /// passt is ready within a fraction of a second, or some seconds on a busy host.
 const READY_TIME: Duration = Duration::from_secs(10);

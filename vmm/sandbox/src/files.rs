@@ -13,14 +13,14 @@ use crate::needs::Needs;
 /// The newest supported version of Landlock.
 const KNOWN: ABI = ABI::V6;
 
-/// The part that Landlock blocks.
+/// The files that Landlock blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Files {
-    /// Everything that was not named.
+    /// All files that were not named.
     All,
-    /// Most of it: this host's Landlock has an old version.
+    /// Most files: this host's Landlock has an old version.
     Most(i32),
-    /// Nothing, for this reason.
+    /// No files, for this reason.
     None(&'static str),
 }
 

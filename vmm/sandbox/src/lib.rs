@@ -40,7 +40,7 @@ static IS_LOCKED_IN: AtomicBool = AtomicBool::new(false);
 /// The locks that hold. Capabilities and `no_new_privs` always do.
 #[derive(Clone, Debug)]
 pub struct Locked {
-    /// The part that Landlock blocks.
+    /// The files that Landlock blocks.
     pub files: Files,
     /// Whether seccomp refuses system calls.
     pub calls: bool,

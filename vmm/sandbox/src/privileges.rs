@@ -10,7 +10,7 @@ use nix::unistd::{AccessFlags, eaccess};
 use crate::error::Error;
 use crate::needs::Needs;
 
-/// Gives up all capabilities except those that `needs` requires.
+/// Gives up all capabilities that `needs` does not require.
 pub(crate) fn give_up(needs: &Needs) -> Result<(), Error> {
     nix::sys::prctl::set_no_new_privs().map_err(Error::failed("rule out new privileges"))?;
     let read = |set| caps::read(None, set).map_err(Error::failed("read the capabilities"));

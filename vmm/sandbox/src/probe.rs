@@ -8,7 +8,7 @@ use crate::needs::Needs;
 /// The locks that a host offers.
 #[derive(Clone, Debug)]
 pub struct Offered {
-    /// The part that Landlock would block.
+    /// The files that Landlock would block.
     pub files: Result<Files, String>,
     /// Whether seccomp would refuse system calls.
     pub calls: Result<bool, String>,

@@ -252,7 +252,7 @@ fn description(code: &Range<u64>) -> FrameDescriptionEntry {
     FrameDescriptionEntry::new(Address::Constant(code.start), (code.end - code.start) as u32)
 }
 
-/// The rest of a range of code without a part of it.
+/// The pieces of a range of code that remain without `part`.
 fn without(code: Range<u64>, part: Option<Range<u64>>) -> impl Iterator<Item = Range<u64>> {
     let part = part.unwrap_or(code.end..code.end);
     let pieces = [code.start..part.start.min(code.end), part.end.max(code.start)..code.end];

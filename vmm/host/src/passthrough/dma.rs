@@ -102,8 +102,8 @@ impl Shadow {
     /// Shows the guest's writes to the function. The taken writes of the function must be in RAM.
     ///
     /// The function may be reading during this call, from a ring to the buffers that the ring names. So named data is
-    /// shown first ([`named_first`]). Buffers come before rings, which are older. The whole list of new data is made
-    /// before any of it is shown. `offset_of` maps the function's addresses to offsets in RAM.
+    /// shown first ([`named_first`]). Buffers come before rings, which are older. All new data is listed before the
+    /// first chunk is shown. `offset_of` maps the function's addresses to offsets in RAM.
     pub fn show_written(&mut self, ram: &RamView, offset_of: impl Fn(u64) -> Option<u64>) {
         for New { at, chunk } in named_first(self.news(ram), offset_of) {
             let base = &mut self.base[at..at + CHUNK_BYTES];
