@@ -8,7 +8,7 @@
 //! assert_eq!(uart.take_output(), b"A");
 //! uart.push_input(b'z');
 //!
-//! // The state is plain data. A restored device goes on like the one that was saved.
+//! // The state is plain data. A restored device behaves like the original.
 //! let mut again = Uart::restore(&uart.save())?;
 //! assert_eq!((uart.read(0), again.read(0)), (b'z', b'z'));
 //! # Ok::<(), devices::restore::RestoreError>(())

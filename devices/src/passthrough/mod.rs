@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  PciBus ── PassedFunction   configuration space, MSI, MSI-X, INTx; BARs are outside   (function.rs)
-//!         ── PassedPorts      plain ports, all of it outside but for the interrupt line (ports.rs)
+//!         ── PassedPorts      plain ports; all but the interrupt line is outside              (ports.rs)
 //!         ── Translation      the IOMMU's registers; its page tables are walked outside (translation.rs)
 //! ```
 //!

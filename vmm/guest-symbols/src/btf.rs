@@ -57,7 +57,7 @@ pub struct Field {
 pub struct Type<'a> {
     /// Its name, if it is printable.
     pub name: Option<&'a str>,
-    /// What it is.
+    /// Its description.
     pub shape: Shape<'a>,
 }
 

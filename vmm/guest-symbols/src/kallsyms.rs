@@ -15,11 +15,11 @@
 //! token_index
 //!
 //! offsets        i32 each, one of:
-//!                of 7.0   what to add to the address of the offset itself
-//!                all from zero on: relative_base + offset (from 6.15 on, and before that without
-//!                         CONFIG_KALLSYMS_ABSOLUTE_PERCPU)
-//!                below zero  relative_base - 1 - offset
-//!                otherwise   the address itself (variables that each CPU has)
+//!                from 7.0 on         the address of the offset itself + offset
+//!                no negative offset  relative_base + offset (from 6.15 on, and before that without
+//!                                    CONFIG_KALLSYMS_ABSOLUTE_PERCPU)
+//!                otherwise           relative_base - 1 - offset if it is negative, else the offset is the address
+//!                                    (per-CPU variables)
 //! relative_base  u64, moved by KASLR
 //! num_syms       u32
 //! names          for each symbol its length (one byte, or two from 128 on) and that many tokens

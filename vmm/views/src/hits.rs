@@ -324,7 +324,7 @@ impl Asked<'_> {
     }
 }
 
-/// The values before and after the last write to an address.
+/// The values before and after the write that was just made to an address.
 fn values(machine: &Machine<Instructions>, address: u64) -> (Option<String>, Option<String>) {
     let written = machine.cpu().hits().iter().find_map(|hit| match hit {
         cpu::Hit::Watch(hit) if hit.address == address && hit.kind == WatchKind::Write => Some(*hit),
