@@ -1,5 +1,5 @@
 //! Debug information (DWARF) for gdb, made from the kernel's own data. Types come from its type information (BTF), and
-//! so do types of variables, as far as known. Unwind information comes from its own tables (ORC).
+//! unwind information from its own tables (ORC). Variables have types as far as these are known (`variables.rs`).
 //!
 //! There are no source lines and no local variables, because the kernel's data has none. The crate `gimli` writes the
 //! format.
