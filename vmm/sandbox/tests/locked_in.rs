@@ -1,7 +1,7 @@
-//! What a process that is locked in can still do, even if whatever runs in it is an attacker's: this program starts itself
-//! free and locked in for each thing that it tries. What a free process cannot do would prove nothing.
+//! Tests what a locked-in process can still do, even if an attacker controls it. For each attempt this program starts
+//! itself twice, free and locked in. An attempt that also fails in the free process would prove nothing.
 //!
-//! A program of its own without a harness, for a process is locked in before it has a second thread.
+//! This is a program of its own without a harness, because a process must be locked in before it has a second thread.
 
 use std::fmt::Debug;
 use std::fs::{self, File};
@@ -21,10 +21,10 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sandbox::{Files, Needs};
 
-/// An attacker's call ends the process, so that it does not go unnoticed.
+/// The result if an attacker's call ends the process, so that it does not go unnoticed.
 const ENDED: &str = "ended";
 
-/// What is tried, what comes of it where one is free, and where one is locked in.
+/// The attempts, with their results in a free and in a locked-in process.
 const TRIED: [(&str, &str, &str); 38] = [
     ("read a file that was named", "done", "done"),
     ("write a file in the folder", "done", "done"),
@@ -98,7 +98,7 @@ fn what_is_tried_fails_where_one_is_locked_in() {
     }
 }
 
-/// What comes of it in a process of this program.
+/// The result of an attempt in a process of this program.
 fn result(kind: &str, what: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
@@ -137,7 +137,7 @@ fn lock_in(root: &Path) {
     assert!(locked.calls && !matches!(locked.files, Files::None(_)), "{locked:?}");
 }
 
-/// Tries one thing. What it takes is opened before the process is locked in.
+/// Makes an attempt. Its files and sockets are opened before the process is locked in.
 fn attack(root: &Path, is_locked_in: bool, what: &str) {
     let (inside, outside) = (root.join("recording"), root.join("outside"));
     let port = fs::read_to_string(inside.join("port")).unwrap();
@@ -215,7 +215,7 @@ fn debug(value: impl Debug) -> String {
 
 fn protected(protection: ProtFlags) -> std::io::Result<()> {
     let page = 4096.try_into().unwrap();
-    // SAFETY: a new mapping, which nothing refers to; it is unmapped below.
+    // SAFETY: a new mapping without references; it is unmapped below.
     unsafe {
         let memory =
             mmap_anonymous(None, page, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE)?;
@@ -225,12 +225,12 @@ fn protected(protection: ProtFlags) -> std::io::Result<()> {
     }
 }
 
-/// By sendto without an address.
+/// Sends by `sendto` without an address.
 fn send(stream: &UnixStream) -> std::io::Result<()> {
     of_nix(nix::sys::socket::send(stream.as_fd().as_raw_fd(), b"x", nix::sys::socket::MsgFlags::empty()))
 }
 
-/// As fork does it. The new process ends at once.
+/// Makes a process like `fork`. The new process ends at once.
 fn make_a_process() -> std::io::Result<()> {
     // SAFETY: this process has one thread, and the new one does nothing.
     match unsafe { nix::unistd::fork() }? {
@@ -253,7 +253,7 @@ fn clients_are_one_threads() {
     assert_eq!(command(&["clients-elsewhere"]).status().unwrap().signal(), Some(libc::SIGSYS));
 }
 
-/// Accepts a client, which a thread may do until it has given that up.
+/// Accepts a client. A thread may do so until it gives up that right.
 fn accept(may: bool) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -279,7 +279,7 @@ fn capabilities_are_given_up() {
     }
 }
 
-/// What the kernel says of this process when it is locked in.
+/// Prints the kernel's status of this process when it is locked in.
 fn status() {
     let file = File::open("/proc/self/status").unwrap();
     sandbox::lock_in(&Needs::default()).unwrap();

@@ -1,12 +1,12 @@
-//! What a guest did, as a trace for Perfetto: which thread ran when, system calls, interrupts and exceptions with their
+//! A guest's activity as a trace for Perfetto: the running threads, system calls, interrupts and exceptions with their
 //! durations, and the console's lines.
 //!
-//! All cores search the recording for all of these at once, and what they find becomes packets in the order of the run. On a thread's track, what begins later ends earlier: a system call, a page fault in it, an interrupt
-//! in that. Where a thread goes on with its program, all of it has ended. The ends are where the kernel's code says so:
-//! behind its call of `do_syscall_64`, and at the one IRET that all interrupts return by.
+//! All cores search the recording for these events at once. The results become packets in the order of the run. On a
+//! thread's track, slices nest: a system call, a page fault in it, an interrupt in that. When a thread continues its
+//! program, all slices end. The kernel's code marks the ends: the return from its call of `do_syscall_64`, and the one
+//! IRET that all interrupts return by.
 //!
-//! Times are guest time. What is no slice but a switch from one thread to another is an event of ftrace, as Perfetto wants
-//! it.
+//! Times are guest time. Thread switches are not slices but ftrace events, as Perfetto requires.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufWriter, Write};
@@ -30,25 +30,25 @@ use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::position::{Count, Instructions};
 
-/// The kernel's function that goes from one thread to another: it gets both.
+/// The kernel's function that switches threads. Its arguments are both threads.
 const SWITCH: &str = "__switch_to";
-/// The instruction by which interrupts and exceptions return.
+/// The instruction that returns from interrupts and exceptions.
 const RETURN: &str = "native_irq_return_iret";
-/// `struct pt_regs::ax`, where a system call's result is.
+/// `struct pt_regs::ax`, a system call's result.
 pub(crate) const RESULT_OFFSET: u64 = 80;
-/// A console's line that does not end is cut here.
+/// Longest console line; longer lines are cut.
 const MAX_LINE_BYTES: usize = 4096;
 
-/// What a trace has, by kinds.
+/// The number of events of each kind in a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// System calls that were entered.
+    /// Entered system calls.
     pub system_calls: u64,
-    /// Those whose return is in the trace.
+    /// System calls whose return is in the trace.
     pub system_calls_returned: u64,
-    /// Exceptions, page faults among them.
+    /// Exceptions, including page faults.
     pub exceptions: u64,
-    /// Of these, page faults.
+    /// Page faults.
     pub page_faults: u64,
     /// Interrupts: vectors from 32 on.
     pub interrupts: u64,
@@ -56,12 +56,12 @@ pub struct Counts {
     pub switches: u64,
     /// Lines on the console.
     pub console_lines: u64,
-    /// Threads that did any of this.
+    /// Threads with any of these events.
     pub threads: u64,
 }
 
-/// Writes the trace of a part of a recording to a path where nothing is yet. On an error nothing is left there. `progress`
-/// gets the place now and then.
+/// Writes the trace of a part of a recording to a new path. An error leaves no file behind. `progress` is called with
+/// the position now and then.
 pub fn write(
     timeline: &mut Timeline,
     (from, to): (Instructions, Instructions),
@@ -92,7 +92,7 @@ pub fn write(
     Ok(counts)
 }
 
-/// What is known of the kernels: where the trace begins, or at the recording's end where there is none yet.
+/// Finds the kernels at the beginning of the trace, or at the recording's end if there is none yet.
 fn kernels(
     timeline: &mut Timeline,
     (from, to): (Instructions, Instructions),
@@ -110,7 +110,7 @@ fn kernels(
     Ok(kernels)
 }
 
-/// Instructions that are looked for; what a kernel does not have is left out.
+/// Instructions to look for; `None` if a kernel does not have one.
 struct Places {
     switch: Option<u64>,
     interrupt_return: Option<u64>,
@@ -141,7 +141,7 @@ impl Places {
     }
 }
 
-/// Something that happened, and where.
+/// An event and its place.
 struct Note {
     at: Instructions,
     time_ns: u64,
@@ -151,14 +151,14 @@ struct Note {
 
 enum What {
     SystemCall(u64),
-    /// With the result.
+    /// The result of the call, if known.
     SystemCallReturns(Option<i64>),
     Vector {
         vector: u8,
         interrupted: Option<Interrupted>,
         address: u64,
     },
-    /// To a program or not.
+    /// Whether the interrupt returns to a program.
     InterruptReturns {
         to_program: bool,
     },
@@ -167,11 +167,11 @@ enum What {
         state: char,
     },
     Console(Vec<u8>),
-    /// Of no interest after all.
+    /// An event that does not matter.
     Nothing,
 }
 
-/// What a vector interrupted.
+/// The code that a vector interrupted.
 #[derive(Clone, Copy)]
 struct Interrupted {
     rip: u64,
@@ -179,7 +179,7 @@ struct Interrupted {
 }
 
 impl Note {
-    /// `here` is the kernel that runs.
+    /// Describes a hit. `here` is the running kernel.
     fn of(machine: &Machine<Instructions>, hit: Hit, here: Option<(&GuestKernel, &Places)>) -> Note {
         let time_ns = machine.moment().time_ns;
         let (thread, places) =
@@ -210,7 +210,7 @@ impl Note {
     }
 }
 
-/// A word above the stack pointer.
+/// Reads a word above the stack pointer.
 pub(crate) fn stack_word(machine: &Machine<Instructions>, offset: u64) -> Option<u64> {
     let core = machine.cpu().core();
     let mut bytes = [0; 8];
@@ -218,7 +218,7 @@ pub(crate) fn stack_word(machine: &Machine<Instructions>, offset: u64) -> Option
     (core.peek(rsp.wrapping_add(offset), &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
 }
 
-/// What the processor has just saved. In 64-bit mode only.
+/// The state that the processor has just saved. In 64-bit mode only.
 fn interrupted(machine: &Machine<Instructions>, vector: u8) -> Option<Interrupted> {
     const WITH_ERROR_CODE: [u8; 9] = [8, 10, 11, 12, 13, 14, 17, 21, 30];
     if machine.cpu().core().code_size != cpu::CodeSize::Bits64 {
@@ -229,7 +229,7 @@ fn interrupted(machine: &Machine<Instructions>, vector: u8) -> Option<Interrupte
     Some(Interrupted { rip, is_program: cs & 3 == 3 })
 }
 
-/// The threads that the kernel's function was given.
+/// The switch between the threads in the function's arguments.
 fn switch(machine: &Machine<Instructions>, kernel: &GuestKernel) -> What {
     let gpr = machine.cpu().state().gpr;
     let (previous, next) = (kernel.thread_at(machine, gpr[7]), kernel.thread_at(machine, gpr[6]));
@@ -239,17 +239,17 @@ fn switch(machine: &Machine<Instructions>, kernel: &GuestKernel) -> What {
     }
 }
 
-/// What has begun on a thread's track and not ended.
+/// An open slice on a thread's track.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Open {
     SystemCall,
     Vector,
 }
 
-/// Tracks are numbered by what they are of.
+/// The numbers of tracks, by kind.
 mod track {
     pub const CONSOLE: u64 = 1;
-    /// What happens where no thread is known yet.
+    /// Events for which no thread is known yet.
     pub const MACHINE: u64 = 2;
     pub fn process(pid: u32) -> u64 {
         1 << 32 | u64::from(pid)
@@ -263,7 +263,7 @@ mod track {
 struct Trace<W: Write> {
     packets: Packets<W>,
     counts: Counts,
-    /// The name of each track as it was last told.
+    /// The last written name of each track.
     named: BTreeMap<u64, String>,
     open: BTreeMap<u64, Vec<Open>>,
     line: Vec<u8>,
@@ -332,7 +332,7 @@ impl<W: Write> Trace<W> {
         }
         let category = if is_interrupt { "interrupt" } else { "exception" };
         let name = vector_name(vector);
-        // Where no thread is known, nothing says when it ends; an NMI returns by an instruction of its own.
+        // Without a known thread nothing shows the end; an NMI returns by its own instruction.
         if track == track::MACHINE || vector == NMI {
             return self.instant(track, time_ns, category, name, annotations);
         }
@@ -390,7 +390,7 @@ impl<W: Write> Trace<W> {
         self.instant(track::CONSOLE, time_ns, "console", text, at.map(position).into_iter().collect())
     }
 
-    /// The track of a thread, which is told of where it or its name is new.
+    /// The track of a thread. Describes the track if it or its name is new.
     fn thread_track(&mut self, thread: Option<&Thread>) -> io::Result<u64> {
         let Some(thread) = thread else {
             self.named_track(track::MACHINE, "before the first process", |name| TrackDescriptor {
@@ -452,7 +452,7 @@ impl<W: Write> Trace<W> {
         self.event(track, time_ns, kind::BEGIN, category, Some(name), annotations)
     }
 
-    /// Ends what began last on a track.
+    /// Ends the newest slice on a track.
     fn end(&mut self, track: u64, time_ns: u64, annotations: Vec<DebugAnnotation>) -> io::Result<()> {
         if self.open.get_mut(&track).and_then(Vec::pop).is_none() {
             return Ok(());
@@ -513,7 +513,7 @@ impl<W: Write> Trace<W> {
         self.packets.add(packet)
     }
 
-    /// Ends everything where the trace ends.
+    /// Ends all slices at the end of the trace.
     fn finish(mut self, time_ns: u64) -> io::Result<Counts> {
         if !self.line.is_empty() {
             self.console_line(None, time_ns)?;
@@ -529,7 +529,7 @@ const PAGE_FAULT: u8 = 14;
 const NMI: u8 = 2;
 const FIRST_INTERRUPT: u8 = 32;
 
-/// What Linux uses an entry of the interrupt table for (`arch/x86/include/asm/irq_vectors.h`).
+/// The use of an interrupt vector in Linux (`arch/x86/include/asm/irq_vectors.h`).
 fn vector_name(vector: u8) -> String {
     let name = match vector {
         0 => "divide error",
@@ -563,7 +563,7 @@ fn vector_name(vector: u8) -> String {
     name.to_string()
 }
 
-/// As ftrace writes a thread's state: the bits of `TASK_REPORT`.
+/// A thread's state in ftrace's encoding: the bits of `TASK_REPORT`.
 fn state_bits(letter: char) -> i64 {
     let states = ['S', 'D', 'T', 't', 'X', 'Z', 'P', 'I'];
     states.iter().position(|&state| state == letter).map_or(0, |number| 1 << number)

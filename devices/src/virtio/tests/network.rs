@@ -1,4 +1,4 @@
-//! Frames both ways.
+//! Sent and received frames.
 
 use super::*;
 use crate::virtio::{HEADER_BYTES, SentFrame};
@@ -24,7 +24,7 @@ fn frame(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| at as u8).collect()
 }
 
-/// A received frame's header, in front of it.
+/// A received frame behind its header.
 fn received(buffers: u8, frame: &[u8]) -> Vec<u8> {
     [&[0; HEADER_BYTES - 2][..], &[buffers, 0], frame].concat()
 }

@@ -70,7 +70,7 @@ fn bars_are_sized_moved_and_switched_off() {
     assert!(!pc.bus.mmio_read(&mem, new, &mut data), "decoding is off");
 }
 
-/// Linux puts BARs right behind RAM with `pci=noacpi`, where nothing announces the window.
+/// With `pci=noacpi` nothing announces the window, and Linux puts BARs right behind RAM.
 #[test]
 fn a_bar_answers_wherever_the_guest_puts_it() {
     const PLACES: [(u32, bool); 8] = [
@@ -98,7 +98,7 @@ fn a_bar_answers_wherever_the_guest_puts_it() {
     }
 }
 
-/// Two BARs at one address are a fault of the guest: one of them answers, always the same.
+/// Two BARs at one address are the guest's fault. The same one always answers.
 #[test]
 fn of_two_bars_at_one_address_the_first_slots_answers() {
     let mut pc = pc();

@@ -10,7 +10,7 @@ use acpi_tables::sdt::Sdt;
 use devices::layout;
 use devices::pci::PciRevision;
 
-/// The SLP_TYP value of the "off" state: what the guest writes into PM1 control (with SLP_EN) to power off.
+/// The SLP_TYP value of the "off" state. The guest writes it into PM1 control (with SLP_EN) to power off.
 pub const S5_SLEEP_TYPE: u8 = 5;
 const PCI_SLOTS: u32 = 32;
 const PCI_PINS: u32 = 4;
@@ -58,7 +58,7 @@ fn processor(aml: &mut Vec<u8>) {
     Device::new("CPU0".into(), vec![&hid, &uid]).to_aml_bytes(aml);
 }
 
-/// One bus; all I/O ports that are not the configuration mechanism's; the 32-bit memory window.
+/// One bus, all I/O ports outside of the configuration mechanism, and the 32-bit memory window.
 fn pci_host_bridge(pci: PciRevision, aml: &mut Vec<u8>) {
     let config = layout::PCI_CONFIG_PORT;
     let bus = AddressSpace::new_bus_number(0_u16, 0);

@@ -19,7 +19,7 @@ fn sum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
 }
 
-/// The table at an address, as a guest finds it: by its own length field.
+/// The table at an address, checked against its own length field.
 fn table_at(image: &TableImage, address: u64) -> &[u8] {
     let (_, bytes) = image.parts.iter().find(|(start, _)| *start == address).expect("a table starts there");
     assert_eq!(u32_in(bytes, 4) as usize, bytes.len());
@@ -121,7 +121,7 @@ fn madt_has_the_interrupt_controllers_and_overrides() {
     );
 }
 
-/// The reference compiler, where it is installed, reads every table, and what it reads is what we meant.
+/// If the reference compiler is installed, it reads every table, and understands it as intended.
 #[test]
 fn iasl_understands_every_table() {
     if Command::new("iasl").arg("-v").output().is_err() {

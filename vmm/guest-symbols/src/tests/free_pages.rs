@@ -1,4 +1,4 @@
-//! Lists of free memory made up here, with fields in places of our own.
+//! Made-up lists of free memory, with fields at offsets of our own.
 
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ fn head(zone: u64, order: u64, kind: u64) -> u64 {
     NODE + ZONES + zone * ZONE_BYTES + AREAS + order * AREA_BYTES + kind * HEAD_BYTES
 }
 
-/// A kernel in which all lists are empty.
+/// A kernel with only empty lists.
 fn kernel() -> Pages {
     let mut memory = Pages::default();
     memory.write(TYPES, &types());
@@ -97,7 +97,7 @@ fn blocks_of_all_zones_sizes_and_kinds_are_found() {
 fn lists_that_lead_astray_end() {
     let mut memory = kernel();
     list(&mut memory, head(0, 0, 0), &[7, 3]);
-    // One list leads back to its first block, one to a place between two entries, one to unmapped memory.
+    // One list points back to its first block, one to a place between two entries, one to unmapped memory.
     memory.write_u64(entry(3), entry(7));
     list(&mut memory, head(0, 1, 0), &[20]);
     memory.write_u64(entry(20), entry(22) + 8);
