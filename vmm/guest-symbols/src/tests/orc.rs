@@ -221,3 +221,38 @@ fn a_stack_that_leads_in_circles_ends() {
     let walk = unwinder.walk(&memory, registers);
     assert_eq!((walk.frames.len(), walk.end), (2, End::Lost));
 }
+
+/// A function that does not return is called last: the call returns to where the next function begins, whose row is another.
+#[test]
+fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
+    for is_old in [true, false] {
+        let (mut memory, unwinder) = kernel(is_old);
+        // Of a function before one with other rows, and of the last one in a module.
+        let frame = STACK + 0x40;
+        memory.write_u64(STACK, HANDLER);
+        memory.write_u64(frame, 0x1234);
+        memory.write_u64(frame + 8, MODULE_CODE + 0x100);
+        memory.write_u64(frame + 32, FIRST + 2);
+        let leaf = Registers { rip: LEAF + 3, rsp: STACK, rbp: frame, ..Registers::default() };
+        let frames =
+            vec![here(LEAF + 3), returns(HANDLER), returns(MODULE_CODE + 0x100), returns(FIRST + 2)];
+        let expected = Backtrace { frames, end: End::Stack };
+        assert_eq!(unwinder.walk(&memory, leaf), expected, "{is_old}");
+        // The same place, where a function is about to begin: its own row counts. Registers lie where its stack is.
+        write_registers(&mut memory, STACK, FIRST + 2, 0x10, 0, 0);
+        let begun = Registers { rip: HANDLER, ..leaf };
+        let expected = Backtrace { frames: vec![here(HANDLER), here(FIRST + 2)], end: End::Stack };
+        assert_eq!(unwinder.walk(&memory, begun), expected, "{is_old}");
+    }
+}
+
+#[test]
+fn a_frame_has_the_name_of_the_function_that_called() {
+    let symbols = super::symbols();
+    let name = |frame: Frame| frame.name(&symbols);
+    let begin = super::CODE + 0x40;
+    assert_eq!(name(here(begin)).unwrap(), "sys_5+0x0/0xfc0 [tokens]");
+    assert_eq!(name(returns(begin)).unwrap(), "take+0x30/0x30 [tokens]");
+    assert_eq!(name(returns(begin + 1)).unwrap(), "sys_5+0x1/0xfc0 [tokens]");
+    assert_eq!((here(begin).inside(), returns(begin).inside()), (begin, begin - 1));
+}
