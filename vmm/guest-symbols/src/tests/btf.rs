@@ -156,7 +156,7 @@ fn names_are_texts_that_can_be_written() {
     let btf = Btf::parse(&bytes).unwrap();
     let names: Vec<_> = btf.numbers().map(|number| full(&btf, number).0).collect();
     let expected =
-        [Some("int"), Some("long int"), None, None, None, None, None, Some(most.as_str()), None, None];
+        [Some("int"), Some("long int"), None, None, None, Some("caf\u{e9}"), None, Some(most.as_str()), None, None];
     assert_eq!(names, expected);
 }
 
