@@ -1,7 +1,7 @@
 //! Frames both ways.
 
 use super::*;
-use crate::virtio::{HEADER_BYTES, SentFrame};
+use crate::virtio::{DeviceStateV1, HEADER_BYTES, SentFrame};
 
 const F_MRG_RXBUF: u64 = 1 << 15;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 1, 2, 3];
@@ -172,7 +172,7 @@ fn states_of_another_card_are_refused() {
     bus.add(Net::new(MAC, 1500, true));
     let with = |frames: Vec<Vec<u8>>| {
         let mut saved = saved.clone();
-        if let crate::virtio::DeviceStateV1::Net { waiting, .. } = &mut saved.functions[0].device {
+        if let DeviceStateV1::Net { waiting, .. } = &mut saved.functions[0].device {
             *waiting = frames;
         }
         saved
