@@ -103,6 +103,7 @@ fn parts_of_structures_enumerations_and_functions_have_names_and_values() {
     assert_eq!(full(&btf, 6).1, enumeration(8, true, values));
     let prototype = Shape::Prototype { result: 0, parameters: vec![(Some("b"), 1)] };
     assert_eq!(full(&btf, 7), (None, prototype));
+    assert_eq!((btf.structure("plain"), btf.structure("flags")), (Some(2), None), "a union is none");
     assert_eq!(btf.field(2, "b"), Some(Field { offset: 0x0100_0020 / 8, kind: 1 }));
     assert_eq!((btf.field(3, "c"), btf.size(3)), (Some(Field { offset: 1, kind: 1 }), Some(4)));
 }
