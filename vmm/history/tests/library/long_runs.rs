@@ -229,6 +229,34 @@ fn nothing_is_settled_while_the_timeline_moves() {
     }
 }
 
+/// A movement ends the settler's walk early. What lies before is still to be settled, and is when nothing moves again.
+#[test]
+fn what_a_movement_interrupts_is_settled_later() {
+    let end = 300_000_000;
+    let (_directory, recording) = recording(300, &[end]);
+    // A busy host may notice too late that the settler walks: so little is left then that it is no gap.
+    for _ in 0..20 {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        seek(&mut timeline, end);
+        timeline.settle_meanwhile();
+        let meter = timeline.meter();
+        wait_for("steps", || meter.settled(), 1);
+        assert_eq!(seek(&mut timeline, end), 0);
+        wait_for("places", || meter.settlings(), 1);
+        if meter.settled() > 70_000_000 {
+            continue;
+        }
+        timeline.settle_meanwhile();
+        wait_for("places", || meter.settlings(), 2);
+        for place in [299_000_000, 210_000_000] {
+            let steps = seek(&mut timeline, place);
+            assert!(steps <= 3 * SPACING, "{place}: {steps} steps");
+        }
+        return;
+    }
+    panic!("the settler was never interrupted early");
+}
+
 /// Movements at any moment while the settler walks, or waits, or is made: they come to the same.
 #[test]
 fn what_is_settled_meanwhile_changes_nothing_that_is_found() {
