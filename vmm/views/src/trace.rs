@@ -602,7 +602,8 @@ mod tests {
         }
         let counts = trace.finish(1_000).unwrap();
         let packets = crate::perfetto::read(&bytes);
-        let events = packets.iter().filter_map(|packet| Some((packet.timestamp?, packet.track_event.as_ref()?)));
+        let events =
+            packets.iter().filter_map(|packet| Some((packet.timestamp?, packet.track_event.as_ref()?)));
         let line = |(time, event): (u64, &TrackEvent)| {
             let kind = ["", "B", "E", "I"][event.r#type.unwrap() as usize];
             let id = event.track_uuid.unwrap() & 0xffff_ffff;

@@ -156,8 +156,18 @@ fn names_are_texts_that_can_be_written() {
     let bytes = types.bytes();
     let btf = Btf::parse(&bytes).unwrap();
     let names: Vec<_> = btf.numbers().map(|number| full(&btf, number).0).collect();
-    let expected =
-        [Some("int"), Some("long int"), None, None, None, Some("caf\u{e9}"), None, Some(most.as_str()), None, None];
+    let expected = [
+        Some("int"),
+        Some("long int"),
+        None,
+        None,
+        None,
+        Some("caf\u{e9}"),
+        None,
+        Some(most.as_str()),
+        None,
+        None,
+    ];
     assert_eq!(names, expected);
 }
 

@@ -234,8 +234,7 @@ fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
         memory.write_u64(frame + 8, MODULE_CODE + 0x100);
         memory.write_u64(frame + 32, FIRST + 2);
         let leaf = Registers { rip: LEAF + 3, rsp: STACK, rbp: frame, ..Registers::default() };
-        let frames =
-            vec![here(LEAF + 3), returns(HANDLER), returns(MODULE_CODE + 0x100), returns(FIRST + 2)];
+        let frames = vec![here(LEAF + 3), returns(HANDLER), returns(MODULE_CODE + 0x100), returns(FIRST + 2)];
         let expected = Backtrace { frames, end: End::Stack };
         assert_eq!(unwinder.walk(&memory, leaf), expected, "{is_old}");
         // The same place, where a function is about to begin: its own row counts. Registers lie where its stack is.
