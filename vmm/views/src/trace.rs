@@ -682,6 +682,9 @@ mod tests {
             (7, 8, What::SystemCall(999)),
             (8, 8, interrupt(true)),
             (9, 8, What::InterruptReturns { to_program: true }),
+            // One that never returns.
+            (10, 8, What::SystemCall(15)),
+            (11, 8, What::SystemCall(1)),
         ]);
         let expected = [
             "1 B 8 read position=insn:10",
@@ -694,8 +697,12 @@ mod tests {
             "8 E 8",
             "8 B 8 local timer position=insn:80 interrupted at=0x1000",
             "9 E 8",
+            "10 B 8 rt_sigreturn position=insn:100",
+            "11 E 8",
+            "11 B 8 write position=insn:110",
+            "1000 E 8",
         ];
         assert_eq!(lines, expected);
-        assert_eq!((counts.interrupts, counts.system_calls, counts.system_calls_returned), (3, 2, 0));
+        assert_eq!((counts.interrupts, counts.system_calls, counts.system_calls_returned), (3, 4, 0));
     }
 }

@@ -543,6 +543,35 @@ fn a_search_that_is_interrupted_stands_nearer_to_its_edge_than_where_it_began() 
     assert_eq!(timeline.position(), Instructions(0));
 }
 
+/// Wherever a person interrupts it, nothing lies between where it stands and what it has searched.
+#[test]
+fn a_search_backward_that_was_interrupted_finds_the_rest_when_it_goes_on() {
+    let end = 30 * LONG_ROUND_STEPS;
+    let early = Instructions(20_000_000);
+    let checkpoints: Vec<u64> = (1..8).map(|number| number * 3_000_000 + 1).chain(dense(end)).collect();
+    for checkpoints in [Vec::new(), checkpoints] {
+        let (_directory, recording) = recording(30, &checkpoints);
+        let (at, _) = write_of(&recording, 19);
+        for threads in [1, 2] {
+            let mut timeline = Timeline::open_with(&recording, threads).unwrap();
+            let mut interrupted = 0;
+            for polls in 1..10 {
+                timeline.seek(Instructions(end), &mut never).unwrap();
+                timeline.set_stops(write_before(early));
+                let mut stop = timeline.run_backward(&mut after(polls)).unwrap();
+                if stop == TravelStop::Interrupted {
+                    interrupted += 1;
+                    stop = timeline.run_backward(&mut never).unwrap();
+                }
+                let what = format!("{} checkpoints, {threads} threads, {polls} polls", checkpoints.len());
+                assert!(matches!(stop, TravelStop::Hit(_)), "{what}: {stop:?}");
+                assert_eq!(timeline.position(), at, "{what}");
+            }
+            assert!(threads == 2 || interrupted > 1, "{interrupted}");
+        }
+    }
+}
+
 #[test]
 fn a_search_that_is_interrupted_at_a_checkpoint_stands_there() {
     let end = 12 * LONG_ROUND_STEPS;
