@@ -95,7 +95,8 @@ fn the_hash_of_what_was_sent_is_over_headers_and_bytes_in_their_order() {
             expected = twox_hash::XxHash3_128::oneshot_with_seed(seed, part);
         }
     }
-    pc.bus.network_mut().unwrap().take_sent();
+    let sent = sent.map(|(header, bytes)| SentFrame { header, bytes });
+    assert_eq!(pc.bus.network_mut().unwrap().take_sent(), sent, "the first comes first");
     let DeviceStateV1::Net { sent_count, sent_hash, .. } = pc.bus.state().functions[0].device.clone() else {
         panic!("the first function is the network device");
     };
