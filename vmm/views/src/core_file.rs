@@ -305,3 +305,50 @@ fn user_regs(state: &CpuState) -> [u64; 27] {
         gs,
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Readers know these offsets: `struct elf_prstatus` of x86-64.
+    #[test]
+    fn the_note_of_a_cpu_has_the_process_and_all_registers_in_their_places() {
+        let mut state = CpuState { rip: 0x100, rflags: 0x202, ..CpuState::reset() };
+        for (number, value) in state.gpr.iter_mut().enumerate() {
+            *value = 0x1000 + number as u64;
+        }
+        for (register, selector) in [
+            (SegReg::Cs, 0x10),
+            (SegReg::Ss, 0x18),
+            (SegReg::Ds, 0x2b),
+            (SegReg::Es, 0x33),
+            (SegReg::Fs, 0x3b),
+            (SegReg::Gs, 0x43),
+        ] {
+            state.segments[register as usize].selector = selector;
+            state.segments[register as usize].base = u64::from(selector) << 32;
+        }
+        let bytes = prstatus(&state, 0x0403_0201);
+        assert_eq!((bytes.len(), &bytes[32..36]), (336, &[1, 2, 3, 4][..]));
+        let words: Vec<u64> = bytes[112..112 + 27 * 8]
+            .as_chunks()
+            .0
+            .iter()
+            .map(|word: &[u8; 8]| u64::from_le_bytes(*word))
+            .collect();
+        // R15 to R12, RBP, RBX, R11 to R8, RAX, RCX, RDX, RSI, RDI.
+        let general = [15, 14, 13, 12, 5, 3, 11, 10, 9, 8, 0, 1, 2, 6, 7].map(|number| 0x1000 + number);
+        assert_eq!(words[..15], general);
+        assert_eq!(words[15..21], [u64::MAX, 0x100, 0x10, 0x202, 0x1004, 0x18]);
+        assert_eq!(words[21..], [0x3b << 32, 0x43 << 32, 0x2b, 0x33, 0x3b, 0x43]);
+        let rest = bytes[..32].iter().chain(&bytes[36..112]).chain(&bytes[112 + 27 * 8..]);
+        assert!(rest.copied().all(|byte| byte == 0));
+    }
+
+    #[test]
+    fn a_note_says_its_sizes_and_is_filled_up() {
+        let bytes = note("CORE", NT_PRSTATUS, &[7; 5]);
+        let header = [5, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0];
+        assert_eq!(bytes, [&header[..], b"CORE\0\0\0\0", &[7, 7, 7, 7, 7, 0, 0, 0]].concat());
+    }
+}

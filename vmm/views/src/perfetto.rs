@@ -40,6 +40,12 @@ struct Trace {
     packet: Vec<TracePacket>,
 }
 
+/// The packets that were written.
+#[cfg(test)]
+pub fn read(bytes: &[u8]) -> Vec<TracePacket> {
+    Trace::decode(bytes).expect("it was written as one").packet
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub struct TracePacket {
     #[prost(uint64, optional, tag = "8")]

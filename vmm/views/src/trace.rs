@@ -581,3 +581,128 @@ fn pointer(name: &str, value: u64) -> DebugAnnotation {
 fn number(name: &str, value: i64) -> DebugAnnotation {
     DebugAnnotation { name: Some(name.into()), int_value: Some(value), ..DebugAnnotation::default() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CALLER: &str = "caller";
+
+    fn thread(id: u32, name: &str) -> Thread {
+        Thread { id, process: 7, name: name.to_string(), task: 0 }
+    }
+
+    /// What was traced, a line each: the time, the kind (`B`egin, `E`nd, `I`nstant), the name and the annotations.
+    fn events(notes: Vec<(u64, u32, What)>) -> (Vec<String>, Counts) {
+        let mut bytes = Vec::new();
+        let mut trace = Trace::new(Packets::new(&mut bytes));
+        for (time_ns, id, what) in notes {
+            let thread = Some(thread(id, CALLER));
+            trace.add(Note { at: Instructions(time_ns * 10), time_ns, thread, what }).unwrap();
+        }
+        let counts = trace.finish(1_000).unwrap();
+        let packets = crate::perfetto::read(&bytes);
+        let events =
+            packets.iter().filter_map(|packet| Some((packet.timestamp?, packet.track_event.as_ref()?)));
+        let line = |(time, event): (u64, &TrackEvent)| {
+            let kind = ["", "B", "E", "I"][event.r#type.unwrap() as usize];
+            let id = event.track_uuid.unwrap() & 0xffff_ffff;
+            let mut line = format!("{time} {kind} {id}");
+            line += &event.name.iter().map(|name| format!(" {name}")).collect::<String>();
+            for said in &event.debug_annotations {
+                let number = said.int_value.map(|value| value.to_string());
+                let pointer = said.pointer_value.map(|value| format!("{value:#x}"));
+                let value = number.or(pointer).or(said.string_value.clone()).unwrap();
+                line += &format!(" {}={value}", said.name.as_ref().unwrap());
+            }
+            line
+        };
+        (events.map(line).collect(), counts)
+    }
+
+    #[test]
+    fn a_system_call_ends_with_its_result_and_all_within_it_without() {
+        let fault = What::Vector {
+            vector: PAGE_FAULT,
+            interrupted: Some(Interrupted { rip: 0xffff_ffff_8100_0000, is_program: false }),
+            address: 0x7000,
+        };
+        let (lines, counts) = events(vec![
+            (1, 8, What::SystemCall(0)),
+            (2, 9, What::SystemCall(1)),
+            (3, 8, fault),
+            (4, 8, What::SystemCallReturns(Some(-2))),
+            (5, 9, What::SystemCallReturns(Some(4096))),
+            // Memory could not be read.
+            (6, 8, What::SystemCall(3)),
+            (7, 8, What::SystemCallReturns(None)),
+            // It was entered before the trace began.
+            (8, 8, What::SystemCallReturns(Some(5))),
+            (9, 9, What::SystemCall(60)),
+        ]);
+        let expected = [
+            "1 B 8 read position=insn:10",
+            "2 B 9 write position=insn:20",
+            "3 B 8 page fault position=insn:30 interrupted at=0xffffffff81000000 address=0x7000",
+            "4 E 8",
+            "4 E 8 result=-2",
+            "5 E 9 result=4096",
+            "6 B 8 close position=insn:60",
+            "7 E 8",
+            "9 B 9 exit position=insn:90",
+            "1000 E 9",
+        ];
+        assert_eq!(lines, expected);
+        let expected = Counts {
+            system_calls: 4,
+            system_calls_returned: 3,
+            exceptions: 1,
+            page_faults: 1,
+            threads: 2,
+            ..Counts::default()
+        };
+        assert_eq!(counts, expected);
+    }
+
+    #[test]
+    fn what_an_interrupt_interrupted_goes_on_and_a_program_ends_all() {
+        let interrupt = |is_program| What::Vector {
+            vector: 0xec,
+            interrupted: Some(Interrupted { rip: 0x1000, is_program }),
+            address: 0,
+        };
+        let (lines, counts) = events(vec![
+            (1, 8, What::SystemCall(0)),
+            (2, 8, interrupt(false)),
+            (3, 8, What::InterruptReturns { to_program: false }),
+            // No vector is open: it belongs to one before the trace.
+            (4, 8, What::InterruptReturns { to_program: false }),
+            (5, 8, interrupt(false)),
+            (6, 8, What::InterruptReturns { to_program: true }),
+            (7, 8, What::SystemCall(999)),
+            (8, 8, interrupt(true)),
+            (9, 8, What::InterruptReturns { to_program: true }),
+            // One that never returns.
+            (10, 8, What::SystemCall(15)),
+            (11, 8, What::SystemCall(1)),
+        ]);
+        let expected = [
+            "1 B 8 read position=insn:10",
+            "2 B 8 local timer position=insn:20 interrupted at=0x1000",
+            "3 E 8",
+            "5 B 8 local timer position=insn:50 interrupted at=0x1000",
+            "6 E 8",
+            "6 E 8",
+            "7 B 8 system call 999 position=insn:70",
+            "8 E 8",
+            "8 B 8 local timer position=insn:80 interrupted at=0x1000",
+            "9 E 8",
+            "10 B 8 rt_sigreturn position=insn:100",
+            "11 E 8",
+            "11 B 8 write position=insn:110",
+            "1000 E 8",
+        ];
+        assert_eq!(lines, expected);
+        assert_eq!((counts.interrupts, counts.system_calls, counts.system_calls_returned), (3, 4, 0));
+    }
+}

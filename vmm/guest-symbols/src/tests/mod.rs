@@ -8,6 +8,7 @@ use super::modules::{self, Missing};
 use super::*;
 
 mod boot;
+mod btf;
 mod dwarf;
 mod free_pages;
 mod guest_view;

@@ -1,8 +1,8 @@
 //! Made-up stacks and tables, in both formats of the entries.
 
 use super::{BASE, DIRECT_MAP, Pages, Types, found};
-use crate::modules::Module;
-use crate::orc::{Backtrace, End, Frame, Registers, Unwinder};
+use crate::modules::{Missing, Module};
+use crate::orc::{Backtrace, End, Frame, MAX_FRAMES, Registers, Unwinder};
 use crate::sections::{Access, Section};
 use crate::symbols::Symbols;
 
@@ -220,4 +220,75 @@ fn a_stack_that_leads_in_circles_ends() {
     let registers = Registers { rip: FRAMED + 1, rsp: frame, rbp: frame, ..Registers::default() };
     let walk = unwinder.walk(&memory, registers);
     assert_eq!((walk.frames.len(), walk.end), (2, End::Lost));
+}
+
+/// A function that does not return is called last: the call returns to where the next function begins, whose row is another.
+#[test]
+fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
+    for is_old in [true, false] {
+        let (mut memory, unwinder) = kernel(is_old);
+        // Of a function before one with other rows, and of the last one in a module.
+        let frame = STACK + 0x40;
+        memory.write_u64(STACK, HANDLER);
+        memory.write_u64(frame, 0x1234);
+        memory.write_u64(frame + 8, MODULE_CODE + 0x100);
+        memory.write_u64(frame + 32, FIRST + 2);
+        let leaf = Registers { rip: LEAF + 3, rsp: STACK, rbp: frame, ..Registers::default() };
+        let frames = vec![here(LEAF + 3), returns(HANDLER), returns(MODULE_CODE + 0x100), returns(FIRST + 2)];
+        let expected = Backtrace { frames, end: End::Stack };
+        assert_eq!(unwinder.walk(&memory, leaf), expected, "{is_old}");
+        // The same place, where a function is about to begin: its own row counts. Registers lie where its stack is.
+        write_registers(&mut memory, STACK, FIRST + 2, 0x10, 0, 0);
+        let begun = Registers { rip: HANDLER, ..leaf };
+        let expected = Backtrace { frames: vec![here(HANDLER), here(FIRST + 2)], end: End::Stack };
+        assert_eq!(unwinder.walk(&memory, begun), expected, "{is_old}");
+    }
+}
+
+#[test]
+fn a_frame_has_the_name_of_the_function_that_called() {
+    let symbols = super::symbols();
+    let name = |frame: Frame| frame.name(&symbols);
+    let begin = super::CODE + 0x40;
+    assert_eq!(name(here(begin)).unwrap(), "sys_5+0x0/0xfc0 [tokens]");
+    assert_eq!(name(returns(begin)).unwrap(), "take+0x30/0x30 [tokens]");
+    assert_eq!(name(returns(begin + 1)).unwrap(), "sys_5+0x1/0xfc0 [tokens]");
+    assert_eq!((here(begin).inside(), returns(begin).inside()), (begin, begin - 1));
+}
+
+/// Of a caller's registers only the stack pointer and RBP are known. All are, where something was interrupted.
+#[test]
+fn registers_that_nobody_saved_lead_nowhere() {
+    const R10: u16 = 6;
+    let (mut memory, _, symbols) = kernel_and_symbols(false);
+    memory.write(ENTRIES + 6, &entry(false, (R10, 0), (0, 0), Kind::Call));
+    let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
+    let (called, interrupted) = (STACK, STACK + 0x200);
+    memory.write_u64(interrupted - 8, FIRST + 2);
+    memory.write_u64(called, FRAMED + 0x20);
+    let leaf = Registers { rip: LEAF, rsp: called, r10: interrupted, ..Registers::default() };
+    let frames = vec![here(LEAF), returns(FRAMED + 0x20)];
+    assert_eq!(unwinder.walk(&memory, leaf), Backtrace { frames, end: End::Lost });
+    write_registers(&mut memory, STACK, FRAMED + 0x20, 0x10, 0, 0);
+    memory.write_u64(STACK + 56, interrupted);
+    let handler = Registers { rip: HANDLER, rsp: STACK, ..Registers::default() };
+    let frames = vec![here(HANDLER), here(FRAMED + 0x20), returns(FIRST + 2)];
+    assert_eq!(unwinder.walk(&memory, handler), Backtrace { frames, end: End::Stack });
+}
+
+#[test]
+fn a_walk_has_a_limit() {
+    let (mut memory, unwinder) = kernel(false);
+    (0..2 * MAX_FRAMES as u64).for_each(|number| memory.write_u64(STACK + 8 * number, LEAF + 1));
+    let walk = unwinder.walk(&memory, Registers { rip: LEAF, rsp: STACK, ..Registers::default() });
+    assert_eq!((walk.frames.len(), walk.end), (MAX_FRAMES, End::Lost));
+}
+
+#[test]
+fn a_table_out_of_order_is_refused() {
+    let (mut memory, _, symbols) = kernel_and_symbols(false);
+    // The second address is taken for one before the first.
+    memory.write(ADDRESSES + 4, &((LEAF - 1).wrapping_sub(ADDRESSES + 4) as i32).to_le_bytes());
+    let refused = Unwinder::of_kernel(&memory, &symbols).unwrap_err();
+    assert_eq!(refused, Missing::Symbol("__start_orc_unwind_ip"));
 }
