@@ -123,7 +123,10 @@ impl Store {
         thread::scope(|scope| {
             let (send, receive) = sync_channel(2);
             let take = &take;
-            scope.spawn(move || self.decode_batches(take, files, send));
+            let second = thread::Builder::new();
+            if let Err(error) = second.spawn_scoped(scope, move || self.decode_batches(take, files, send)) {
+                log::debug!("pages are unpacked by one thread: {error}");
+            }
             let hand_out = |pages: &Pages, sink: &mut dyn FnMut(u64, &Page)| {
                 pages.numbers.iter().zip(&pages.contents).for_each(|(page, contents)| sink(*page, contents));
             };

@@ -275,6 +275,63 @@ mod tests {
         }
     }
 
+    /// Two checkpoints. What the first one has moves into the second one's file when the first one goes.
+    fn two_that_merge() -> (tempfile::TempDir, Store) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path(), 4, 0).unwrap();
+        for position in [10, 20] {
+            let mut draft = store.add(position, position).unwrap();
+            draft.page(crate::map::Space::Ram, position % 4, &[position as u8; PAGE_BYTES]).unwrap();
+            draft.finish(&[], &[]).unwrap();
+        }
+        (dir, store)
+    }
+
+    fn positions(store: &Store) -> Vec<u64> {
+        store.entries().iter().map(|entry| entry.position).collect()
+    }
+
+    /// The size of [`two_that_merge`], and of the temporary file when they do.
+    fn sizes_of_a_merge() -> (u64, u64) {
+        let (_dir, store) = two_that_merge();
+        let bytes = store.total_bytes();
+        store.remove(10).unwrap();
+        (bytes, store.entries()[0].bytes)
+    }
+
+    #[test]
+    fn a_temporary_file_fits_beneath_the_cap_beside_what_there_is() {
+        let (bytes, part) = sizes_of_a_merge();
+        // Removing the newest takes no file. Above the cap a merge is allowed anyway.
+        for (max, kept) in [(bytes + part, 20), (bytes + part - 1, 10), (bytes, 10), (bytes - 1, 20)] {
+            let (_dir, store) = two_that_merge();
+            store.thin(&Policy { max_bytes: Some(max), max_checkpoints: 1, ..Policy::default() }).unwrap();
+            assert_eq!(positions(&store), [kept], "{max} of {bytes} and {part}");
+        }
+        for (max, kept) in [(bytes + part, &[20][..]), (bytes + part - 1, &[10, 20])] {
+            let (_dir, store) = two_that_merge();
+            let policy = Policy { max_bytes: Some(max), keep_last_ns: Some(0), ..Policy::default() };
+            store.thin(&policy).unwrap();
+            assert_eq!(positions(&store), kept, "{max} of {bytes} and {part}");
+        }
+    }
+
+    #[test]
+    fn a_temporary_file_fits_beneath_the_cap_beside_an_unfinished_one() {
+        const UNFINISHED: u64 = 10_000;
+        let (bytes, part) = sizes_of_a_merge();
+        let used = bytes + UNFINISHED;
+        for (room, kept) in [(part, &[20][..]), (part - 1, &[10, 20])] {
+            let (_dir, store) = two_that_merge();
+            let policy = Policy { max_bytes: Some(used + room), ..Policy::default() };
+            let left = store.thin_for(&mut store.writer().unwrap(), &policy, UNFINISHED).unwrap();
+            assert_eq!(positions(&store), kept, "{room} for {part}");
+            let left_at_most = used + room - store.total_bytes() - UNFINISHED;
+            assert!(left.is_some_and(|left| left <= left_at_most), "{left:?}");
+            assert!(kept.len() == 1 || left == Some(room), "{left:?}");
+        }
+    }
+
     #[test]
     fn a_store_as_large_as_its_cap_stays() {
         let dir = tempfile::tempdir().unwrap();

@@ -7,6 +7,8 @@ mod translated;
 
 pub use tier::{Tier, UnknownTier};
 
+use std::sync::Once;
+
 use guest_ram::{GuestRam, PAGE_SIZE};
 
 use crate::attention;
@@ -86,6 +88,20 @@ pub struct Cpu {
     translate_after: u32,
 }
 
+/// Says once that everything takes longer than it could.
+#[cold]
+fn tell_of_no_translator() {
+    static TOLD: Once = Once::new();
+    if cfg!(target_arch = "x86_64") {
+        TOLD.call_once(|| {
+            log::warn!(
+                "the host gives no memory for translated code (64 MiB, which are mapped twice), so the interpreter executes the \
+                 guest, many times slower; see ulimit -v"
+            );
+        });
+    }
+}
+
 impl Cpu {
     /// A CPU in reset state on the given RAM.
     pub fn new(ram: GuestRam) -> Cpu {
@@ -108,6 +124,9 @@ impl Cpu {
             |translator: &Translator| (translator.undefined(), translator.parts()) == (undefined, parts);
         if !self.code.translator.as_ref().is_some_and(serves) {
             self.code.translator = Translator::new(undefined, parts);
+            if self.code.translator.is_none() {
+                tell_of_no_translator();
+            }
         }
     }
 

@@ -1,15 +1,15 @@
 //! ACPI fixed hardware: PM1 event and control blocks and the PM timer (ACPI specification 6.5, chapter 4).
 //!
-//! The machine is always in ACPI mode (SCI_EN reads as one), so the tables need no SMI command port. The
-//! timer has 32 bits: the tables must set TMR_VAL_EXT. There are no general-purpose events, no sleep
-//! states but S5, no sleep button and no bus-master or global-lock handshake with firmware.
+//! The machine is always in ACPI mode (SCI_EN reads as one), so the tables need no SMI command port. The timer has 32
+//! bits: the tables must set TMR_VAL_EXT. Not modelled: general-purpose events, sleep states other than S5, a sleep
+//! button, and the bus-master and global-lock handshakes with firmware.
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Clock;
 use crate::restore::RestoreError;
 
-/// Sleep type of S5 ("soft off"), which the `\_S5` object of the tables must give.
+/// Sleep type of S5 ("soft off"). The `\_S5` object of the tables must give the same value.
 pub const SLEEP_TYPE_S5: u8 = 5;
 /// Frequency of the PM timer in hertz.
 pub const PM_TIMER_HZ: u64 = 3_579_545;
@@ -20,7 +20,7 @@ const CARRY_BIT: u32 = 31;
 
 const STATUS_TIMER: u16 = 1 << 0;
 const STATUS_POWER_BUTTON: u16 = 1 << 8;
-/// Bits that can be set: the two above, global lock and RTC. Of the status bits only the first two occur.
+/// Enable bits that can be set: the two above, global lock and RTC. Only the first two ever get a status bit.
 const ENABLE_MASK: u16 = STATUS_TIMER | 1 << 5 | STATUS_POWER_BUTTON | 1 << 10;
 
 const CONTROL_SCI_ENABLE: u16 = 1 << 0;
@@ -28,10 +28,10 @@ const CONTROL_SLEEP_ENABLE: u16 = 1 << 13;
 /// Bus-master reload and sleep type are stored; the others are write-only or fixed.
 const CONTROL_STORED: u16 = 1 << 1 | 7 << 10;
 
-/// Everything an [`AcpiPm`] remembers, version 1.
+/// The saved registers of an [`AcpiPm`], version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcpiPmStateV1 {
-    /// PM1 status up to `status_from_ns`; later timer carries follow from the time.
+    /// PM1 status up to `status_from_ns`. Later timer carries are computed from the time.
     status: u16,
     status_from_ns: u64,
     enable: u16,
@@ -57,8 +57,7 @@ impl AcpiPm {
         AcpiPm { s: AcpiPmStateV1 { status: 0, status_from_ns: 0, enable: 0, control: 0 }, power_off: false }
     }
 
-    /// Reads a byte of the register block that starts with PM1 status: status at 0, enable at 2, control at
-    /// 4, timer at 8.
+    /// Reads a byte of the register block: PM1 status at 0, enable at 2, control at 4, timer at 8.
     pub fn read(&self, offset: u16, now_ns: u64) -> u8 {
         let word = match offset & !3 {
             0 => u32::from(self.status(now_ns)) | u32::from(self.s.enable) << 16,
@@ -89,7 +88,7 @@ impl AcpiPm {
         self.s.enable != 0 && self.status(now_ns) & self.s.enable != 0
     }
 
-    /// When the interrupt next goes up by itself, after `after_ns`.
+    /// When the interrupt next rises by itself, after `after_ns`.
     pub fn next_deadline_ns(&self, after_ns: u64) -> Option<u64> {
         if self.s.enable & STATUS_TIMER == 0 || self.sci(after_ns) {
             return None;
@@ -102,7 +101,7 @@ impl AcpiPm {
         self.s.status |= STATUS_POWER_BUTTON;
     }
 
-    /// Takes the request to power off that the guest has made by entering S5.
+    /// Takes the guest's request to power off, which it makes by entering S5.
     pub fn take_power_off(&mut self) -> bool {
         std::mem::take(&mut self.power_off)
     }
@@ -112,7 +111,7 @@ impl AcpiPm {
         self.s.clone()
     }
 
-    /// The registers in a saved state.
+    /// Builds the registers from a saved state.
     pub fn restore(state: &AcpiPmStateV1) -> Result<AcpiPm, RestoreError> {
         let possible = state.enable & !ENABLE_MASK == 0 && state.control & !CONTROL_STORED == 0;
         RestoreError::unless(possible, "ACPI PM block", "reserved bits set")?;

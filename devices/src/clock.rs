@@ -1,31 +1,31 @@
 //! Fixed-frequency clocks derived from virtual time.
 //!
-//! Exact integer arithmetic: tick `n` begins at the first nanosecond that is not earlier than `n / hz`
-//! seconds, so a clock never drifts and never depends on how often it is read.
+//! Exact integer arithmetic: tick `n` begins at the first nanosecond that is not earlier than `n / hz` seconds. So a
+//! clock never drifts and never depends on how often it is read.
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
-/// A clock of a whole number of hertz that shows tick 0 at virtual time 0.
+/// A clock of a whole number of hertz, with tick 0 at virtual time 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     hz: u64,
 }
 
 impl Clock {
-    /// A clock of `hz` hertz. Below 1 GHz, so that every tick lasts at least one nanosecond.
+    /// Makes a clock of `hz` hertz, at most 1 GHz, so that every tick lasts at least one nanosecond.
     pub const fn new(hz: u64) -> Clock {
         assert!(hz > 0 && hz <= NS_PER_SECOND);
         Clock { hz }
     }
 
-    /// The number of whole ticks that have passed at `now_ns`.
+    /// The number of whole ticks up to `now_ns`.
     pub fn ticks(self, now_ns: u64) -> u64 {
-        // Whole seconds apart, so that the products below stay under 10^18.
+        // Whole seconds are converted separately, so that the products below stay under 10^18.
         let (seconds, rest_ns) = (now_ns / NS_PER_SECOND, now_ns % NS_PER_SECOND);
         seconds * self.hz + rest_ns * self.hz / NS_PER_SECOND
     }
 
-    /// The first nanosecond of `tick`, or `None` when that lies beyond the end of virtual time.
+    /// The first nanosecond of `tick`, or `None` if it lies beyond the end of virtual time.
     pub fn start_ns(self, tick: u64) -> Option<u64> {
         let (seconds, rest) = (tick / self.hz, tick % self.hz);
         let rest_ns = (rest * NS_PER_SECOND).div_ceil(self.hz);

@@ -5,7 +5,7 @@
 pub enum DeliveryMode {
     /// The given vector.
     Fixed,
-    /// The given vector, to the CPU that does the least important work. There is one CPU.
+    /// The given vector, to the CPU of the lowest priority. There is one CPU.
     LowestPriority,
     /// System management interrupt.
     Smi,
@@ -13,7 +13,7 @@ pub enum DeliveryMode {
     Nmi,
     /// INIT.
     Init,
-    /// Start-up, between CPUs only.
+    /// Start-up, sent between CPUs only.
     StartUp,
     /// The vector comes from the 8259.
     ExtInt,
@@ -42,20 +42,19 @@ impl DeliveryMode {
 pub struct InterruptMessage {
     /// Destination, an APIC id or a logical destination.
     pub destination: u8,
-    /// `destination` is a logical one.
+    /// Whether `destination` is a logical one.
     pub logical: bool,
-    /// How to deliver it.
+    /// The delivery mode.
     pub mode: DeliveryMode,
     /// The vector, for the modes that have one.
     pub vector: u8,
-    /// Level triggered: the EOI is reported back to the I/O APIC.
+    /// Whether it is level triggered: then the EOI is reported back to the I/O APIC.
     pub level: bool,
 }
 
 impl InterruptMessage {
-    /// Decodes a message-signalled interrupt (Intel SDM volume 3, "Message Signalled Interrupts"): a write
-    /// of `data` to `address`. `None` when the address is not one of those that mean an interrupt, or the
-    /// message only withdraws a level.
+    /// Decodes a message-signalled interrupt, a write of `data` to `address` (Intel SDM volume 3, "Message Signalled
+    /// Interrupts"). Returns `None` if no interrupt is at this address, or if the message only withdraws a level.
     pub fn from_msi(address: u64, data: u32) -> Option<InterruptMessage> {
         let withdraws = data & 0xC000 == 0x8000;
         (address >> 20 == 0xFEE && !withdraws).then(|| InterruptMessage {

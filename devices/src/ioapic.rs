@@ -1,8 +1,8 @@
 //! I/O APIC with 24 inputs (Intel 82093AA datasheet, plus the EOI register of version 0x20).
 //!
-//! It turns line levels into interrupt messages; [`IoApic::service`] hands the messages to its
-//! caller, which delivers them. Polarity bits are stored and ignored: a line that is "up" here is asserted, whatever its voltage.
-//! The delivery-status bit always reads as idle, because delivery takes no time.
+//! It turns line levels into interrupt messages; [`IoApic::service`] hands the messages to its caller, which delivers
+//! them. Polarity bits are stored and ignored: a line that is "up" here is asserted, whatever its voltage. The
+//! delivery-status bit always reads as idle, because delivery takes no time.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,14 +29,14 @@ const ENTRY_MASKED: u64 = 1 << 16;
 /// Delivery status and remote IRR cannot be written; bits 55:17 are reserved.
 const ENTRY_WRITABLE: u64 = 0xFF00_0000_0001_AFFF;
 
-/// Everything an [`IoApic`] remembers, version 1.
+/// The saved registers of an [`IoApic`], version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IoApicStateV1 {
     id: u8,
     selected: u8,
     /// Levels of the inputs, bit n is pin n.
     lines: u32,
-    /// Edges seen and not yet sent; none between two calls of the wiring.
+    /// Edges seen and not yet sent. There are none between two calls of the wiring.
     edges: u32,
     redirection: [u64; PINS],
 }
@@ -45,7 +45,7 @@ pub struct IoApicStateV1 {
 #[derive(Clone, Debug)]
 pub struct IoApic {
     s: IoApicStateV1,
-    /// Follows from the redirection entries: which pins are level triggered.
+    /// The level-triggered pins, derived from the redirection entries.
     level_pins: u32,
 }
 
@@ -81,7 +81,7 @@ impl IoApic {
         }
     }
 
-    /// Drives all inputs (bit n is pin n). An edge on a masked pin is lost, as the datasheet has it.
+    /// Drives all inputs (bit n is pin n). An edge on a masked pin is lost, as the datasheet says.
     pub fn set_lines(&mut self, lines: u32) {
         let lines = lines & ALL_PINS;
         let rising = lines & !self.s.lines;
@@ -102,8 +102,8 @@ impl IoApic {
         }
     }
 
-    /// Sends everything that is due, lowest pin first. `deliver` says whether the message was accepted; a
-    /// level-triggered one that was not is sent again at the next call.
+    /// Sends every due message, lowest pin first. `deliver` returns whether the message was accepted. A level-triggered
+    /// message that was refused is sent again at the next call.
     pub fn service(&mut self, mut deliver: impl FnMut(&InterruptMessage) -> bool) {
         for pin in pins(self.s.edges | self.s.lines & self.level_pins) {
             let entry = self.s.redirection[pin];
@@ -118,7 +118,7 @@ impl IoApic {
         }
     }
 
-    /// Whether an input that is up reaches the CPU as an external interrupt of the 8259 ("virtual wire").
+    /// Whether `pin`, when up, passes the 8259's external interrupt to the CPU ("virtual wire").
     pub fn passes_external_interrupt(&self, pin: usize) -> bool {
         self.s.redirection.get(pin).is_some_and(|&entry| {
             entry & ENTRY_MASKED == 0 && DeliveryMode::from_bits(entry >> 8) == DeliveryMode::ExtInt
@@ -130,7 +130,7 @@ impl IoApic {
         self.s.clone()
     }
 
-    /// The chip in a saved state. Every state is possible.
+    /// Builds the chip from a saved state. Every state is possible.
     pub fn restore(state: &IoApicStateV1) -> IoApic {
         let mut s = state.clone();
         s.lines &= ALL_PINS;
@@ -188,7 +188,8 @@ fn pins(mut bits: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// SMI, NMI, INIT and ExtINT are edge triggered whatever the entry says: no EOI would ever follow them.
+/// Whether an entry is level triggered. SMI, NMI, INIT and ExtINT are edge triggered whatever the entry says, because
+/// no EOI follows them.
 fn is_level(entry: u64) -> bool {
     let mode = DeliveryMode::from_bits(entry >> 8);
     entry & ENTRY_LEVEL != 0 && matches!(mode, DeliveryMode::Fixed | DeliveryMode::LowestPriority)

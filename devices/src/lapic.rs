@@ -1,10 +1,9 @@
 //! Local APIC of the one CPU (Intel SDM volume 3, chapter "Advanced Programmable Interrupt Controller").
 //!
-//! xAPIC (memory mapped) and x2APIC (MSRs), the local vector table, the timer in its three modes, and
-//! inter-processor interrupts to ourselves. The timer's bus clock runs at 1 GHz, one tick per nanosecond of
-//! virtual time before the divider, as does the TSC. Not modelled: INIT, start-up and SMI messages (accepted
-//! and dropped), remote read, the suppression of EOI broadcasts, and level-triggered LINT pins in fixed mode
-//! (treated as edge triggered).
+//! Modelled: xAPIC (memory mapped) and x2APIC (MSRs), the local vector table, the timer in its three modes, and
+//! inter-processor interrupts to this CPU. The timer's bus clock and the TSC run at 1 GHz: one tick per nanosecond of
+//! virtual time, before the divider. Not modelled: INIT, start-up and SMI messages (accepted and dropped), remote read,
+//! and the suppression of EOI broadcasts. Level-triggered LINT pins in fixed mode are treated as edge triggered.
 
 mod register_file;
 mod registers;
@@ -33,7 +32,7 @@ pub const MSR_X2APIC_LAST: u32 = 0x8FF;
 const BASE_BSP: u64 = 1 << 8;
 const BASE_X2APIC: u64 = 1 << 10;
 const BASE_ENABLE: u64 = 1 << 11;
-/// As wide as the processor's physical addresses, of which CPUID 8000_0008h shows 40 bits. Those beyond are reserved (SDM
+/// Address bits of IA32_APIC_BASE. CPUID 8000_0008h shows 40 bits of physical address; higher bits are reserved (SDM
 /// vol. 3, 11.4.4; APM vol. 2, 16.3.1).
 const BASE_ADDRESS: u64 = 0x0000_00FF_FFFF_F000;
 
@@ -74,7 +73,7 @@ enum Mode {
 #[derive(Clone, Debug)]
 pub struct LocalApic {
     s: RegisterFile,
-    /// A level-triggered vector whose EOI the I/O APIC has to hear of. The owner takes it at once.
+    /// The vector of a finished level-triggered interrupt, for the I/O APIC. The owner takes it at once.
     eoi_broadcast: Option<u8>,
 }
 
@@ -107,15 +106,15 @@ impl LocalApic {
         LocalApic { s, eoi_broadcast: None }
     }
 
-    /// Does what PC firmware does before it starts a kernel: enables the APIC, lets the 8259's interrupts
-    /// through LINT0 ("virtual wire mode") and makes LINT1 the NMI pin.
+    /// Does what PC firmware does before it starts a kernel. It enables the APIC, lets the 8259's interrupts through
+    /// LINT0 ("virtual wire mode"), and makes LINT1 the NMI pin.
     pub fn set_virtual_wire_mode(&mut self) {
         self.s.svr |= SVR_ENABLE;
         self.s.lvt[LVT_LINT0] = 0x700;
         self.s.lvt[LVT_LINT1] = 0x400;
     }
 
-    /// Where the register page is, or `None` when the registers are not memory mapped.
+    /// The address of the register page, or `None` if the registers are not memory mapped.
     pub fn mmio_base(&self) -> Option<u64> {
         (self.mode() == Mode::XApic).then_some(self.s.base & BASE_ADDRESS)
     }
@@ -131,7 +130,7 @@ impl LocalApic {
                 self.s.nmi_pending = true;
                 true
             }
-            // ExtINT is no event but a level, which the owner of the 8259 watches.
+            // ExtINT is not an event but a level, and the owner of the 8259 watches it.
             mode => {
                 log::debug!("local APIC: {mode:?} message dropped");
                 true
@@ -169,7 +168,7 @@ impl LocalApic {
         (self.mode() != Mode::Disabled && vector >> 4 > self.ppr() >> 4).then_some(vector)
     }
 
-    /// Takes the pending vector into service.
+    /// Takes the pending vector into service and returns it.
     pub fn acknowledge(&mut self) -> Option<u8> {
         let vector = self.pending_vector()?;
         self.s.requested.remove(vector);
@@ -177,7 +176,7 @@ impl LocalApic {
         Some(vector)
     }
 
-    /// Takes a pending NMI.
+    /// Takes a pending NMI. Returns whether there was one.
     pub fn take_nmi(&mut self) -> bool {
         std::mem::take(&mut self.s.nmi_pending)
     }
@@ -207,15 +206,15 @@ impl LocalApic {
         self.s.timer.expiry_ns
     }
 
-    /// Lets the timer expire if it is due. Several expiries of a periodic timer since the last call are one
-    /// interrupt, as they would be while the CPU cannot take it.
+    /// Lets the timer expire if it is due. If a periodic timer expired several times since the last call, it causes one
+    /// interrupt, as on hardware while the CPU cannot take it.
     pub fn advance(&mut self, now_ns: u64) {
         if Timer::new(&mut self.s.timer, self.s.lvt[LVT_TIMER]).expire(now_ns) {
             self.fire_lvt(LVT_TIMER);
         }
     }
 
-    /// Reads one of the MSRs of [`is_apic_msr`]; any other raises the fault it would raise on hardware.
+    /// Reads an MSR of [`is_apic_msr`]. Any other register raises the fault of the hardware.
     pub fn read_msr(&mut self, index: u32, now_ns: u64) -> Result<u64, GeneralProtection> {
         match index {
             MSR_APIC_BASE => Ok(self.s.base),
@@ -227,8 +226,7 @@ impl LocalApic {
         }
     }
 
-    /// Writes one of the MSRs of [`is_apic_msr`]. A TSC deadline is given in nanoseconds of virtual time, 0
-    /// disarms.
+    /// Writes an MSR of [`is_apic_msr`]. A TSC deadline is given in nanoseconds of virtual time; 0 disarms the timer.
     pub fn write_msr(&mut self, index: u32, value: u64, now_ns: u64) -> Result<(), GeneralProtection> {
         match index {
             MSR_APIC_BASE => self.write_base(value),
@@ -249,7 +247,7 @@ impl LocalApic {
         LapicStateV1::from(&self.s)
     }
 
-    /// The chip in a saved state.
+    /// Builds the chip from a saved state.
     pub fn restore(state: &LapicStateV1) -> Result<LocalApic, RestoreError> {
         let modes = state.base & (BASE_ENABLE | BASE_X2APIC);
         RestoreError::unless(modes != BASE_X2APIC, "local APIC", "x2APIC mode without being enabled")?;
@@ -268,8 +266,8 @@ impl LocalApic {
         Timer::new(&mut self.s.timer, self.s.lvt[LVT_TIMER])
     }
 
-    /// The mode changes that exist: disabled to xAPIC to x2APIC, and from either back to disabled. Disabling
-    /// resets everything else.
+    /// Writes IA32_APIC_BASE. The mode can go from disabled to xAPIC to x2APIC, and from either back to disabled.
+    /// Disabling resets all other registers.
     fn write_base(&mut self, value: u64) -> Result<(), GeneralProtection> {
         if value & !(BASE_BSP | BASE_X2APIC | BASE_ENABLE | BASE_ADDRESS) != 0 {
             return Err(GeneralProtection);
@@ -291,7 +289,7 @@ impl LocalApic {
         Ok(())
     }
 
-    /// Whether IA32_APIC_BASE switches it on.
+    /// Whether IA32_APIC_BASE enables the local APIC.
     pub fn is_enabled(&self) -> bool {
         self.mode() != Mode::Disabled
     }
@@ -300,7 +298,7 @@ impl LocalApic {
         self.s.svr & SVR_ENABLE != 0
     }
 
-    /// Accepts a fixed interrupt. While disabled by software the APIC accepts none.
+    /// Accepts a fixed interrupt. An APIC that software has disabled accepts none.
     fn accept(&mut self, vector: u8, level: bool) -> bool {
         if vector < FIRST_LEGAL_VECTOR {
             self.report_error(ESR_RECEIVED_ILLEGAL);
@@ -320,7 +318,7 @@ impl LocalApic {
         if entry & LVT_MASKED != 0 {
             return;
         }
-        // The timer and the error entry have no delivery mode field and it reads as zero: fixed.
+        // The timer and error entries have no delivery mode field. It reads as zero: fixed.
         match DeliveryMode::from_bits(u64::from(entry >> 8)) {
             DeliveryMode::Fixed => {
                 self.accept(entry as u8, false);
@@ -333,7 +331,7 @@ impl LocalApic {
     fn report_error(&mut self, error: u32) {
         let is_new = self.s.errors & error == 0;
         self.s.errors |= error;
-        // An error entry with an illegal vector reports that as well, once.
+        // An error entry with an illegal vector reports that error as well, once.
         if is_new {
             self.fire_lvt(LVT_ERROR);
         }
@@ -347,13 +345,13 @@ impl LocalApic {
         }
     }
 
-    /// Processor priority: the higher of the task priority and what is in service.
+    /// Processor priority: the higher of the task priority and the highest vector in service.
     fn ppr(&self) -> u8 {
         let in_service = self.s.in_service.highest().unwrap_or(0);
         if self.s.tpr >> 4 >= in_service >> 4 { self.s.tpr } else { in_service & 0xF0 }
     }
 
-    /// 8-bit destinations, as sources outside the CPU send them, in either mode.
+    /// Whether a message is for this APIC. Sources outside the CPU send 8-bit destinations, in either mode.
     fn is_message_for_us(&self, message: &InterruptMessage) -> bool {
         let destination = u32::from(message.destination);
         match (destination, message.logical) {
@@ -384,7 +382,7 @@ impl LocalApic {
         ID >> 4 << 16 | 1 << (ID & 0xF)
     }
 
-    /// Sends an inter-processor interrupt. There is no other CPU, so only what reaches ourselves matters.
+    /// Sends an inter-processor interrupt. There is no other CPU, so only messages to this CPU matter.
     fn send_ipi(&mut self, command: u32, destination: u32) {
         let broadcast = if self.mode() == Mode::X2Apic { u32::MAX } else { 0xFF };
         let reaches_us = match (command >> 18 & 3, command >> 11 & 1 != 0) {

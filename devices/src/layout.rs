@@ -1,6 +1,6 @@
-//! Where everything is on the board: ports, guest-physical ranges and interrupt lines.
+//! The board's memory map: ports, guest-physical ranges and interrupt lines.
 //!
-//! One table for the device wiring, the ACPI tables and the boot code, so that they cannot disagree.
+//! The device wiring, the ACPI tables and the boot code share this table, so they cannot disagree.
 
 /// First byte of the 32-bit PCI memory window (directly above the largest low RAM).
 pub const PCI_MMIO_START: u64 = 0xC000_0000;
@@ -25,11 +25,11 @@ pub const KEYBOARD_COMMAND_PORT: u16 = 0x64;
 pub const CMOS_PORT: u16 = 0x70;
 /// First serial port (eight registers).
 pub const SERIAL_PORT: u16 = 0x3F8;
-/// Debug console: each byte written appears on the host, reading gives 0xE9.
+/// Debug console: each byte written appears on the host; a read gives 0xE9.
 pub const DEBUG_CONSOLE_PORT: u16 = 0xE9;
 /// Default debug-exit port: writing `v` ends the run with exit code `(v << 1) | 1`.
 pub const DEBUG_EXIT_PORT: u16 = 0x501;
-/// pvpanic: the guest announces its panic here, and asks for its recording to be kept.
+/// pvpanic: the guest reports its panic here, and asks to keep its recording.
 pub const PVPANIC_PORT: u16 = 0x505;
 /// ACPI PM1a event block (4 bytes: status, enable).
 pub const PM1_EVENT_PORT: u16 = 0x600;
@@ -56,3 +56,6 @@ pub const SCI_IRQ: u8 = 9;
 pub const PCI_FIRST_GSI: u8 = 16;
 /// Number of I/O APIC pins.
 pub const IOAPIC_PINS: u8 = 24;
+/// 8259 lines of the four PCI interrupt pins, for guests that do not use the I/O APIC. Pin `n` of the PCI bus
+/// (I/O APIC pin 16 + n) is also wired to line `PCI_PIC_IRQS[n]`.
+pub const PCI_PIC_IRQS: [u8; 4] = [10, 11, 10, 11];

@@ -8,18 +8,18 @@
 //! assert_eq!(uart.take_output(), b"A");
 //! uart.push_input(b'z');
 //!
-//! // The state is plain data. A restored device goes on like the one that was saved.
+//! // The state is plain data. A restored device behaves like the original.
 //! let mut again = Uart::restore(&uart.save())?;
 //! assert_eq!((uart.read(0), again.read(0)), (b'z', b'z'));
 //! # Ok::<(), devices::restore::RestoreError>(())
 //! ```
 //!
 //! A chip changes by guest accesses, by inputs that its owner hands in, and by virtual time. Each call that needs the
-//! time gets it as `now_ns`, in nanoseconds since power-on. [`platform::Platform`] wires the chips together; [`layout`]
-//! says where everything is.
+//! time takes it as `now_ns`, in nanoseconds since power-on. [`platform::Platform`] wires the chips together;
+//! [`layout`] has the addresses.
 //!
-//! The chips are written by hand, because their whole state must be plain data and time an argument. Virtio queues are
-//! from `virtio-queue`.
+//! The chips are written by hand, because their whole state must be plain data and time an argument. The virtio queues
+//! use the crate `virtio-queue`.
 
 #![forbid(unsafe_code)]
 

@@ -1,22 +1,22 @@
-//! The small ports: system control (0x61, 0x92, keyboard reset, 0xCF9), POST code, debug console,
-//! debug exit and pvpanic. Each is a byte or two of state, so they share a file.
+//! The small ports: system control (0x61, 0x92, keyboard reset, 0xCF9), POST code, debug console, debug exit and
+//! pvpanic. Each has a byte or two of state, so they share a file.
 //!
-//! Port 0x61 drives the gate of timer channel 2, which belongs to another chip: the wiring carries it over.
-//! Not modelled: the keyboard controller apart from its reset pulse, the speaker, NMI sources, and switching
-//! the A20 line off (the bit is stored and has no effect).
+//! Port 0x61 drives the gate of timer channel 2, which belongs to another chip: the wiring passes the level on. Not
+//! modelled: the keyboard controller except for its reset pulse, the speaker, and NMI sources. The A20 bit is stored
+//! and has no effect.
 
 use serde::{Deserialize, Serialize};
 
-/// What the guest asks of the machine's owner.
+/// A request from the guest to the machine's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Switch the machine off (ACPI S5).
     PowerOff,
     /// Reset the machine.
     Reset,
-    /// The guest announces its own crash.
+    /// The guest reports its own crash.
     Panicked(PanicKind),
-    /// The guest asks that the recording of this run be kept.
+    /// The guest asks to keep the recording of this run.
     KeepRecording,
     /// End the run with this exit code.
     DebugExit {
@@ -25,12 +25,12 @@ pub enum Request {
     },
 }
 
-/// Which of the ports that kernel developers know from QEMU are there.
+/// Which debug ports the machine has. Kernel developers know them from QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DebugPorts {
-    /// Port 0xE9: each byte written appears on the host.
+    /// Whether port 0xE9 shows each written byte on the host.
     pub console: bool,
-    /// A port that ends the run with exit code `(value << 1) | 1`.
+    /// The port that ends the run with exit code `(value << 1) | 1`, if any.
     pub exit: Option<u16>,
 }
 
@@ -49,21 +49,21 @@ impl From<DebugPortsV1> for DebugPorts {
     }
 }
 
-/// What the guest says about its crash (pvpanic).
+/// How the guest describes its crash (pvpanic).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PanicKind {
-    /// It has panicked and stops.
+    /// The guest has panicked and stops.
     Panicked,
-    /// It has panicked and goes on into a crash kernel.
+    /// The guest has panicked and continues in a crash kernel.
     CrashLoaded,
 }
 
 /// Features of pvpanic: panicked, crash loaded.
 pub const PVPANIC_FEATURES: u8 = 0x03;
-/// The bit of the pvpanic port that asks for the recording to be kept. pvpanic has no event there, and a guest does not see whether
-/// its machine has this one.
+/// The bit of the pvpanic port that asks to keep the recording. The pvpanic device of QEMU has no such event, and the
+/// feature bits do not show it.
 const PVPANIC_KEEP: u8 = 0x80;
-/// What reading the debug console gives, so that a guest can find it.
+/// The value that a read of the debug console gives, so that a guest can find it.
 pub const DEBUG_CONSOLE_PRESENT: u8 = 0xE9;
 
 const PORT_B_WRITABLE: u8 = 0x0F;
@@ -76,14 +76,14 @@ const REFRESH_HALF_PERIOD_NS: u64 = 15_085;
 const PORT_92_RESET: u8 = 0x01;
 const PORT_92_A20: u8 = 0x02;
 
-/// Status of a keyboard controller that has passed its self test and has nothing to say; a driver that waits
-/// for its input buffer to be free before the reset command finds it free.
+/// Status of a keyboard controller after its self test, with no output and an empty input buffer. A driver that waits
+/// for the input buffer before it sends the reset command does not wait.
 const KEYBOARD_STATUS: u8 = 0x04;
 
 const RESET_CPU: u8 = 0x04;
 const RESET_WRITABLE: u8 = 0x0E;
 
-/// Everything the [`MiscPorts`] remembers, version 1.
+/// The saved state of [`MiscPorts`], version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MiscPortsStateV1 {
     port_b: u8,
@@ -147,8 +147,8 @@ impl MiscPorts {
         KEYBOARD_STATUS
     }
 
-    /// Writes a keyboard controller command: 0xF0 to 0xFF pulse the output lines whose bit is clear, and line 0
-    /// is the reset line.
+    /// Writes a keyboard controller command. 0xF0 to 0xFF pulse the output lines whose bit is clear; line 0 is the
+    /// reset line.
     pub fn write_keyboard_command(&mut self, value: u8) {
         if value & 0xF1 == 0xF0 {
             self.requests.push(Request::Reset);
@@ -188,7 +188,7 @@ impl MiscPorts {
         self.requests.push(Request::DebugExit { code: value << 1 | 1 });
     }
 
-    /// Writes the pvpanic port: each bit announces or asks for one thing.
+    /// Writes the pvpanic port. Each bit is one report or request.
     pub fn write_pvpanic(&mut self, value: u8) {
         let bits = [
             (PVPANIC_KEEP, Request::KeepRecording),
@@ -199,13 +199,12 @@ impl MiscPorts {
         self.requests.extend(asked.map(|(_, request)| request));
     }
 
-    /// Adds a request that another chip has made.
+    /// Adds a request from another chip.
     pub fn request(&mut self, request: Request) {
         self.requests.push(request);
     }
 
-    /// Takes the requests made since the last call, oldest first. Like the output they are no part of the
-    /// state.
+    /// Takes the requests since the last call, oldest first. Requests and output are not part of the state.
     pub fn take_requests(&mut self) -> Vec<Request> {
         std::mem::take(&mut self.requests)
     }
@@ -225,7 +224,7 @@ impl MiscPorts {
         self.s.clone()
     }
 
-    /// The ports in a saved state. Every state is possible.
+    /// Builds the ports from a saved state. Every state is possible.
     pub fn restore(state: &MiscPortsStateV1) -> MiscPorts {
         MiscPorts { s: state.clone(), requests: Vec::new(), debug_output: Vec::new() }
     }
@@ -235,7 +234,7 @@ impl MiscPorts {
 mod tests {
     use super::*;
 
-    /// Values written to a port one after the other, and how many resets they ask for.
+    /// Writes values to a port one after the other, and counts the resets that they request.
     fn resets(write: fn(&mut MiscPorts, u8), values: &[u8]) -> usize {
         let mut ports = MiscPorts::new();
         values.iter().for_each(|&value| write(&mut ports, value));

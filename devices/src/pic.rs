@@ -1,8 +1,8 @@
 //! The pair of 8259A interrupt controllers of a PC (Intel 8259A datasheet; ELCR as in the 82371 datasheet).
 //!
-//! The slave hangs on input 2 of the master. Initialisation and operation command words, automatic and
-//! rotating end of interrupt, special mask, polling, spurious interrupts and the edge/level control registers
-//! are modelled; buffered mode and MCS-80 call instructions are not (their bits are ignored).
+//! The slave is wired to input 2 of the master. Modelled: initialisation and operation command words, automatic and
+//! rotating end of interrupt, special mask, polling, spurious interrupts, and the edge/level control registers. Not
+//! modelled: buffered mode and MCS-80 call instructions (their bits are ignored).
 
 mod chip;
 mod state;
@@ -12,7 +12,7 @@ pub use state::{Pic8259StateV1, PicPairStateV1};
 
 const CASCADE: u8 = 2;
 
-/// Inputs that can be made level triggered: not 0, 1, 2 and 13, which the board uses itself, nor 8.
+/// Inputs that can be level triggered: all but 0, 1, 2 and 13, which the board uses itself, and 8.
 const ELCR_MASK: [u8; 2] = [0xF8, 0xDE];
 
 /// Which of the two chips.
@@ -38,8 +38,8 @@ impl Default for PicPair {
 }
 
 impl PicPair {
-    /// The pair as firmware leaves it: initialised with vectors 0x08 and 0x70, everything masked, and
-    /// `level_lines` (bit n is line n) level triggered.
+    /// Makes the pair as firmware leaves it: initialised with vectors 0x08 and 0x70, and everything masked. The lines
+    /// in `level_lines` (bit n is line n) are level triggered.
     pub fn new(level_lines: u16) -> PicPair {
         let [low, high] = level_lines.to_le_bytes();
         PicPair {
@@ -91,8 +91,8 @@ impl PicPair {
         self.master.request().is_some()
     }
 
-    /// The two INTA cycles: takes the highest request into service and gives its vector. Without any request
-    /// this is the spurious interrupt 7 of the chip that was asked.
+    /// Runs the two INTA cycles: takes the highest request into service and returns its vector. Without a request this
+    /// is the spurious interrupt 7 of the acknowledged chip.
     pub fn acknowledge(&mut self) -> u8 {
         let vector = match self.master.acknowledge() {
             (Some(CASCADE), _) => self.slave.acknowledge().1,
@@ -107,7 +107,7 @@ impl PicPair {
         PicPairStateV1 { master: self.master.registers().into(), slave: self.slave.registers().into() }
     }
 
-    /// The chips in a saved state. Every state is possible.
+    /// Builds the chips from a saved state. Every state is possible.
     pub fn restore(state: &PicPairStateV1) -> PicPair {
         let chip = |state| Pic8259::with_registers(Registers::from(state));
         PicPair { master: chip(&state.master), slave: chip(&state.slave) }

@@ -1,9 +1,9 @@
 //! 8254 programmable interval timer (Intel 8254 datasheet).
 //!
-//! The counters do not count: each remembers at which clock tick its count was loaded, and the value and the
-//! output at any time are functions of that (`cycle.rs`). So the saved state does not depend on when the
-//! guest looked. All six modes, latch and read-back commands, BCD, and the gates are modelled. Loads take effect on
-//! the next clock tick; the half-tick phases of the real chip's CLK pin are not modelled.
+//! The counters do not count. Each stores the clock tick at which its count was loaded; its value and output at any
+//! time are computed from that tick (`cycle.rs`). So the saved state does not depend on when the guest reads it.
+//! Modelled: all six modes, latch and read-back commands, BCD, and the gates. Loads take effect on the next clock tick;
+//! the half-tick phases of the real chip's CLK pin are not modelled.
 
 mod channel;
 mod cycle;
@@ -33,13 +33,13 @@ impl Default for Pit {
 }
 
 impl Pit {
-    /// The timer before the guest has programmed it: no channel counts. The gates of channels 0 and 1 are tied
-    /// high, that of channel 2 is low until port 0x61 raises it.
+    /// Makes the timer before the guest has programmed it: no channel counts. The gates of channels 0 and 1 are tied
+    /// high; the gate of channel 2 is low until port 0x61 raises it.
     pub fn new() -> Pit {
         Pit { channels: [Channel::new(true), Channel::new(true), Channel::new(false)] }
     }
 
-    /// Reads port `offset` (0 to 2: the channels; the control port reads as all ones).
+    /// Reads port `offset` (0 to 2: the channels). The control port reads as all ones.
     pub fn read(&mut self, offset: u16, now_ns: u64) -> u8 {
         let tick = CLOCK.ticks(now_ns);
         self.channels.get_mut(usize::from(offset)).map_or(0xFF, |channel| channel.read(tick))
@@ -70,7 +70,7 @@ impl Pit {
         self.channels[0].output(CLOCK.ticks(now_ns))
     }
 
-    /// When, after `after_ns`, the interrupt line may next change by itself.
+    /// The next time after `after_ns` at which the interrupt line may change by itself.
     pub fn next_deadline_ns(&self, after_ns: u64) -> Option<u64> {
         let tick = self.channels[0].next_change(CLOCK.ticks(after_ns))?;
         CLOCK.start_ns(tick)
@@ -81,7 +81,7 @@ impl Pit {
         PitStateV1 { channels: self.channels.each_ref().map(|channel| channel.registers().into()) }
     }
 
-    /// The chip in a saved state.
+    /// Builds the chip from a saved state.
     pub fn restore(state: &PitStateV1) -> Result<Pit, RestoreError> {
         let channel = |number: usize| Channel::with_registers((&state.channels[number]).into());
         Ok(Pit { channels: [channel(0)?, channel(1)?, channel(2)?] })
@@ -94,7 +94,7 @@ impl Pit {
         }
     }
 
-    /// The read-back command: bits 5 and 4 (active low) choose count and status, bits 3:1 the channels.
+    /// Runs the read-back command: bits 5 and 4 (active low) choose count and status, bits 3:1 the channels.
     fn read_back(&mut self, value: u8, tick: u64) {
         for (index, channel) in self.channels.iter_mut().enumerate() {
             if value >> (index + 1) & 1 == 0 {

@@ -1,15 +1,14 @@
-//! The board: all chips, the ports and addresses they answer at, and the interrupt lines between them.
+//! The board: all chips, their ports and addresses, and the interrupt lines between them.
 //!
-//! After each access and each advance the wiring polls the levels of all interrupt lines and drives them into
-//! the 8259 pair and the I/O APIC; no chip calls another. Ports that no chip answers read as all ones.
+//! After each access and each advance the wiring polls all interrupt lines. It drives their levels into the 8259 pair
+//! and the I/O APIC; no chip calls another. Ports without a chip read as all ones.
 //!
-//! Time: calls take the current virtual time, which must not go back. Whatever was due earlier happens first,
-//! in the order of its time, so that it makes no difference to the state how often [`Platform::advance`] is
-//! called. It follows that two machines at the same point have equal states, provided that both have been
-//! advanced to that point before [`Platform::state`] is asked.
+//! Time: calls take the current virtual time, which must not go back. Everything due earlier happens first, in order of
+//! time. So the number of calls of [`Platform::advance`] does not change the state. Two machines at the same point have
+//! equal states, if both have been advanced to that point before [`Platform::state`] is called.
 //!
-//! Output, debug output and requests are collected for the owner and are no part of the state: take them
-//! before saving a state that is to be restored elsewhere.
+//! Output, debug output and requests are collected for the owner and are not part of the state. Take them before saving
+//! a state that is to be restored elsewhere.
 
 mod access;
 mod bus;
@@ -21,6 +20,7 @@ mod state;
 use crate::acpi_pm::AcpiPm;
 use crate::ioapic::IoApic;
 use crate::lapic::{GeneralProtection, LocalApic};
+pub use crate::layout::PCI_PIC_IRQS;
 use crate::layout::{DEBUG_EXIT_PORT, RTC_IRQ, SCI_IRQ};
 use crate::misc_ports::MiscPorts;
 pub use crate::misc_ports::{DebugPorts, PanicKind, Request};
@@ -30,10 +30,6 @@ use crate::rtc::Rtc;
 use crate::uart::Uart;
 pub use bus::{ExpansionBus, NoExpansion};
 pub use state::PlatformStateV1;
-
-/// 8259 lines of the four PCI interrupt pins, for guests that do not use the I/O APIC. Pin `n` of the PCI bus
-/// (I/O APIC pin 16 + n) is also wired to line `PCI_PIC_IRQS[n]`.
-pub const PCI_PIC_IRQS: [u8; 4] = [10, 11, 10, 11];
 
 /// 8259 lines that firmware makes level triggered: the system control interrupt and PCI.
 const LEVEL_LINES: u16 = 1 << SCI_IRQ | 1 << 10 | 1 << 11;
@@ -52,15 +48,15 @@ pub struct Platform<B = NoExpansion> {
     /// Part of the machine's description, not of its state.
     debug_ports: DebugPorts,
     bus: B,
-    /// Follows from the chips: whether the CPU is being interrupted.
+    /// Derived from the chips: whether an interrupt waits for the CPU.
     interrupt_pending: bool,
-    /// Follows from the chips: when a line changes next, apart from the local APIC's timer.
+    /// Derived from the chips: when a line changes next, apart from the local APIC's timer.
     line_deadline_ns: Option<u64>,
 }
 
 impl<B: ExpansionBus> Platform<B> {
-    /// The machine at power-on, as firmware hands it to a kernel: local APIC in virtual wire mode, 8259 pair
-    /// initialised and masked. `unix_seconds` is what the RTC shows at virtual time 0.
+    /// Makes the machine at power-on, as firmware hands it to a kernel: local APIC in virtual wire mode, 8259 pair
+    /// initialised and masked. The RTC shows `unix_seconds` at virtual time 0.
     pub fn new(unix_seconds: i64, bus: B) -> Platform<B> {
         let mut lapic = LocalApic::new();
         lapic.set_virtual_wire_mode();
@@ -82,13 +78,13 @@ impl<B: ExpansionBus> Platform<B> {
         platform
     }
 
-    /// Chooses the debug ports; all are there if this is not called.
+    /// Chooses the debug ports. Without this call all are present.
     pub fn with_debug_ports(mut self, ports: DebugPorts) -> Platform<B> {
         self.debug_ports = ports;
         self
     }
 
-    /// When [`Platform::advance`] next has something to do, if ever.
+    /// The next time at which [`Platform::advance`] has something to do, if any.
     #[inline]
     pub fn next_deadline_ns(&self) -> Option<u64> {
         match (self.line_deadline_ns, self.lapic.next_deadline_ns()) {
@@ -97,7 +93,7 @@ impl<B: ExpansionBus> Platform<B> {
         }
     }
 
-    /// Lets everything happen that is due by `now_ns`.
+    /// Processes everything that is due by `now_ns`.
     pub fn advance(&mut self, now_ns: u64) {
         if self.next_deadline_ns().is_some_and(|deadline_ns| deadline_ns <= now_ns) {
             self.catch_up(now_ns);
@@ -110,9 +106,9 @@ impl<B: ExpansionBus> Platform<B> {
         self.interrupt_pending
     }
 
-    /// The CPU takes the interrupt: its vector, or `None` when none waits.
+    /// Acknowledges the interrupt for the CPU. Returns its vector, or `None` if no interrupt waits.
     pub fn acknowledge_interrupt(&mut self) -> Option<u8> {
-        // External interrupts do not take part in the local APIC's priorities; they go first.
+        // External interrupts do not take part in the local APIC's priorities; they come first.
         let vector = if self.external_interrupt_pending() {
             Some(self.pic.acknowledge())
         } else {
@@ -128,28 +124,28 @@ impl<B: ExpansionBus> Platform<B> {
         self.lapic.nmi_pending()
     }
 
-    /// The CPU takes a waiting NMI. Returns whether there was one.
+    /// Takes a waiting NMI for the CPU. Returns whether there was one.
     pub fn take_nmi(&mut self) -> bool {
         self.lapic.take_nmi()
     }
 
-    /// Whether IA32_APIC_BASE switches the local APIC on.
+    /// Whether IA32_APIC_BASE enables the local APIC.
     pub fn apic_enabled(&self) -> bool {
         self.lapic.is_enabled()
     }
 
-    /// The guest reads CR8.
+    /// Reads CR8 for the guest.
     pub fn cr8(&self) -> u8 {
         self.lapic.cr8()
     }
 
-    /// The guest writes CR8; only the low four bits count.
+    /// Writes CR8 for the guest; only the low four bits count.
     pub fn set_cr8(&mut self, value: u8) {
         self.lapic.set_cr8(value);
         self.route();
     }
 
-    /// The guest reads one of the MSRs of [`crate::lapic::is_apic_msr`].
+    /// Reads an MSR of [`crate::lapic::is_apic_msr`] for the guest.
     pub fn apic_read_msr(&mut self, now_ns: u64, index: u32) -> Result<u64, GeneralProtection> {
         self.advance(now_ns);
         let result = self.lapic.read_msr(index, now_ns);
@@ -157,7 +153,8 @@ impl<B: ExpansionBus> Platform<B> {
         result
     }
 
-    /// The guest writes one of those MSRs. A TSC deadline comes converted to virtual time in nanoseconds.
+    /// Writes an MSR of [`crate::lapic::is_apic_msr`] for the guest. The caller converts a TSC deadline to nanoseconds
+    /// of virtual time.
     pub fn apic_write_msr(&mut self, now_ns: u64, index: u32, value: u64) -> Result<(), GeneralProtection> {
         self.advance(now_ns);
         let result = self.lapic.write_msr(index, value, now_ns);
@@ -165,7 +162,7 @@ impl<B: ExpansionBus> Platform<B> {
         result
     }
 
-    /// Sends bytes to the serial port, as many as fit. Returns how many that were; the owner keeps the rest.
+    /// Sends bytes to the serial port, as many as fit. Returns the number of bytes sent; the owner keeps the rest.
     pub fn push_input(&mut self, now_ns: u64, bytes: &[u8]) -> usize {
         self.advance(now_ns);
         let accepted = bytes.iter().take_while(|&&byte| self.uart.push_input(byte)).count();
@@ -178,35 +175,35 @@ impl<B: ExpansionBus> Platform<B> {
         self.uart.input_capacity()
     }
 
-    /// Takes what the guest has sent through the serial port since the last call.
+    /// Takes the bytes that the guest has sent through the serial port since the last call.
     pub fn take_output(&mut self) -> Vec<u8> {
         self.uart.take_output()
     }
 
-    /// Takes what the guest has written to the debug console since the last call.
+    /// Takes the bytes that the guest has written to the debug console since the last call.
     pub fn take_debug_output(&mut self) -> Vec<u8> {
         self.misc_ports.take_debug_output()
     }
 
-    /// Whether the guest asks for something.
+    /// Whether a request of the guest waits to be taken.
     #[inline]
     pub fn has_requests(&self) -> bool {
         self.misc_ports.has_requests()
     }
 
-    /// Takes what the guest has asked for since the last call, oldest first.
+    /// Takes the guest's requests since the last call, oldest first.
     pub fn take_requests(&mut self) -> Vec<Request> {
         self.misc_ports.take_requests()
     }
 
-    /// The user presses the power button.
+    /// Presses the power button.
     pub fn press_power_button(&mut self, now_ns: u64) {
         self.advance(now_ns);
         self.pm.press_power_button();
         self.update_interrupts(now_ns);
     }
 
-    /// Pulses LINT1, which firmware makes the NMI pin. No machine here has anything on it.
+    /// Pulses LINT1, which firmware makes the NMI pin. No device of this board drives LINT1.
     #[cfg(test)]
     pub fn press_nmi_button(&mut self) {
         self.lapic.set_lint(1, true);
@@ -219,12 +216,12 @@ impl<B: ExpansionBus> Platform<B> {
         self.rtc.set_nvram(address, value);
     }
 
-    /// The expansion bus, to look at.
+    /// The expansion bus, for reading.
     pub fn bus(&self) -> &B {
         &self.bus
     }
 
-    /// The expansion bus, for what concerns neither guest nor interrupts: collected output, disks.
+    /// The expansion bus, for calls that affect neither guest nor interrupts: collected output, disks.
     pub fn bus_mut(&mut self) -> &mut B {
         &mut self.bus
     }
@@ -234,8 +231,7 @@ impl<B: ExpansionBus> Platform<B> {
         if self.uart.is_listened_to() { self.uart.input_capacity() } else { 0 }
     }
 
-    /// Lets `change` act on the expansion bus (input for its devices), then delivers the interrupts that came
-    /// of it.
+    /// Calls `change` with the expansion bus (input for its devices), then delivers the resulting interrupts.
     pub fn with_bus<R>(&mut self, now_ns: u64, change: impl FnOnce(&mut B) -> R) -> R {
         self.advance(now_ns);
         let result = change(&mut self.bus);

@@ -1,22 +1,22 @@
-//! Why a saved chip could not be brought back.
+//! The error of restoring a saved chip.
 //!
-//! Saved states may come from files that strangers made, so every `restore` checks what the chip's code
-//! relies on; a state that no chip can be in is refused instead of panicking later.
+//! Saved states may come from strangers' files. So every `restore` checks the conditions that the chip's code relies
+//! on. It refuses an impossible state, which would otherwise cause a panic later.
 
 use std::borrow::Cow;
 
-/// A saved state that no chip can be in.
+/// The error of an impossible saved state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the saved state of the {chip} is impossible: {what}")]
 pub struct RestoreError {
-    /// The chip, by the name its module documentation uses.
+    /// The chip's name, as in its module documentation.
     pub chip: &'static str,
-    /// What is wrong with the state.
+    /// The fault in the state.
     pub what: Cow<'static, str>,
 }
 
 impl RestoreError {
-    /// `Ok` when `possible`, else the error for `chip` saying `what`.
+    /// `Ok` if `possible`, else the error `what` for `chip`.
     pub fn unless(possible: bool, chip: &'static str, what: &'static str) -> Result<(), RestoreError> {
         if possible { Ok(()) } else { Err(RestoreError { chip, what: what.into() }) }
     }

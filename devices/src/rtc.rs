@@ -1,10 +1,10 @@
 //! MC146818 real-time clock with 128 bytes of CMOS RAM (Motorola MC146818A datasheet).
 //!
-//! The clock shows the date it was given at creation plus virtual time. Nothing in it ticks: the time
-//! registers, the update-in-progress bit and the three interrupt flags are functions of the time since the
-//! guest last touched them, so the saved state does not depend on when it was read. Both register formats
-//! (BCD and binary, 12 and 24 hours), alarm wildcards, the periodic rates, stopping by SET and by the divider,
-//! and the century byte 0x32 are modelled. Daylight saving and the square-wave output are not.
+//! The clock shows its start date plus virtual time. Nothing in it ticks. The time registers, the update-in-progress
+//! bit and the three interrupt flags are computed from the time since the guest last touched them. So the saved state
+//! does not depend on when it was read. Modelled: both register formats (BCD and binary, 12 and 24 hours), the century
+//! byte 0x32, alarm wildcards and the periodic rates. SET and the divider can stop the clock. Not modelled: daylight
+//! saving and the square-wave output.
 
 mod calendar;
 mod flags;
@@ -17,9 +17,9 @@ use calendar::{Format, REG_CENTURY, TIME_REGISTERS, TimeRegisters};
 pub(crate) const NS_PER_SECOND: u64 = 1_000_000_000;
 /// The update-in-progress bit comes on this long before the registers change.
 const UPDATE_LEAD_NS: u64 = 244_000;
-/// The first update after the divider is released comes half a second later.
+/// The first update comes half a second after the divider is released.
 const DIVIDER_RELEASE_NS: u64 = NS_PER_SECOND / 2;
-/// Seconds since 1970 that fit the registers with some room, far inside what the arithmetic can take.
+/// Seconds since 1970 that the registers can show, with a margin, far below the limits of the arithmetic.
 const MAX_UNIX_SECONDS: i64 = 400_000_000_000;
 
 const CMOS_BYTES: usize = 128;
@@ -38,14 +38,14 @@ const C_IRQ: u8 = 0x80;
 const C_PERIODIC: u8 = 0x40;
 const C_ALARM: u8 = 0x20;
 const C_UPDATE: u8 = 0x10;
-/// The flags of register C; the enable bits of register B are at the same places.
+/// The flags of register C; the enable bits of register B are the same bits.
 const C_FLAGS: u8 = C_PERIODIC | C_ALARM | C_UPDATE;
 const D_VALID: u8 = 0x80;
 
-/// How the clock tells the time, version 1.
+/// The state of the clock, version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ClockStateV1 {
-    /// The time is virtual time plus this.
+    /// The clock shows virtual time plus this offset.
     Running {
         /// Whole seconds since 1970 at virtual time 0.
         offset_s: i64,
@@ -56,26 +56,26 @@ pub enum ClockStateV1 {
     Stopped {
         /// The time registers as they read.
         registers: [u8; 8],
-        /// How far into its second the clock was, in nanoseconds; it goes on from there.
+        /// The clock's position in its second, in nanoseconds. The clock continues from there.
         phase_ns: u32,
     },
 }
 
-/// Everything an [`Rtc`] remembers, version 1.
+/// The saved state of an [`Rtc`], version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RtcStateV1 {
     index: u8,
     clock: ClockStateV1,
-    /// What the guest set the weekday to, relative to what the date gives.
+    /// The guest's weekday, relative to the weekday of the date.
     weekday_shift: u8,
     /// Seconds, minutes and hours of the alarm, as written.
     alarm: [u8; 3],
     reg_a: u8,
     reg_b: u8,
-    /// Flags of register C up to `flags_from_ns`; later ones follow from the time.
+    /// Flags of register C up to `flags_from_ns`. Later flags are computed from the time.
     flags: u8,
     flags_from_ns: u64,
-    /// The remaining bytes, by address; those that have a meaning above are zero here.
+    /// The CMOS bytes, by address. Bytes with a field above are zero here.
     nvram: Vec<u8>,
 }
 
@@ -86,7 +86,7 @@ pub struct Rtc {
 }
 
 impl Rtc {
-    /// A clock that shows `unix_seconds` (UTC) at virtual time 0, running, in 24-hour BCD format.
+    /// Makes a running clock in 24-hour BCD format that shows `unix_seconds` (UTC) at virtual time 0.
     pub fn new(unix_seconds: i64) -> Rtc {
         let offset_s = unix_seconds.clamp(-MAX_UNIX_SECONDS, MAX_UNIX_SECONDS);
         let s = RtcStateV1 {
@@ -118,7 +118,7 @@ impl Rtc {
         }
     }
 
-    /// Sets a byte of CMOS RAM, as firmware does. The clock's own registers are left alone.
+    /// Sets a byte of CMOS RAM, as firmware does. The clock's own registers do not change.
     pub fn set_nvram(&mut self, address: u8, value: u8) {
         let address = usize::from(address & 0x7F);
         if address > REG_D && address != REG_CENTURY {
@@ -126,12 +126,12 @@ impl Rtc {
         }
     }
 
-    /// Level of the interrupt line: up until register C is read.
+    /// Level of the interrupt line. It stays up until register C is read.
     pub fn irq(&self, now_ns: u64) -> bool {
         self.flags(self.s.reg_b & C_FLAGS, now_ns) != 0
     }
 
-    /// When the interrupt line next goes up by itself, after `after_ns`.
+    /// When the interrupt line next rises by itself, after `after_ns`.
     pub fn next_deadline_ns(&self, after_ns: u64) -> Option<u64> {
         if self.irq(after_ns) {
             return None;
@@ -148,7 +148,7 @@ impl Rtc {
         self.s.clone()
     }
 
-    /// The chip in a saved state.
+    /// Builds the chip from a saved state.
     pub fn restore(state: &RtcStateV1) -> Result<Rtc, RestoreError> {
         let check = |possible, what| RestoreError::unless(possible, "RTC", what);
         check(state.nvram.len() == CMOS_BYTES, "wrong size of CMOS RAM")?;
@@ -182,7 +182,7 @@ impl Rtc {
 
     fn write_register(&mut self, register: usize, value: u8, now_ns: u64) {
         if register <= REG_D || register == REG_CENTURY {
-            // What has happened so far must not change because of new settings.
+            // New settings must not change the flags up to now.
             self.settle_flags(now_ns);
         }
         if let Some(place) = calendar::time_register(register) {
@@ -220,7 +220,7 @@ impl Rtc {
         self.divider_runs() && self.s.reg_b & B_SET == 0
     }
 
-    /// Whole seconds since 1970 and the nanoseconds on top, while the clock runs.
+    /// Whole seconds since 1970 and the nanoseconds on top; `None` if the clock is stopped.
     fn running_time(&self, now_ns: u64) -> Option<(i64, u32)> {
         let ClockStateV1::Running { offset_s, offset_ns } = self.s.clock else { return None };
         let fraction_ns = now_ns % NS_PER_SECOND + u64::from(offset_ns);
@@ -241,7 +241,7 @@ impl Rtc {
             .is_some_and(|(_, fraction_ns)| u64::from(fraction_ns) >= NS_PER_SECOND - UPDATE_LEAD_NS)
     }
 
-    /// A time register written while the clock runs takes effect at once and leaves the fraction alone.
+    /// Writes a time register. If the clock runs, the write takes effect at once and keeps the fraction of the second.
     fn write_time(&mut self, place: usize, value: u8, now_ns: u64) {
         let mut registers = self.time_registers(now_ns);
         registers.0[place] = value;
@@ -255,7 +255,7 @@ impl Rtc {
         }
     }
 
-    /// Changes register A or B and stops or starts the clock if that follows.
+    /// Changes register A or B, and stops or starts the clock accordingly.
     fn reprogram(&mut self, now_ns: u64, change: impl FnOnce(&mut RtcStateV1)) {
         let registers = self.time_registers(now_ns);
         let divider_ran = self.divider_runs();
@@ -276,7 +276,7 @@ impl Rtc {
         }
     }
 
-    /// Lets the clock run on from `registers`, `phase_ns` into their second.
+    /// Starts the clock at `registers`, `phase_ns` into their second.
     fn run_from(&mut self, registers: &TimeRegisters, phase_ns: u32, now_ns: u64) {
         let (seconds, weekday_shift) = registers.to_unix(self.format());
         let (now_s, now_fraction_ns) = (now_ns / NS_PER_SECOND, now_ns % NS_PER_SECOND);

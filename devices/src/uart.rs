@@ -1,9 +1,9 @@
 //! 16550A serial port (National Semiconductor PC16550D datasheet).
 //!
-//! Transmission takes no time: a byte written is sent at once and the transmitter is always empty again, so
-//! the port has no timing and no deadlines. Received bytes below the FIFO trigger level are reported as a
-//! character timeout at once, for the same reason. Not modelled: line errors other than overrun, break,
-//! auto flow control, DMA modes and the baud rate (the divisor is stored and has no effect).
+//! Transmission takes no time: a byte is sent when it is written, and the transmitter is always empty again. So the
+//! port has no timing and no deadlines. For the same reason, received bytes below the FIFO trigger level cause a
+//! character timeout at once. Not modelled: line errors other than overrun, break, auto flow control, DMA modes and the
+//! baud rate (the divisor is stored and has no effect).
 
 use serde::{Deserialize, Serialize};
 
@@ -55,7 +55,7 @@ const MSR_RI: u8 = 0x40;
 /// Outside loopback a terminal is always attached and ready: DCD, DSR and CTS are on.
 const MSR_ATTACHED: u8 = 0xB0;
 
-/// Everything a [`Uart`] remembers, version 1.
+/// The saved state of a [`Uart`], version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UartStateV1 {
     ier: u8,
@@ -69,9 +69,9 @@ pub struct UartStateV1 {
     /// Received bytes not read yet, oldest first.
     received: Vec<u8>,
     overrun: bool,
-    /// The transmitter-empty interrupt is waiting to be reported.
+    /// Whether the transmitter-empty interrupt waits to be reported.
     thr_empty_pending: bool,
-    /// MSR bits 3:0: what changed since MSR was last read.
+    /// MSR bits 3:0: changes since MSR was last read.
     modem_changes: u8,
 }
 
@@ -81,8 +81,8 @@ pub struct Uart {
     s: UartStateV1,
     output: Vec<u8>,
     line_dropped: bool,
-    /// Looks at LSR in a row that found nothing received and were not followed by a byte sent. Only tells the
-    /// owner when input is welcome, so it is no part of the state.
+    /// Consecutive reads of LSR that found no received byte and had no sent byte in between. They tell the owner when
+    /// input is welcome, so they are not part of the state.
     vain_polls: u32,
 }
 
@@ -112,7 +112,7 @@ impl Uart {
         Uart { s, output: Vec::new(), line_dropped: false, vain_polls: 0 }
     }
 
-    /// Reads register `offset` (0 to 7; higher ones read as all ones).
+    /// Reads register `offset` (0 to 7). Higher offsets read as all ones.
     pub fn read(&mut self, offset: u16) -> u8 {
         match offset {
             RBR_THR if self.dlab() => self.s.divisor as u8,
@@ -166,19 +166,19 @@ impl Uart {
         std::mem::take(&mut self.line_dropped)
     }
 
-    /// Whether the guest listens: its driver wants an interrupt for each received byte, or it polls for one.
+    /// Whether the guest listens. Its driver either enables the receive interrupt, or polls for input.
     pub fn is_listened_to(&self) -> bool {
-        // A driver that sends polls once or twice before each byte.
+        // A driver that only sends polls once or twice before each byte.
         const POLLS_OF_A_LISTENER: u32 = 32;
         self.s.ier & IER_RDI != 0 || self.vain_polls >= POLLS_OF_A_LISTENER
     }
 
-    /// How many bytes [`Uart::push_input`] would take now. In loopback the line is disconnected: none.
+    /// How many bytes [`Uart::push_input`] would take now. In loopback the line is disconnected, so it takes none.
     pub fn input_capacity(&self) -> usize {
         if self.s.mcr & MCR_LOOP != 0 { 0 } else { self.capacity() - self.s.received.len() }
     }
 
-    /// Receives a byte. Returns false, and takes nothing, when there is no room.
+    /// Receives a byte. Returns false, and drops the byte, if there is no room.
     pub fn push_input(&mut self, byte: u8) -> bool {
         let accepted = self.input_capacity() > 0;
         if accepted {
@@ -187,8 +187,8 @@ impl Uart {
         accepted
     }
 
-    /// Takes the bytes sent since the last call. They are no part of the saved state: the guest cannot see
-    /// whether the owner has collected them.
+    /// Takes the bytes sent since the last call. They are not part of the saved state: the guest cannot see whether the
+    /// owner has taken them.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
@@ -198,7 +198,7 @@ impl Uart {
         self.s.clone()
     }
 
-    /// The chip in a saved state, with no output waiting.
+    /// Builds the chip from a saved state, with no output waiting.
     pub fn restore(state: &UartStateV1) -> Result<Uart, RestoreError> {
         let uart = Uart { s: state.clone(), output: Vec::new(), line_dropped: false, vain_polls: 0 };
         RestoreError::unless(
@@ -245,7 +245,7 @@ impl Uart {
     fn read_interrupt_identification(&mut self) -> u8 {
         let source = self.interrupt_source();
         if source == IIR_THR_EMPTY {
-            // Reading IIR acknowledges this source, and only when it is the one reported.
+            // Reading IIR acknowledges this source, but only if IIR reports it.
             self.s.thr_empty_pending = false;
         }
         source | if self.s.fifo_enabled { IIR_FIFOS } else { 0 }
@@ -269,13 +269,13 @@ impl Uart {
         } else {
             self.overrun_with(byte);
         }
-        // The byte has left, so the register was full for a moment and has just become empty again.
+        // The byte has left: the register was full for a moment and is now empty again.
         self.s.thr_empty_pending = false;
         self.line_dropped = !self.irq();
         self.s.thr_empty_pending = true;
     }
 
-    /// With FIFOs the new byte is lost; without, it replaces the one in the buffer register.
+    /// Records an overrun. With FIFOs the new byte is lost; without, it replaces the byte in the buffer register.
     fn overrun_with(&mut self, byte: u8) {
         self.s.overrun = true;
         if !self.s.fifo_enabled {
@@ -284,7 +284,7 @@ impl Uart {
     }
 
     fn write_interrupt_enable(&mut self, value: u8) {
-        // Enabling the source while the transmitter is empty raises it: drivers start sending that way.
+        // Enabling the source while the transmitter is empty raises an interrupt. Drivers start sending that way.
         if value & !self.s.ier & IER_THRI != 0 {
             self.s.thr_empty_pending = true;
         }
@@ -303,7 +303,7 @@ impl Uart {
         }
     }
 
-    /// MSR bits 7:4. In loopback the four outputs are wired to the four inputs.
+    /// MSR bits 7:4. Loopback wires the four outputs to the four inputs.
     fn modem_lines(&self) -> u8 {
         if self.s.mcr & MCR_LOOP == 0 {
             return MSR_ATTACHED;
@@ -358,7 +358,7 @@ mod tests {
         uart.write(FCR, FCR_ENABLE);
         assert_eq!(uart.read(IIR) >> 6, 3, "FIFOs work");
 
-        // A 16750 has a 64-byte FIFO bit that only takes while DLAB is set.
+        // A 16750 has a 64-byte FIFO bit that can be set only while DLAB is set.
         uart.write(LCR, LCR_DLAB);
         uart.write(FCR, FCR_ENABLE | 0x20);
         assert_eq!(uart.read(IIR) & 0xE0, 0xC0);
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(uart.read(IER), 0);
     }
 
-    /// The two bug probes of Linux's `serial8250_do_startup()` must both find nothing.
+    /// Neither of the two bug probes of Linux's `serial8250_do_startup()` may find a bug.
     #[test]
     fn linux_startup_sees_no_thre_or_txen_bug() {
         let mut uart = Uart::new();

@@ -13,7 +13,7 @@ import gdb
 
 # These two files lie beside this one. In what `ttvm debug --print-commands` prints, they come before it.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from ttvm_ask import Interrupted, ask
+from ttvm_ask import Interrupted, ask, say
 from ttvm_symbols import Files, Guest, MODULE_FILE, MOVED_FILE, add_command, module_name, moved_by
 
 
@@ -122,13 +122,13 @@ def move(command):
     except Interrupted:
         answer = "Interrupted on the way.\n" + ask("when")
     forget()
-    gdb.write(answer)
+    say(answer)
     if where() != before:
         try:
             gdb.execute("frame")
             gdb.execute("display")
         except gdb.error as error:
-            gdb.write(str(error) + "\n")
+            say(str(error) + "\n")
 
 
 def address_and_length(text):
@@ -241,7 +241,7 @@ class When(Verb):
     verb = "when"
 
     def invoke(self, argument, from_tty):
-        gdb.write(ask("when"))
+        say(ask("when"))
 
 
 class BackTo(Verb):
@@ -285,7 +285,7 @@ class Traps(Verb):
     verb = "traps"
 
     def invoke(self, argument, from_tty):
-        gdb.write(ask("traps " + argument))
+        say(ask("traps " + argument))
 
 
 class Search(Verb):
@@ -301,7 +301,7 @@ process or a thread. ^C gives up, without leaving this place."""
     completer = gdb.COMPLETE_EXPRESSION
 
     def invoke(self, argument, from_tty):
-        gdb.write(ask("search " + target(argument)))
+        say(ask("search " + target(argument)))
 
 
 class Mark(Verb):
@@ -312,7 +312,7 @@ Without a name: list the names. They last as long as the connection."""
     verb = "mark"
 
     def invoke(self, argument, from_tty):
-        gdb.write(ask("mark " + argument))
+        say(ask("mark " + argument))
 
 
 class Checkpoint(Verb):
@@ -321,7 +321,7 @@ class Checkpoint(Verb):
     verb = "checkpoint"
 
     def invoke(self, argument, from_tty):
-        gdb.write(ask("checkpoint"))
+        say(ask("checkpoint"))
 
 
 class Console(Verb):
@@ -330,7 +330,7 @@ class Console(Verb):
     verb = "console"
 
     def invoke(self, argument, from_tty):
-        gdb.write(ask("console " + argument))
+        say(ask("console " + argument))
 
 
 class Physical(Verb):
@@ -346,7 +346,7 @@ class Physical(Verb):
             address, length = (number(gdb.parse_and_eval(word)) for word in words)
         except gdb.error as error:
             raise gdb.GdbError(str(error)) from None
-        gdb.write(ask("physical %#x %d" % (address, length)))
+        say(ask("physical %#x %d" % (address, length)))
 
 
 class Ps(Verb):
@@ -359,7 +359,7 @@ ended, X is gone, P is parked."""
     verb = "ps"
 
     def invoke(self, argument, from_tty):
-        gdb.write(ask("ps"))
+        say(ask("ps"))
 
 
 class Threads(Verb):
@@ -380,7 +380,7 @@ that it goes on with, and the memory of its process. Only the CPU moves and can 
                 gdb.execute("set %s %s" % (setting, "off" if argument == "on" else "on"), to_string=True)
             choose_cpu()
             forget()
-        gdb.write(answer)
+        say(answer)
 
 
 class Backtrace(Verb):
@@ -391,7 +391,7 @@ It needs no debug information and no symbols in gdb. With "tt symbols", gdb's ow
     verb = "backtrace"
 
     def invoke(self, argument, from_tty):
-        gdb.write(ask("backtrace"))
+        say(ask("backtrace"))
 
 
 class Dmesg(Verb):
@@ -400,7 +400,7 @@ class Dmesg(Verb):
     verb = "dmesg"
 
     def invoke(self, argument, from_tty):
-        gdb.write(ask("dmesg " + argument))
+        say(ask("dmesg " + argument))
 
 
 class Reports(Verb):
@@ -411,7 +411,7 @@ class Reports(Verb):
     verb = "reports"
 
     def invoke(self, argument, from_tty):
-        gdb.write(ask("reports"))
+        say(ask("reports"))
 
 
 class Symbols(Verb):
@@ -440,11 +440,11 @@ Give the command again, without FILE, when modules have come or gone. "tt symbol
             said = self.load(file)
         finally:
             ask("symbols loaded")
-        gdb.write("".join(line + "\n" for line in said))
+        say("".join(line + "\n" for line in said))
         try:
             gdb.execute("frame")
         except gdb.error as error:
-            gdb.write(str(error) + "\n")
+            say(str(error) + "\n")
 
     def load(self, file):
         """Loads what there is, with a new file if there is one. Returns what to say."""
@@ -533,7 +533,7 @@ guest's disk. Without both: list the files in the process's memory, as /proc/PID
         pid = words.pop(0) if words and words[0].isdecimal() else ""
         listed = ask("mappings " + pid)
         if not words:
-            gdb.write(listed)
+            say(listed)
             return
         process, *lines = listed.splitlines()
         # Start, end, rights, offset in the file, and the file.
@@ -551,10 +551,10 @@ guest's disk. Without both: list the files in the process's memory, as /proc/PID
             except gdb.GdbError as error:
                 if words[0] != "--root":
                     raise
-                gdb.write("%s\n" % error)
+                say("%s\n" % error)
                 continue
             Files.add(file, add_command(file, distance))
-            gdb.write("%s is at %#x\n" % (file, distance))
+            say("%s is at %#x\n" % (file, distance))
 
     def below(self, root, mapped):
         """The files of a folder that have code in the memory of the process."""
@@ -594,7 +594,7 @@ themselves. Without anything: say what is bound."""
         elif wanted:
             wanted = '"%s"' % wanted
         addresses = [address for text in numbers for address in self.addresses(int(text))]
-        gdb.write(ask(" ".join(["break-in", wanted] + ["%#x" % address for address in addresses])))
+        say(ask(" ".join(["break-in", wanted] + ["%#x" % address for address in addresses])))
 
     def addresses(self, wanted):
         for point in gdb.breakpoints():
@@ -616,7 +616,7 @@ watchpoints in it. That holds for stepi, step, next, finish, until, advance and 
     verb = "step-interrupts"
 
     def invoke(self, argument, from_tty):
-        gdb.write(ask("step-interrupts " + argument))
+        say(ask("step-interrupts " + argument))
 
 
 class Back(Verb):

@@ -1,6 +1,7 @@
 """How gdb's commands ask ttvm: by monitor commands."""
 
 import re
+import unicodedata
 
 import gdb
 
@@ -44,6 +45,19 @@ def synchronize():
             if connection is None or not connection.is_valid():
                 raise
             request = b"qttvm.nothing"  # Nothing came for some seconds.
+
+
+def visible(text):
+    """The text with what would steer a terminal as escapes: names and messages are the guest's. ttvm's own answers are so
+    already; texts of gdb and names of files are not."""
+    kinds = ("Cc", "Cf", "Zl", "Zp")
+    shown = (c if c in "\n\t" or unicodedata.category(c) not in kinds else "\\u%04x" % ord(c) for c in text)
+    return "".join(shown)
+
+
+def say(text):
+    """Prints it."""
+    gdb.write(visible(text))
 
 
 def quoted(path):

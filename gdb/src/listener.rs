@@ -6,7 +6,11 @@
 //! ```text
 //!   reserve: the address is ours, clients are refused ──► open: they wait ──► accept: one of them comes in
 //! ```
+//!
+//! All clients that wait are looked at together. So another user who connects again and again costs one look at the kernel's
+//! tables for hundreds of connections, and does not keep this user's gdb waiting.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io::{self, ErrorKind, PipeReader, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,6 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -25,6 +30,9 @@ use nix::sys::socket::{
 use nix::sys::stat::{Mode, fchmod};
 
 use crate::owner::Owners;
+
+/// The most clients whose owners are looked up together. Each takes a descriptor meanwhile.
+const MOST_AT_ONCE: usize = 256;
 
 /// Why no connection is possible.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +83,8 @@ pub struct Listener {
     gdb_address: String,
     /// Who may connect; `None` means everyone.
     owners: Option<Owners>,
+    /// Clients that may come in, and that nobody has asked for yet.
+    admitted: Mutex<VecDeque<Stream>>,
 }
 
 #[derive(Debug)]
@@ -146,7 +156,7 @@ impl Listener {
         let gdb_address = socket.local_addr().map_err(failed)?.to_string();
         let owners = (reach == Reach::ThisUser).then(Owners::of_connections).transpose();
         let owners = owners.map_err(|source| ListenError::Owners { address: address.to_owned(), source })?;
-        Ok(Self { socket: Socket::Tcp(socket), gdb_address, owners })
+        Ok(Self { socket: Socket::Tcp(socket), gdb_address, owners, admitted: Mutex::default() })
     }
 
     fn bind_unix(address: &str, path: &Path) -> Result<Self, ListenError> {
@@ -164,7 +174,8 @@ impl Listener {
         .map_err(failed)?;
         let gdb_address = path.display().to_string();
         let socket = Socket::Unix(UnixListener::from(socket), path.to_owned());
-        Ok(Self { socket, gdb_address, owners: Some(Owners::of_sockets()) })
+        let owners = Some(Owners::of_sockets());
+        Ok(Self { socket, gdb_address, owners, admitted: Mutex::default() })
     }
 
     /// Lets clients wait for [`Self::accept`]. It may be called again.
@@ -186,20 +197,66 @@ impl Listener {
     /// [`ListenError::Accept`]. A client that gives up while it waits is not an error.
     pub fn accept(&self) -> Result<Stream, ListenError> {
         loop {
+            if let Some(stream) = self.admitted().pop_front() {
+                return Ok(stream);
+            }
+            self.admit_waiting()?;
+        }
+    }
+
+    /// Looks at the clients that wait, and at least at one, for which it waits.
+    fn admit_waiting(&self) -> Result<(), ListenError> {
+        match self.accept_once() {
+            Ok(stream) => self.admit(self.with_all_that_wait(stream)),
+            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+            Err(source) => return Err(ListenError::Accept { address: self.gdb_address.clone(), source }),
+        }
+        Ok(())
+    }
+
+    fn admitted(&self) -> MutexGuard<'_, VecDeque<Stream>> {
+        self.admitted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This client, and others that are there already.
+    fn with_all_that_wait(&self, first: Stream) -> Vec<Stream> {
+        let mut streams = vec![first];
+        while streams.len() < MOST_AT_ONCE && self.is_ready() {
             match self.accept_once() {
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
-                Err(source) => return Err(ListenError::Accept { address: self.gdb_address.clone(), source }),
-                Ok(stream) => match self.refusal(&stream) {
-                    None => return Ok(stream),
-                    Some(why) => log::warn!("a connection to {} is refused: {why}", self.gdb_address),
-                },
+                Ok(stream) => streams.push(stream),
+                // What is wrong is met again once these have been looked at.
+                Err(_) => break,
+            }
+        }
+        streams
+    }
+
+    /// Lets in the clients that may come in, and hangs up on the others. One sentence says how many of the same kind these are.
+    fn admit(&self, streams: Vec<Stream>) {
+        let refusals = self.refusals(&streams);
+        let mut refused: BTreeMap<String, usize> = BTreeMap::new();
+        for (stream, refusal) in streams.into_iter().zip(refusals) {
+            match refusal {
+                None => self.admitted().push_back(stream),
+                Some(why) => *refused.entry(why).or_default() += 1,
+            }
+        }
+        for (why, count) in refused {
+            let address = &self.gdb_address;
+            match count {
+                1 => log::warn!("a connection to {address} is refused: {why}"),
+                _ => log::warn!("{count} connections to {address} are refused, of each: {why}"),
             }
         }
     }
 
     /// Whether a client waits for [`Self::accept`].
     pub fn has_client(&self) -> bool {
+        !self.admitted().is_empty() || self.is_ready()
+    }
+
+    /// Whether the operating system has a connection for us.
+    fn is_ready(&self) -> bool {
         let mut descriptors = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut descriptors, PollTimeout::ZERO), Ok(ready) if ready > 0)
     }
@@ -210,11 +267,14 @@ impl Listener {
     /// As [`Self::accept`].
     pub fn accept_until(&self, stop: &PipeReader) -> Result<Option<Stream>, ListenError> {
         loop {
+            if let Some(stream) = self.admitted().pop_front() {
+                return Ok(Some(stream));
+            }
             let watched = |descriptor| PollFd::new(descriptor, PollFlags::POLLIN);
             let mut descriptors = [watched(self.as_fd()), watched(stop.as_fd())];
             match poll(&mut descriptors, PollTimeout::NONE) {
                 Ok(_) if descriptors[1].any() == Some(true) => return Ok(None),
-                Ok(_) => return self.accept().map(Some),
+                Ok(_) => self.admit_waiting()?,
                 Err(Errno::EINTR) => {}
                 Err(errno) => {
                     return Err(ListenError::Accept {
@@ -226,18 +286,24 @@ impl Listener {
         }
     }
 
-    /// Why a client may not connect; `None` if it may.
-    fn refusal(&self, stream: &Stream) -> Option<String> {
-        let owners = self.owners.as_ref()?;
-        let owner = match stream {
-            Stream::Tcp(stream) => owners.of_tcp(stream),
-            Stream::Unix(stream) => owners.of_unix(stream),
+    /// Why each client may not connect; `None` if it may.
+    fn refusals(&self, streams: &[Stream]) -> Vec<Option<String>> {
+        let Some(owners) = &self.owners else { return streams.iter().map(|_| None).collect() };
+        let users = match &self.socket {
+            Socket::Tcp(_) => {
+                let streams: Vec<&TcpStream> = streams.iter().filter_map(Stream::tcp).collect();
+                owners.of_tcp(&streams)
+            }
+            Socket::Unix(..) => {
+                streams.iter().filter_map(Stream::unix).map(|stream| owners.of_unix(stream)).collect()
+            }
         };
-        match owner {
+        let refusal = |user: io::Result<u32>| match user {
             Ok(user) if owners.may_connect(user) => None,
             Ok(user) => Some(format!("it is user {user}'s, who does not own this session")),
             Err(error) => Some(format!("it cannot be found out whose it is: {error}")),
-        }
+        };
+        users.into_iter().map(refusal).collect()
     }
 
     fn accept_once(&self) -> io::Result<Stream> {
@@ -321,6 +387,20 @@ fn is_bound(path: &Path) -> bool {
 }
 
 impl Stream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Stream::Tcp(stream) => Some(stream),
+            Stream::Unix(_) => None,
+        }
+    }
+
+    fn unix(&self) -> Option<&UnixStream> {
+        match self {
+            Stream::Tcp(_) => None,
+            Stream::Unix(stream) => Some(stream),
+        }
+    }
+
     /// How long a read waits before it fails.
     pub(crate) fn set_patience(&self, patience: Duration) -> io::Result<()> {
         match self {
@@ -451,6 +531,23 @@ mod tests {
         command.args(["-c", &line]).arg(std::env::current_exe().unwrap()).env(FOLDER, folder.path());
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+
+    /// The kernel makes its table for who reads it, and that takes longer the more connections there are. Only one read for
+    /// many of them keeps another user's connections from keeping this user's gdb out.
+    #[test]
+    fn clients_that_wait_are_looked_at_together() {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let clients: Vec<TcpStream> =
+            (0..100).map(|_| TcpStream::connect(listener.gdb_address()).unwrap()).collect();
+        drop(listener.accept().unwrap());
+        assert_eq!(listener.admitted().len(), 99);
+        for _ in 1..100 {
+            assert!(listener.has_client());
+            listener.accept().unwrap();
+        }
+        assert!(!listener.has_client());
+        drop(clients);
     }
 
     #[test]

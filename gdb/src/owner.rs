@@ -2,6 +2,7 @@
 //!
 //! unix(7), SO_PEERCRED; Linux, Documentation/networking/proc_net_tcp.rst.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -49,15 +50,44 @@ impl Owners {
         Ok(getsockopt(stream, PeerCredentials)?.uid())
     }
 
-    /// The user at the other end of a TCP connection on this machine.
-    pub fn of_tcp(&self, stream: &TcpStream) -> io::Result<u32> {
-        let (theirs, ours) = (stream.peer_addr()?, stream.local_addr()?);
+    /// The users who have the other ends of TCP connections on this machine, in the order of the connections. However many these
+    /// are, each of the kernel's tables is read at most once: a read takes as long as all connections of the machine need.
+    pub fn of_tcp(&self, streams: &[&TcpStream]) -> Vec<io::Result<u32>> {
+        let ends = |stream: &TcpStream| Ok(Ends { theirs: stream.peer_addr()?, ours: stream.local_addr()? });
+        let ends: Vec<io::Result<Ends>> = streams.iter().map(|stream| ends(stream)).collect();
+        let mut wanted: HashMap<Ends, Option<u32>> =
+            ends.iter().flatten().map(|ends| (ends.canonical(), None)).collect();
+        let mut failed = None;
         for table in &self.tables {
-            if let Some(user) = owner_in(&read_whole(table)?, theirs, ours) {
-                return Ok(user);
+            if wanted.values().all(Option::is_some) {
+                break;
+            }
+            match read_whole(table) {
+                Ok(table) => find_owners(&table, &mut wanted),
+                Err(error) => failed = Some(error),
             }
         }
-        Err(io::Error::new(ErrorKind::NotFound, "it comes from no program of this machine"))
+        let nobody = || match &failed {
+            Some(error) => io::Error::new(error.kind(), error.to_string()),
+            None => io::Error::new(ErrorKind::NotFound, "it comes from no program of this machine"),
+        };
+        let owner = |ends: Ends| wanted.get(&ends.canonical()).copied().flatten().ok_or_else(nobody);
+        ends.into_iter().map(|ends| ends.and_then(owner)).collect()
+    }
+}
+
+/// Both ends of a TCP connection.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Ends {
+    theirs: SocketAddr,
+    ours: SocketAddr,
+}
+
+impl Ends {
+    /// With addresses that have one form only.
+    fn canonical(self) -> Ends {
+        let canonical = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
+        Ends { theirs: canonical(self.theirs), ours: canonical(self.ours) }
     }
 }
 
@@ -77,20 +107,21 @@ fn read_whole(table: &File) -> io::Result<String> {
     }
 }
 
-/// The user of the line with these ends. The kernel shows an end that its program has closed as root's.
-fn owner_in(table: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
-    table.lines().skip(1).find_map(|line| {
+/// Finds the users of connections in a table. The kernel shows an end that its program has closed as root's.
+fn find_owners(table: &str, wanted: &mut HashMap<Ends, Option<u32>>) {
+    let owner = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
-        let is_it = is_at(words.next()?, theirs) && is_at(words.next()?, ours);
+        let end = |word: &str| end(word).map(SocketAddr::from);
+        let ends = Ends { theirs: end(words.next()?)?, ours: end(words.next()?)? };
         let mut words = words.skip(4);
         let (user, _timeout, inode) = (words.next()?, words.next()?, words.next()?);
-        (is_it && inode != NO_INODE).then(|| user.parse().ok())?
-    })
-}
-
-/// Whether an end in a table is this address.
-fn is_at(text: &str, address: SocketAddr) -> bool {
-    end(text).is_some_and(|(ip, port)| ip == address.ip().to_canonical() && port == address.port())
+        (inode != NO_INODE).then(|| user.parse().ok().map(|user: u32| (ends, user)))?
+    };
+    for (ends, user) in table.lines().skip(1).filter_map(owner) {
+        if let Some(found) = wanted.get_mut(&ends) {
+            found.get_or_insert(user);
+        }
+    }
 }
 
 /// Parses an end: `0100007F:04D2` is port 1234 of 127.0.0.1. The address consists of words in the host's byte order.
@@ -120,7 +151,10 @@ mod tests {
 
     fn owner(line: &str) -> Option<u32> {
         let (theirs, ours) = ("127.0.0.1:40000".parse().unwrap(), "127.0.0.1:1234".parse().unwrap());
-        owner_in(&format!("{HEAD}{line}\n"), theirs, ours)
+        let ends = Ends { theirs, ours };
+        let mut wanted = HashMap::from([(ends, None)]);
+        find_owners(&format!("{HEAD}{line}\n"), &mut wanted);
+        wanted[&ends]
     }
 
     #[test]
@@ -165,10 +199,12 @@ mod tests {
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (served, _) = listener.accept().unwrap();
             for _ in 0..2 {
-                assert_eq!(owners.of_tcp(&served).unwrap(), geteuid().as_raw(), "{address}");
+                let found = owners.of_tcp(&[&served, &served]);
+                let found: Vec<u32> = found.into_iter().map(Result::unwrap).collect();
+                assert_eq!(found, [geteuid().as_raw(); 2], "{address}");
             }
             drop(client);
-            assert!(owners.of_tcp(&served).is_err(), "the client has gone");
+            assert!(owners.of_tcp(&[&served])[0].is_err(), "the client has gone");
         }
     }
 

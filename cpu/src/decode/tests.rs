@@ -1,4 +1,4 @@
-//! Which encodings are executed: a sweep over the opcode maps, with prefixes.
+//! Tests which encodings each model executes: a sweep over the opcode maps, with prefixes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -18,8 +18,8 @@ const GOLDEN: &str = include_str!("../../tests/golden/instructions.txt");
 
 const SIZES: [CodeSize; 3] = [CodeSize::Bits16, CodeSize::Bits32, CodeSize::Bits64];
 
-/// Calls `visit` with the bytes of every opcode and ModR/M byte of the legacy maps, and of some ModR/M bytes of those of VEX,
-/// XOP and EVEX. Zeroes follow.
+/// Calls `visit` with the bytes of encodings, followed by zeroes. Visits every opcode and ModR/M byte of the legacy
+/// maps, and a sample of ModR/M bytes of the VEX, XOP and EVEX maps.
 fn sweep(size: CodeSize, mut visit: impl FnMut(&[u8])) {
     let rex: &[&[u8]] = if size == CodeSize::Bits64 { &[&[], &[0x48]] } else { &[&[]] };
     let maps: [&[u8]; 4] = [&[], &[0x0f], &[0x0f, 0x38], &[0x0f, 0x3a]];
@@ -30,7 +30,7 @@ fn sweep(size: CodeSize, mut visit: impl FnMut(&[u8])) {
         }
     }
     for bits in 0..32 {
-        // W, L or L'L, and the prefix that is implied.
+        // W, L or L'L, and the implied prefix.
         let (w, length, implied) = ((bits >> 4 & 1) << 7, bits >> 2 & 3, bits & 3);
         for map in [1, 2, 3, 5, 6] {
             if length < 2 && map <= 3 {
@@ -46,8 +46,7 @@ fn sweep(size: CodeSize, mut visit: impl FnMut(&[u8])) {
     }
 }
 
-/// Every opcode behind `head`, with every ModR/M byte, or with those whose number is a multiple of `step` or which name
-/// a register.
+/// Visits every opcode after `head` with every ModR/M byte whose number is a multiple of `step`.
 fn each_opcode(head: &[u8], step: usize, visit: &mut impl FnMut(&[u8])) {
     let mut bytes = [0; MAX_LENGTH];
     bytes[..head.len()].copy_from_slice(head);
@@ -60,16 +59,16 @@ fn each_opcode(head: &[u8], step: usize, visit: &mut impl FnMut(&[u8])) {
     }
 }
 
-/// What a CPU model executes of the sweep.
+/// The encodings of the sweep that a CPU model executes.
 #[derive(Default)]
 struct Executed {
-    /// Encodings by size of the code: those that are executed, and all that are not invalid in themselves.
+    /// For each code size, the number of executed encodings and the number of encodings that are valid at all.
     counts: Vec<(usize, usize)>,
     codes: BTreeSet<Code>,
 }
 
 impl Executed {
-    /// The counts, and the names of the instructions by the features that they need.
+    /// Formats the counts, and the names of the instructions grouped by the features that they need.
     fn text(&self) -> String {
         let mut names = BTreeMap::<String, BTreeSet<String>>::new();
         for code in &self.codes {
@@ -87,7 +86,7 @@ impl Executed {
     }
 }
 
-/// Executed instructions of each model.
+/// The executed instructions of each model.
 fn executed() -> [(CpuModel, Executed); 4] {
     let mut models = [CpuModel::V2, CpuModel::V2_1, CpuModel::V2Kvm, CpuModel::V2KvmTcg]
         .map(|model| (model, Executed::default()));
@@ -98,7 +97,7 @@ fn executed() -> [(CpuModel, Executed); 4] {
     models
 }
 
-/// Notes which models execute an instruction. Some model has to if a family lowers it.
+/// Notes which models execute an instruction. If a family lowers it, at least one model must execute it.
 fn note(models: &mut [(CpuModel, Executed)], code_size: CodeSize, bytes: &[u8]) {
     let (mut is_lowered, mut is_executed) = (false, false);
     for (model, executed) in models {
@@ -120,7 +119,7 @@ fn note(models: &mut [(CpuModel, Executed)], code_size: CodeSize, bytes: &[u8]) 
     assert_eq!(is_lowered, is_executed, "{bytes:02x?} in {code_size:?} code");
 }
 
-/// What other models than `ttvm-v2` execute beside it, and do not execute.
+/// For each other model, the instructions that it executes in addition to `ttvm-v2`'s, and the ones that it lacks.
 const OTHERWISE: [(CpuModel, &[&str], &[&str]); 4] = [
     (CpuModel::V2, &[], &[]),
     (CpuModel::V2_1, HINTS, TBM),
@@ -141,7 +140,7 @@ const HINTS: &[&str] = &[
 ];
 const TBM: &[&str] = &["    XOP_Bextr_r32_rm32_imm32", "    XOP_Bextr_r64_rm64_imm32", "[TBM]"];
 
-/// The list was written before models had features, when all that a family lowers was executed by each model.
+/// The golden list is older than features of models, from when each model executed everything that a family lowers.
 #[test]
 fn what_a_model_executes_never_changes() {
     let names =
@@ -159,7 +158,7 @@ fn what_a_model_executes_never_changes() {
     }
 }
 
-/// No model has so few.
+/// Fewer features than any model has.
 const FEW: Features = Features::of(&[F::INTEL8086, F::INTEL386, F::X64, F::SSE]);
 
 #[test]

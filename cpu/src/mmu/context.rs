@@ -131,7 +131,7 @@ impl Kind<'_> {
         (self.slots[number], self.entries[number]) = (TlbSlot::EMPTY, NO_ENTRY);
     }
 
-    /// Enters a page into its first slot; the caller has checked that its second slot does not hold the page. The
+    /// Enters a page into its first slot; the caller has made sure that its second slot does not hold the page. The
     /// displaced page moves to its own second slot, unless it was already there. It moves only once: otherwise an
     /// unused page could stay while two used pages displace each other repeatedly.
     pub fn enter(&mut self, first: usize, slot: TlbSlot, entry: u64) {

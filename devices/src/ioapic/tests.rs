@@ -15,7 +15,7 @@ fn program(chip: &mut IoApic, pin: u8, low: u32, high: u32) {
     write_register(chip, 0x10 + 2 * pin, low);
 }
 
-/// The vectors sent by one call of `service`, all accepted.
+/// The vectors that one call of `service` sends, all accepted.
 fn sent(chip: &mut IoApic) -> Vec<u8> {
     let mut vectors = Vec::new();
     chip.service(|message| {

@@ -1,9 +1,9 @@
-//! What the local APIC remembers.
+//! The local APIC's state.
 
 use super::timer::TimerStateV1;
 use super::vectors::VectorSet;
 
-/// Everything a [`LocalApic`](super::LocalApic) remembers.
+/// All registers of a [`LocalApic`](super::LocalApic).
 #[derive(Clone, Debug)]
 pub(super) struct RegisterFile {
     /// IA32_APIC_BASE.
@@ -16,9 +16,9 @@ pub(super) struct RegisterFile {
     pub(super) ldr: u32,
     pub(super) dfr: u32,
     pub(super) svr: u32,
-    /// ESR as the last write to it latched it.
+    /// ESR, as latched by the last write to it.
     pub(super) esr: u32,
-    /// Errors since then.
+    /// Errors since that write.
     pub(super) errors: u32,
     pub(super) icr: u64,
     /// CMCI, timer, thermal, performance, LINT0, LINT1, error.

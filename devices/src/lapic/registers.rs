@@ -37,7 +37,7 @@ const ICR_WRITABLE: u32 = 0x000C_CFFF;
 const DIVIDE_WRITABLE: u32 = 0x0B;
 /// Writable bits of the entries, in the order of `RegisterFile::lvt`.
 const LVT_WRITABLE: [u32; 7] = [0x107FF, 0x700FF, 0x107FF, 0x107FF, 0x1A7FF, 0x1A7FF, 0x100FF];
-/// Bits that may be written as one in x2APIC mode although they do not change: delivery status, remote IRR.
+/// Bits that may be written as one in x2APIC mode but do not change: delivery status, remote IRR.
 const LVT_READ_ONLY: u32 = 0x5000;
 
 impl LocalApic {
@@ -81,7 +81,7 @@ impl LocalApic {
     pub(super) fn read_x2apic(&mut self, register: u32, now_ns: u64) -> Result<u64, GeneralProtection> {
         match register {
             ICR => Ok(self.s.icr),
-            // Write-only, or gone in this mode.
+            // Write-only, or absent in this mode.
             EOI | DFR | ICR_HIGH | SELF_IPI => Err(GeneralProtection),
             LDR => Ok(u64::from(self.x2apic_ldr())),
             _ => self.read_register(register, now_ns).map(u64::from).ok_or(GeneralProtection),
@@ -113,7 +113,7 @@ impl LocalApic {
         if self.write_register(register, low, now_ns) { Ok(()) } else { Err(GeneralProtection) }
     }
 
-    /// The registers that read alike in both modes; `None` for those that do not exist.
+    /// Reads a register that is the same in both modes. Returns `None` if there is no such register.
     fn read_register(&mut self, register: u32, now_ns: u64) -> Option<u32> {
         let value = match register {
             ID_REGISTER if self.mode() == Mode::X2Apic => ID,
@@ -138,13 +138,13 @@ impl LocalApic {
         Some(value)
     }
 
-    /// The registers that are written alike in both modes. Returns false for those that do not exist.
+    /// Writes a register that is the same in both modes. Returns false if there is no such register.
     fn write_register(&mut self, register: u32, value: u32, now_ns: u64) -> bool {
         match register {
             TPR => self.s.tpr = value as u8,
             EOI => self.end_of_interrupt(),
             SVR => self.write_spurious_vector(value & SVR_WRITABLE),
-            // A write latches the errors seen since the last one, and forgets them.
+            // A write latches the errors since the last write, and clears them.
             ESR => self.s.esr = std::mem::take(&mut self.s.errors),
             INITIAL_COUNT => self.timer().set_initial_count(value, now_ns),
             DIVIDE => self.timer().set_divide(value & DIVIDE_WRITABLE, now_ns),
@@ -165,7 +165,7 @@ impl LocalApic {
         }
     }
 
-    /// While the APIC is disabled by software its entries stay masked.
+    /// Writes a vector table entry. The entries of a software-disabled APIC stay masked.
     fn write_lvt(&mut self, index: usize, value: u32) {
         let forced = if self.is_software_enabled() { 0 } else { LVT_MASKED };
         let entry = value & LVT_WRITABLE[index] | forced;
@@ -184,14 +184,14 @@ fn lvt_index(register: u32) -> Option<usize> {
     }
 }
 
-/// Setting any other bit of the register raises #GP.
+/// The bits that a write in x2APIC mode may set. Any other bit raises #GP.
 fn x2apic_accepted_bits(register: u32) -> u32 {
     match register {
         TPR | SELF_IPI => 0xFF,
         SVR => SVR_WRITABLE,
         DIVIDE => DIVIDE_WRITABLE,
         INITIAL_COUNT => u32::MAX,
-        // EOI and ESR may only be written with zero; what does not exist raises #GP anyway.
+        // EOI and ESR may only be written with zero; registers that do not exist raise #GP anyway.
         _ => lvt_index(register).map_or(0, |index| LVT_WRITABLE[index] | LVT_READ_ONLY),
     }
 }

@@ -6,13 +6,13 @@ use super::register_file::RegisterFile;
 use super::timer::TimerStateV1;
 use super::vectors::VectorSet;
 
-/// Everything a [`LocalApic`](super::LocalApic) remembers, version 1.
+/// The saved registers of a [`LocalApic`](super::LocalApic), version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LapicStateV1 {
     /// IA32_APIC_BASE.
     pub(super) base: u64,
     tpr: u8,
-    /// Sets of vectors are laid out as the eight 32-bit registers that the guest reads.
+    /// Sets of vectors have the layout of the eight 32-bit registers that the guest reads.
     requested: [u32; 8],
     in_service: [u32; 8],
     trigger_mode: [u32; 8],
@@ -20,9 +20,9 @@ pub struct LapicStateV1 {
     ldr: u32,
     dfr: u32,
     svr: u32,
-    /// ESR as the last write to it latched it.
+    /// ESR, as latched by the last write to it.
     esr: u32,
-    /// Errors since then.
+    /// Errors since that write.
     errors: u32,
     icr: u64,
     /// CMCI, timer, thermal, performance, LINT0, LINT1, error.

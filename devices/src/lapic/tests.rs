@@ -334,7 +334,7 @@ fn disabling_resets_and_relocating_moves_the_page() {
 fn x2apic_registers() {
     let mut apic = x2apic();
     assert_eq!(apic.mmio_base(), None);
-    // MSR, whether reading works, whether writing 0 works.
+    // MSR, whether it can be read, whether 0 can be written.
     for (index, readable, writable) in [
         (0x802, true, false),
         (0x803, true, false),

@@ -1,18 +1,17 @@
-//! The local APIC timer. It stores when it expires and never counts, so its state does not depend on when
-//! it was read.
+//! The local APIC timer. It stores its expiry time and never counts, so its state does not depend on when it was read.
 
 use serde::{Deserialize, Serialize};
 
 const MODE_PERIODIC: u32 = 1;
 const MODE_TSC_DEADLINE: u32 = 2;
 
-/// Everything the timer remembers, version 1. Its mode is in the local vector table.
+/// The timer's saved state, version 1. Its mode is in the local vector table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimerStateV1 {
     pub(super) initial: u32,
     /// Divide configuration register.
     pub(super) divide: u8,
-    /// When it expires, if it runs.
+    /// The expiry time, if the timer runs.
     pub(super) expiry_ns: Option<u64>,
 }
 
@@ -31,14 +30,14 @@ impl<'a> Timer<'a> {
         if self.mode == MODE_TSC_DEADLINE { self.s.expiry_ns.unwrap_or(0) } else { 0 }
     }
 
-    /// Outside TSC-deadline mode the register cannot be written.
+    /// Sets the deadline. Ignored outside TSC-deadline mode.
     pub fn set_tsc_deadline(&mut self, deadline_ns: u64) {
         if self.mode == MODE_TSC_DEADLINE {
             self.s.expiry_ns = (deadline_ns != 0).then_some(deadline_ns);
         }
     }
 
-    /// Writing the initial count starts the timer, zero stops it.
+    /// Sets the initial count, which starts the timer; zero stops it.
     pub fn set_initial_count(&mut self, count: u32, now_ns: u64) {
         if self.mode == MODE_TSC_DEADLINE {
             return;
@@ -56,7 +55,7 @@ impl<'a> Timer<'a> {
         }
     }
 
-    /// A running countdown goes on from its current count at the new speed.
+    /// Sets the divider. A running countdown continues from its current count at the new speed.
     pub fn set_divide(&mut self, value: u32, now_ns: u64) {
         let remaining = u64::from(self.current_count(now_ns));
         self.s.divide = value as u8 & 0x0B;
@@ -65,7 +64,7 @@ impl<'a> Timer<'a> {
         }
     }
 
-    /// The vector table entry changed: moving into or out of TSC-deadline mode disarms the timer.
+    /// Follows a change of the vector table entry. Moving into or out of TSC-deadline mode disarms the timer.
     pub fn change_mode(&mut self, entry: u32) {
         let mode = mode(entry);
         if (mode == MODE_TSC_DEADLINE) != (self.mode == MODE_TSC_DEADLINE) {
@@ -75,7 +74,7 @@ impl<'a> Timer<'a> {
         self.mode = mode;
     }
 
-    /// Whether the timer has expired at `now_ns`; if so it is rearmed or stopped.
+    /// Whether the timer has expired at `now_ns`. An expired timer is rearmed or stopped.
     pub fn expire(&mut self, now_ns: u64) -> bool {
         let Some(expiry_ns) = self.s.expiry_ns.filter(|&expiry_ns| expiry_ns <= now_ns) else { return false };
         self.s.expiry_ns = None;
@@ -92,14 +91,14 @@ impl<'a> Timer<'a> {
         u64::from(self.s.initial) << self.shift()
     }
 
-    /// Bits 3, 1 and 0 of the divide register: 0 divides by two, 6 by 128, 7 by one.
+    /// The divider as a shift, from bits 3, 1 and 0 of its register: 0 divides by two, 6 by 128, 7 by one.
     fn shift(&self) -> u32 {
         let bits = u32::from(self.s.divide);
         ((bits & 3 | bits >> 1 & 4) + 1) & 7
     }
 }
 
-/// Bits 18:17 of the vector table entry. The reserved fourth mode behaves as one-shot.
+/// The mode, bits 18:17 of the vector table entry. The reserved fourth mode behaves as one-shot.
 fn mode(entry: u32) -> u32 {
     entry >> 17 & 3
 }

@@ -1,6 +1,6 @@
 //! A set of interrupt vectors: the 256-bit registers IRR, ISR and TMR.
 
-/// A set of vectors, laid out as the eight 32-bit registers the guest reads.
+/// A set of vectors, in the layout of the eight 32-bit registers that the guest reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct VectorSet([u32; 8]);
 
@@ -32,7 +32,7 @@ impl VectorSet {
         self.0
     }
 
-    /// The set that these registers show.
+    /// The set with these registers.
     pub(super) fn from_words(words: [u32; 8]) -> VectorSet {
         VectorSet(words)
     }

@@ -1,4 +1,4 @@
-//! What a machine asks its devices outside, and what comes from them. These are the types that recordings hold.
+//! The questions of a machine to its passed-through devices, and their answers. Recordings store these types.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ pub enum RegionV1 {
     Bar(u8),
     /// Configuration space.
     Config,
-    /// Plain ports.
+    /// Port I/O ranges.
     Ports,
 }
 
@@ -22,49 +22,49 @@ pub enum InterruptModeV1 {
     Line,
     /// By one message.
     Msi,
-    /// By so many messages.
+    /// By this number of messages.
     Msix(u16),
 }
 
-/// What the machine asks or tells a device outside.
+/// A read from, a write to or a notice for a passed-through device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AskV1 {
     /// The guest reads.
     Read {
-        /// Which of the passed-through devices.
+        /// The passed-through device's number.
         device: u8,
-        /// Which part of it.
+        /// The part of the device.
         region: RegionV1,
-        /// Where in it.
+        /// The offset in that part.
         offset: u32,
         /// 1, 2, 4 or 8.
         size_bytes: u8,
     },
     /// The guest writes.
     Write {
-        /// Which of the passed-through devices.
+        /// The passed-through device's number.
         device: u8,
-        /// Which part of it.
+        /// The part of the device.
         region: RegionV1,
-        /// Where in it.
+        /// The offset in that part.
         offset: u32,
         /// 1, 2, 4 or 8.
         size_bytes: u8,
-        /// What.
+        /// The value.
         value: u64,
     },
-    /// The guest says how a device is to interrupt.
+    /// The guest chooses how a device interrupts.
     Interrupts {
-        /// Which of the passed-through devices.
+        /// The passed-through device's number.
         device: u8,
-        /// How.
+        /// The interrupt mode.
         mode: InterruptModeV1,
     },
-    /// The guest changed what devices see of memory.
+    /// The guest changed which memory devices can access.
     Translate {
-        /// The root table's address; `None` while nothing is to be seen.
+        /// The root table's address; `None` if devices can access no memory.
         root: Option<u64>,
-        /// First address, as devices see it, of what changed.
+        /// The first changed address, as devices see it.
         first: u64,
         /// Number of pages that changed; 0 for all.
         pages: u64,
@@ -72,13 +72,13 @@ pub enum AskV1 {
 }
 
 impl AskV1 {
-    /// Whether something comes back that the guest gets to see: a value, or what devices wrote before.
+    /// Whether an answer comes back that the guest can see: a value, or earlier DMA writes.
     pub fn is_answered(&self) -> bool {
         matches!(self, AskV1::Read { .. } | AskV1::Translate { .. })
     }
 }
 
-/// What a device wrote to memory.
+/// A device's write to memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DmaV1 {
     /// Guest-physical address.
@@ -87,36 +87,36 @@ pub struct DmaV1 {
     pub bytes: Vec<u8>,
 }
 
-/// A device interrupts.
+/// A device's interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterruptV1 {
-    /// Which of the passed-through devices.
+    /// The passed-through device's number.
     pub device: u8,
-    /// Which of its messages; 0 for its line.
+    /// The message's number; 0 for the interrupt line.
     pub vector: u16,
 }
 
-/// What comes from devices outside at one moment: first the memory they wrote, then the interrupts, then the value that
-/// was asked for.
+/// The input from passed-through devices at one moment. It takes effect in this order: memory writes, interrupts, the
+/// value of a read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInputV1 {
-    /// What it answers, unless it comes unasked.
+    /// The question that this input answers, if any.
     pub asked: Option<AskV1>,
-    /// What devices wrote to memory.
+    /// Writes to memory.
     pub dma: Vec<DmaV1>,
     /// Interrupts.
     pub interrupts: Vec<InterruptV1>,
-    /// What a read gives, little endian. An answer without it is not all of the answer: the same is asked again.
+    /// The value of a read, little endian. If it is missing, the answer is not complete: the machine asks again.
     pub value: Option<u64>,
 }
 
 impl DeviceInputV1 {
-    /// What is read where there is no device.
+    /// The answer to a read of an absent device: all ones.
     pub fn nothing_there(asked: AskV1) -> DeviceInputV1 {
         DeviceInputV1 { asked: Some(asked), value: Some(u64::MAX), ..DeviceInputV1::default() }
     }
 
-    /// Bytes written to memory.
+    /// The number of bytes written to memory.
     pub fn dma_bytes(&self) -> usize {
         self.dma.iter().map(|write| write.bytes.len()).sum()
     }

@@ -1,12 +1,13 @@
-//! A PCI function of the host: its configuration space and its interrupts as a model, everything behind its BARs outside.
+//! A PCI function of the host. Its configuration space and interrupts are a model; everything behind its BARs is the
+//! real device.
 //!
-//! The header is emulated with the real function's identity: the guest moves BARs here, and nowhere else. Of the
-//! capabilities the guest sees MSI and MSI-X, where the real function has them; both are emulated. The other registers
-//! behind the header are the real function's, which it may use without a capability. Memory BARs are 32 bits wide here,
-//! whatever they are outside. There is no expansion ROM, and no extended configuration space.
+//! The header is emulated and has the real function's identity. The guest moves BARs only in the model. Of the
+//! capabilities the guest sees MSI and MSI-X, both emulated, if the real function has them. All other registers behind
+//! the header are the real function's, because a driver may use them without a capability. Memory BARs are 32 bits wide
+//! in the model, whatever their real width. There is no expansion ROM, and no extended configuration space.
 //!
-//! The interrupt line stays up until the guest next touches one of the function's BARs, as its handler does; the host
-//! then lets the real line interrupt again if it is still up.
+//! The interrupt line stays up until the guest next touches one of the function's BARs, as an interrupt handler does.
+//! The host then unmasks the real line, which interrupts again if it is still up.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,13 +21,13 @@ use crate::virtio::state::{DeviceStateV1, QueueStateV1, TransportStateV1, Virtio
 const CAP_MSI: u8 = 0x05;
 const CAP_MSIX: u8 = 0x11;
 const COMMAND: usize = 0x04;
-/// Of the command register, what the real function has to follow: I/O, memory, bus master.
+/// Bits of the command register that the real function must follow: I/O, memory, bus master.
 const COMMAND_FOLLOWED: u16 = 0b111;
 const HEADER_BYTES: usize = 0x40;
 const MSI_BYTES: usize = 14;
 const MSIX_BYTES: usize = 12;
 const MSI_ENABLE: u16 = 1;
-/// The address has 64 bits.
+/// Message control bit: the address has 64 bits.
 const MSI_64: u16 = 1 << 7;
 /// Largest memory BAR: a quarter of the window.
 const MAX_BAR_BYTES: u32 = 0x1000_0000;
@@ -35,11 +36,11 @@ const MAX_PORTS: u32 = 256;
 /// A base address register of the real function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BarDescriptionV1 {
-    /// Which.
+    /// The BAR's number.
     pub index: u8,
     /// Its size, a power of two.
     pub size_bytes: u32,
-    /// Whether it is of ports.
+    /// Whether it is an I/O port BAR.
     pub is_ports: bool,
 }
 
@@ -48,15 +49,15 @@ pub struct BarDescriptionV1 {
 pub struct MsixDescriptionV1 {
     /// Offset of the capability.
     pub capability: u8,
-    /// Messages, at most 64: a function that has more is shown with 64.
+    /// Number of messages, at most 64: a function that has more is shown with 64.
     pub vectors: u16,
-    /// The BAR with the table, and where in it.
+    /// The BAR with the table, and the table's offset.
     pub table: (u8, u32),
-    /// The BAR with the pending bits, and where in it.
+    /// The BAR with the pending bits, and their offset.
     pub pending: (u8, u32),
 }
 
-/// What a machine has to know of a PCI function of the host.
+/// A machine's description of a PCI function of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PciDescriptionV1 {
     /// Vendor.
@@ -77,12 +78,12 @@ pub struct PciDescriptionV1 {
     pub has_line: bool,
     /// Offset of its MSI capability.
     pub msi: Option<u8>,
-    /// MSI-X.
+    /// Its MSI-X structures.
     pub msix: Option<MsixDescriptionV1>,
 }
 
 impl PciDescriptionV1 {
-    /// Whether there can be such a function. Descriptions may come from strangers.
+    /// Checks that such a function can exist. Descriptions may come from strangers.
     pub fn validate(&self) -> Result<(), String> {
         let mut seen = [false; 6];
         for bar in &self.bars {
@@ -131,14 +132,14 @@ impl PciDescriptionV1 {
     }
 }
 
-/// What an access to a function's memory or ports hits.
+/// The target of an access to a function's memory or ports.
 enum Hit {
     Outside(AskV1),
     MsixTable(usize),
     MsixPending(usize),
 }
 
-/// See the module.
+/// See the module documentation.
 pub(crate) struct PassedFunction {
     device: u8,
     config: ConfigSpace,
@@ -160,7 +161,7 @@ pub(crate) struct PassedParts {
 }
 
 impl PassedFunction {
-    /// The function as firmware leaves it: `memory` and `ports` are the places where its BARs go, `line` the interrupt.
+    /// Makes the function as firmware leaves it. Its BARs go to `memory` and `ports`; `line` is its interrupt.
     pub fn new(
         device: u8,
         description: &PciDescriptionV1,
@@ -176,7 +177,7 @@ impl PassedFunction {
             subsystem_vendor: description.subsystem_vendor,
             subsystem: description.subsystem,
         });
-        // The large ones first, so that nothing is lost between them.
+        // Large BARs go first, so that alignment leaves no gaps.
         let mut bars = description.bars.clone();
         bars.sort_by_key(|bar| std::cmp::Reverse(bar.size_bytes));
         for bar in &bars {
@@ -226,7 +227,7 @@ impl PassedFunction {
         }
     }
 
-    /// What a read of configuration space is to be asked, where only the real function knows.
+    /// The question for a read of configuration space, if only the real function knows the answer.
     pub fn config_ask(&self, register: usize, size: usize) -> Option<AskV1> {
         let emulated = register < HEADER_BYTES || self.capability_at(register, size);
         let (offset, size_bytes) = (register as u32, size as u8);
@@ -246,12 +247,12 @@ impl PassedFunction {
         })
     }
 
-    /// A guest read of configuration space where the model knows.
+    /// Reads emulated configuration space for the guest.
     pub fn config_read(&self, register: usize, data: &mut [u8]) {
         self.config.read(register, data, self.line && self.mode() == InterruptModeV1::Line);
     }
 
-    /// A guest write to configuration space; the range lies inside it.
+    /// Writes configuration space for the guest. The range lies inside it.
     pub fn config_write(&mut self, register: usize, data: &[u8], out: &mut Vec<Msi>, told: &mut Vec<AskV1>) {
         if self.config_ask(register, data.len()).is_some() {
             return self.tell(RegionV1::Config, register as u32, data, told);
@@ -273,7 +274,8 @@ impl PassedFunction {
         }
     }
 
-    /// What a read of memory or of a port is to be asked; `None` if it is none of this function's, or if the model knows.
+    /// The question for a read of memory or of a port. Returns `None` if the function does not own the address, or if
+    /// the model knows the answer.
     pub fn read_ask(&self, is_ports: bool, address: u64, size: usize) -> Option<AskV1> {
         match self.decode(is_ports, address, size)? {
             Hit::Outside(ask) => Some(ask),
@@ -281,7 +283,7 @@ impl PassedFunction {
         }
     }
 
-    /// A guest read of memory where the model knows; false if it does not.
+    /// Reads emulated memory for the guest. Returns false if the model does not know the answer.
     pub fn mmio_read(&self, gpa: u64, data: &mut [u8]) -> bool {
         let Some(msix) = &self.msix else { return false };
         match self.decode(false, gpa, data.len()) {
@@ -292,7 +294,7 @@ impl PassedFunction {
         true
     }
 
-    /// A guest write to memory or a port; false if it is none of this function's.
+    /// Writes memory or a port for the guest. Returns false if the function does not own the address.
     pub fn write(
         &mut self,
         is_ports: bool,
@@ -318,14 +320,14 @@ impl PassedFunction {
         true
     }
 
-    /// The guest has read from outside.
+    /// Takes note that the guest has read from the real device.
     pub fn was_read(&mut self, region: RegionV1) {
         if matches!(region, RegionV1::Bar(_)) {
             self.line = false;
         }
     }
 
-    /// The real function interrupts.
+    /// Passes on an interrupt of the real function.
     pub fn interrupt(&mut self, vector: u16, out: &mut Vec<Msi>) {
         match self.mode() {
             InterruptModeV1::Off => {}
@@ -350,7 +352,7 @@ impl PassedFunction {
         self.line && self.mode() == InterruptModeV1::Line
     }
 
-    /// Saved form.
+    /// The saved state.
     pub fn state(&self) -> VirtioFunctionStateV1 {
         let msix = self.msix.as_ref().map_or_else(no_msix, Msix::state);
         let device = DeviceStateV1::PassedFunction { line: self.line, written: self.written };
@@ -372,7 +374,7 @@ impl PassedFunction {
         Ok(PassedParts { config, msix, line, written })
     }
 
-    /// Puts back what [`PassedFunction::check`] accepted.
+    /// Installs the contents that [`PassedFunction::check`] accepted.
     pub fn install(&mut self, parts: PassedParts) {
         let PassedParts { config, msix, line, written } = parts;
         (self.config, self.msix, self.line, self.written) = (config, msix, line, written);
@@ -434,13 +436,13 @@ fn no_msix() -> crate::pci::MsixStateV1 {
     crate::pci::MsixStateV1 { entries: Vec::new(), pending: 0 }
 }
 
-/// The state of something on the bus that has none of what virtio functions have.
+/// The state of a bus device that has no virtio transport and no queues.
 pub(crate) fn bare_state(device: DeviceStateV1) -> VirtioFunctionStateV1 {
     let (config, queues) = (Vec::new(), Vec::<QueueStateV1>::new());
     VirtioFunctionStateV1 { config, msix: no_msix(), transport: TransportStateV1::default(), queues, device }
 }
 
-/// Whether a state has none of what virtio functions have, configuration and messages excepted.
+/// Checks that a state has no virtio transport and no queues. Configuration and messages are allowed.
 pub(crate) fn check_bare(state: &VirtioFunctionStateV1) -> Result<(), StateError> {
     if state.transport == TransportStateV1::default() && state.queues.is_empty() {
         return Ok(());

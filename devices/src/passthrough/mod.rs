@@ -1,19 +1,20 @@
-//! Real devices of the host that the guest has for its own: what of them is a model here, and what has to be asked for
-//! outside.
+//! Real devices of the host that are passed through to the guest: what the model emulates, and what it asks the real
+//! device.
 //!
 //! ```text
 //!  PciBus ── PassedFunction   configuration space, MSI, MSI-X, INTx; BARs are outside   (function.rs)
-//!         ── PassedPorts      plain ports, all of it outside but for the interrupt line (ports.rs)
+//!         ── PassedPorts      plain ports; all but the interrupt line is outside              (ports.rs)
 //!         ── Translation      the IOMMU's registers; its page tables are walked outside (translation.rs)
 //! ```
 //!
-//! A model never waits for its device. Where the guest reads what only the device knows, the owner gets an [`AskV1`]
-//! in place of the value, and hands in what came back, a [`DeviceInputV1`]. What the guest writes is collected as
-//! asks too ([`PciBus::take_told`](crate::pci::PciBus::take_told)), counted and hashed: so equal machines have written
-//! the same to their devices. Whether anything answers an ask, or a recording does, is not known here.
+//! A model never waits for its device. If the guest reads a value that only the device knows, the owner gets an
+//! [`AskV1`] in place of the value. The owner later hands in the answer, a [`DeviceInputV1`]. Guest writes are
+//! collected as asks too ([`PciBus::take_told`](crate::pci::PciBus::take_told)). They are counted and hashed, so
+//! machines with equal state have written the same to their devices. This module does not know whether a device or a
+//! recording answers.
 //!
-//! What the device writes to memory is in the [`DeviceInputV1`] as well; the owner puts it into RAM before it hands in
-//! the rest. See `vmm/host/PASSTHROUGH.md`.
+//! The [`DeviceInputV1`] also holds the device's writes to memory. The owner puts them into RAM before it hands in the
+//! rest. See `vmm/host/PASSTHROUGH.md`.
 
 mod ask;
 pub(crate) mod function;

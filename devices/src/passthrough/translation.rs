@@ -1,11 +1,10 @@
-//! The registers of an IOMMU, by which a guest says what of its memory passed-through devices may use.
+//! The registers of an IOMMU, by which a guest chooses the memory that passed-through devices may use.
 //!
-//! It has second-level translation of 39 bits, registers for invalidation, and caching mode: so a driver says when it
-//! has mapped something as well as when it took it away. There is no queued invalidation, no interrupt remapping, and
-//! nothing passes through untranslated: while translation is off, devices reach no memory at all. Faults are not
-//! reported.
+//! It has second-level translation of 39 bits, registers for invalidation, and caching mode. In caching mode a driver
+//! reports new mappings as well as removed ones. There is no queued invalidation and no interrupt remapping. Nothing
+//! passes through untranslated: while translation is off, devices reach no memory at all. Faults are not reported.
 //!
-//! The tables are in guest memory, and who walks them is outside (see [`crate::passthrough`]).
+//! The tables are in guest memory; the host side walks them (see [`crate::passthrough`]).
 //!
 //! Intel Virtualization Technology for Directed I/O, revision 3.3, chapters 9 and 11.
 
@@ -14,13 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::ask::AskV1;
 use crate::pci::error::StateError;
 
-/// Where the registers are: one page outside of the PCI bus's window.
+/// The address of the registers: one page outside of the PCI bus's window.
 pub const TRANSLATION_BASE: u64 = 0xFED9_0000;
 const PAGE_BYTES: u64 = 0x1000;
 
 const VERSION: u32 = 0x10;
-/// 256 domains, caching mode, three levels, 39 bits, zero-length reads, fault record at 0x200, invalidation of pages (up
-/// to 2^18 at once), draining.
+/// Capabilities: 256 domains, caching mode, three levels, 39 bits, zero-length reads, fault record at 0x200, draining.
+/// Pages can be invalidated, up to 2^18 at once.
 const CAPABILITY: u64 = 2 | 1 << 7 | 2 << 8 | 38 << 16 | 1 << 22 | 0x20 << 24 | 1 << 39 | 18 << 48 | 3 << 54;
 /// Tables are coherent with the CPU's caches; invalidation registers at 0xF0.
 const EXTENDED: u64 = 1 | 0xF << 8;
@@ -32,7 +31,7 @@ const GRANULARITY_SHIFT: u32 = 60;
 const GRANULARITY_PAGES: u64 = 3;
 const MAX_MASK: u64 = 18;
 
-/// What the registers hold, version 1.
+/// The saved registers, version 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TranslationStateV1 {
     /// Global status.
@@ -41,17 +40,17 @@ pub struct TranslationStateV1 {
     pub root: u64,
     /// The root table in use.
     pub root_in_use: u64,
-    /// Context command, the bit that starts it clear.
+    /// Context command, with its start bit clear.
     pub context: u64,
     /// Address to invalidate.
     pub address: u64,
-    /// Invalidation command, likewise.
+    /// Invalidation command, with its start bit clear.
     pub invalidate: u64,
     /// Fault event control, data, address.
     pub fault_event: [u32; 4],
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Default)]
 pub(crate) struct Translation {
     state: TranslationStateV1,
@@ -63,7 +62,7 @@ impl Translation {
         offset(gpa, size).is_some()
     }
 
-    /// A guest read; false if it is none of these registers.
+    /// Reads a register for the guest. Returns false if the address is not one of these registers.
     pub fn read(&self, gpa: u64, data: &mut [u8]) -> bool {
         let Some(offset) = offset(gpa, data.len()) else { return false };
         for (at, byte) in (offset..).zip(data) {
@@ -72,7 +71,8 @@ impl Translation {
         true
     }
 
-    /// A guest write; false if it is none of these registers. Software uses aligned dwords and qwords.
+    /// Writes a register for the guest. Returns false if the address is not one of these registers. Software uses
+    /// aligned dwords and qwords.
     pub fn write(&mut self, gpa: u64, data: &[u8], told: &mut Vec<AskV1>) -> bool {
         let Some(offset) = offset(gpa, data.len()) else { return false };
         if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
@@ -84,7 +84,7 @@ impl Translation {
         true
     }
 
-    /// Saved form.
+    /// The saved state.
     pub fn state(&self) -> TranslationStateV1 {
         self.state
     }
@@ -128,7 +128,7 @@ impl Translation {
             0x28 | 0x2C => {
                 put(&mut self.state.context, 0x28);
                 if self.state.context & GO != 0 {
-                    // It is done at once, as widely as it was asked for.
+                    // It takes effect at once, with the granularity that the guest asked for.
                     self.state.context &= !GO;
                     let asked = self.state.context >> 61 & 3;
                     self.state.context = self.state.context & !(3 << 59) | asked << 59;

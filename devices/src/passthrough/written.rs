@@ -1,4 +1,4 @@
-//! What the guest wrote to a device, in short.
+//! A digest of the guest's writes to a device.
 
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
@@ -10,7 +10,7 @@ use super::ask::{AskV1, RegionV1};
 pub struct WrittenV1 {
     /// Writes so far.
     pub count: u64,
-    /// Chained XXH3-128 of all of them.
+    /// Chained XXH3-128 of all writes.
     pub hash: [u8; 16],
 }
 

@@ -1,4 +1,4 @@
-//! The bus itself: the address register, the slots, and what the owner takes from it.
+//! The bus itself: the address register, the slots, and the outputs for the owner.
 
 use vm_memory::GuestMemory;
 
@@ -7,38 +7,39 @@ use super::error::StateError;
 use super::msix::Msi;
 use super::passed::PassedThrough;
 use super::state::PciBusStateV1;
-use crate::layout::{PCI_CONFIG_PORT, PCI_FIRST_GSI, PCI_MMIO_END, PCI_MMIO_START};
+use crate::layout::{PCI_CONFIG_PORT, PCI_FIRST_GSI, PCI_MMIO_END, PCI_MMIO_START, PCI_PIC_IRQS};
 use crate::passthrough::{AskV1, DeviceInputV1, PciDescriptionV1};
 use crate::virtio::block_backend::BlockBackend;
 use crate::virtio::device::VirtioDevice;
 use crate::virtio::function::{ConsolePort, NetworkPort, VirtioFunction};
 
-/// Slots on the bus, the host bridge's included.
+/// Slots on the bus, including the host bridge's.
 pub const SLOTS: usize = 32;
 
-/// Each slot's BARs start out in its own stretch of the window.
+/// Each slot's BARs start in the slot's own part of the window.
 const WINDOW_PER_SLOT: u32 = 0x1_0000;
 const DATA_PORT: u16 = PCI_CONFIG_PORT + 4;
 /// Enable, bus, device, function and dword-aligned register; the reserved bits read zero.
 const ADDRESS_WRITABLE: u32 = 0x80FF_FFFC;
 
-/// Which addresses the host bridge passes on to the bus.
+/// How the bus is wired, and how it is described to guests. A recording's machine keeps its revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BridgeWindow {
-    /// Those that the ACPI tables announce, and no others. Older recordings have machines of this kind.
-    Announced,
-    /// All that neither RAM nor a chip answers, as on a PC: a kernel that does not read the tables (`pci=noacpi`) puts BARs
-    /// right behind RAM.
+pub enum PciRevision {
+    /// The host bridge passes on only the window that the ACPI tables announce. The tables describe interrupts as pins of the
+    /// I/O APIC only. Machines of older recordings are of this kind.
+    V1,
+    /// The host bridge passes on every address that neither RAM nor a chip answers, as on a PC. A kernel that does not read
+    /// the tables (`pci=noacpi`) puts BARs right behind RAM. Interrupts are described as lines of the 8259 pair, too.
     #[default]
-    All,
+    V2,
 }
 
-/// See the text of [`crate::pci`]. The calling contract: one thread, the guest stopped; after every call that takes
-/// `&mut self`, take the messages and look at the levels.
+/// See [`crate::pci`]. The calling contract: one thread, the guest stopped. After every call that takes `&mut self`,
+/// the owner takes the messages and reads the levels.
 pub struct PciBus {
     address: u32,
     /// Part of the machine's description, not of its state.
-    window: BridgeWindow,
+    revision: PciRevision,
     host_bridge: ConfigSpace,
     /// Slot `n + 1` holds `functions[n]`.
     functions: Vec<VirtioFunction>,
@@ -66,7 +67,7 @@ impl PciBus {
         };
         PciBus {
             address: 0,
-            window: BridgeWindow::default(),
+            revision: PciRevision::default(),
             host_bridge: ConfigSpace::new(&identity),
             functions: Vec::new(),
             passed: PassedThrough::default(),
@@ -74,32 +75,37 @@ impl PciBus {
         }
     }
 
-    /// Chooses the addresses that the host bridge passes on.
-    pub fn with_window(self, window: BridgeWindow) -> PciBus {
-        PciBus { window, ..self }
+    /// Chooses the revision, before devices are plugged in.
+    pub fn with_revision(self, revision: PciRevision) -> PciBus {
+        assert!(
+            self.functions.is_empty() && self.passed.is_empty(),
+            "a bus has its revision before its devices"
+        );
+        PciBus { revision, ..self }
     }
 
-    /// Plugs a device into the next slot, which it returns, with BARs assigned. Panics when all slots are
-    /// taken: the machine's description is wrong.
+    /// Plugs a device into the next slot, assigns its BARs, and returns the slot. Panics if all slots are taken: then
+    /// the machine's description is wrong.
     pub fn add(&mut self, device: impl Into<VirtioDevice>) -> usize {
         assert!(self.passed.is_empty(), "passed-through devices come last");
         let slot = self.functions.len() + 1;
         assert!(slot < SLOTS, "the PCI bus has {SLOTS} slots");
         let window = PCI_MMIO_START as u32 + slot as u32 * WINDOW_PER_SLOT;
-        let line = PCI_FIRST_GSI + (slot % 4) as u8;
+        let line = self.interrupt_line(slot);
         self.functions.push(VirtioFunction::new(device.into(), window, line));
         slot
     }
 
-    /// Plugs a PCI function of the host into the next slot, with BARs assigned. The first brings the IOMMU along.
+    /// Plugs a PCI function of the host into the next slot and assigns its BARs. The first such function adds the
+    /// IOMMU.
     pub fn pass_function(&mut self, description: &PciDescriptionV1) -> usize {
         let slot = self.functions.len() + 1 + self.passed.function_count();
         assert!(slot < SLOTS, "the PCI bus has {SLOTS} slots");
-        self.passed.add_function(slot, description, PCI_FIRST_GSI + (slot % 4) as u8);
+        self.passed.add_function(slot, description, self.interrupt_line(slot));
         slot
     }
 
-    /// Passes ports of the host through, perhaps with an ISA interrupt line, which must be one of
+    /// Passes ports of the host through, perhaps with an ISA interrupt line from
     /// [`FREE_ISA_IRQS`](crate::passthrough::FREE_ISA_IRQS).
     pub fn pass_ports(&mut self, first: u16, last: u16, irq: Option<u8>) {
         self.passed.add_ports(first, last, irq);
@@ -110,8 +116,8 @@ impl PciBus {
         !self.passed.is_empty()
     }
 
-    /// What a guest read of a port is to be asked outside, if only a passed-through device knows the answer. The read is
-    /// over then: it must not come to [`PciBus::io_read`] as well.
+    /// The question for a guest read of a port, if only a passed-through device knows the answer. The question replaces
+    /// the read: the owner must not call [`PciBus::io_read`] as well.
     pub fn port_read_ask(&self, port: u16, size: u8) -> Option<AskV1> {
         if let Some(register) = self.data_register(port, size.into()) {
             return self.passed.function_in(self.target()?)?.config_ask(register, size.into());
@@ -119,12 +125,12 @@ impl PciBus {
         self.passed.port_read_ask(port, size)
     }
 
-    /// A guest write to a port; false when it is no passed-through device's.
+    /// Writes a port for the guest. Returns false if the port belongs to no passed-through device.
     pub fn passed_port_write(&mut self, port: u16, data: &[u8]) -> bool {
         self.passed.port_write(port, data, &mut self.msis)
     }
 
-    /// As [`PciBus::port_read_ask`], for device memory.
+    /// Does the same as [`PciBus::port_read_ask`] for device memory.
     pub fn mmio_read_ask(&self, gpa: u64, size: usize) -> Option<AskV1> {
         if !self.forwards(gpa, size) || self.passed.has_translation_at(gpa, size) {
             return None;
@@ -132,20 +138,21 @@ impl PciBus {
         self.passed.mmio_read_ask(gpa, size)
     }
 
-    /// What the guest told passed-through devices since the last call, oldest first. It is no part of the saved state.
+    /// Takes the guest's writes to passed-through devices since the last call, oldest first. They are not part of the
+    /// saved state.
     pub fn take_told(&mut self) -> Vec<AskV1> {
         self.passed.take_told()
     }
 
-    /// Something came from passed-through devices; what they wrote to memory is there already.
+    /// Takes an input from passed-through devices. Their writes to memory are already in RAM.
     pub fn take_input(&mut self, input: &DeviceInputV1) {
         self.passed.take_input(input, &mut self.msis);
     }
 
-    /// A guest read of ports 0xCF8..=0xCFF. False when nothing here answers.
+    /// Reads ports 0xCF8..=0xCFF for the guest. Returns false if nothing here answers.
     ///
-    /// Only a dword at 0xCF8 is the address register: narrower accesses there belong to others (0xCF9 is the
-    /// reset register).
+    /// Only a dword at 0xCF8 is the address register. Narrower accesses there go to other chips (0xCF9 is the reset
+    /// register).
     pub fn io_read(&mut self, port: u16, data: &mut [u8]) -> bool {
         if port == PCI_CONFIG_PORT && data.len() == 4 {
             data.copy_from_slice(&self.address.to_le_bytes());
@@ -167,7 +174,7 @@ impl PciBus {
         true
     }
 
-    /// A guest write to ports 0xCF8..=0xCFF. False when nothing here answers; see [`PciBus::io_read`].
+    /// Writes ports 0xCF8..=0xCFF for the guest. Returns false if nothing here answers; see [`PciBus::io_read`].
     pub fn io_write<M: GuestMemory>(&mut self, mem: &M, port: u16, data: &[u8]) -> bool {
         if let (PCI_CONFIG_PORT, &[a, b, c, d]) = (port, data) {
             self.address = u32::from_le_bytes([a, b, c, d]) & ADDRESS_WRITABLE;
@@ -188,7 +195,7 @@ impl PciBus {
         true
     }
 
-    /// A guest read of device memory. False when no BAR claims all of it.
+    /// Reads device memory for the guest. Returns false if no BAR contains the whole access.
     pub fn mmio_read<M: GuestMemory>(&mut self, _mem: &M, gpa: u64, data: &mut [u8]) -> bool {
         self.passed.translation_read(gpa, data)
             || self.forwards(gpa, data.len())
@@ -196,7 +203,7 @@ impl PciBus {
                     || self.passed.mmio_read(gpa, data))
     }
 
-    /// A guest write to device memory. False when no BAR claims all of it.
+    /// Writes device memory for the guest. Returns false if no BAR contains the whole access.
     pub fn mmio_write<M: GuestMemory>(&mut self, mem: &M, gpa: u64, data: &[u8]) -> bool {
         self.passed.translation_write(gpa, data)
             || self.forwards(gpa, data.len())
@@ -204,7 +211,7 @@ impl PciBus {
                     || self.passed.write(false, gpa, data, &mut self.msis))
     }
 
-    /// Messages sent since the last call, oldest first, for the owner to hand to the local APIC.
+    /// Takes the messages since the last call, oldest first. The owner hands them to the local APIC.
     pub fn take_msis(&mut self) -> Vec<Msi> {
         std::mem::take(&mut self.msis)
     }
@@ -217,7 +224,7 @@ impl PciBus {
         levels | self.passed.irq_levels()
     }
 
-    /// Levels of the ISA interrupt lines that passed-through ports drive, by their numbers.
+    /// Levels of the ISA interrupt lines that passed-through ports drive; bit n is line n.
     pub fn isa_levels(&self) -> u32 {
         self.passed.isa_levels()
     }
@@ -234,18 +241,18 @@ impl PciBus {
         Some(NetworkPort::new(card, &mut self.msis))
     }
 
-    /// Frames that the first network card takes now; `None` while no driver listens, or where there is no card.
+    /// Number of frames that the first network card takes now; `None` if no driver listens, or if there is no card.
     pub fn network_room(&self) -> Option<usize> {
         self.functions.iter().find(|function| function.is_network())?.network_room()
     }
 
-    /// The backend of the block device in a slot, if it is a `B`. The owner may change how the backend keeps
-    /// its sectors, never (outside of a restore) what they contain.
+    /// The backend of the block device in a slot, if it is a `B`. The owner may change how the backend stores its
+    /// sectors. Outside of a restore it must never change their contents.
     pub fn block_backend_mut<B: BlockBackend>(&mut self, slot: usize) -> Option<&mut B> {
         self.functions.get_mut(slot.checked_sub(1)?)?.block_backend_mut()
     }
 
-    /// Everything that the guest can see or that decides what it will see, disk contents excepted.
+    /// The state that the guest can see now or later, except disk contents.
     pub fn state(&self) -> PciBusStateV1 {
         PciBusStateV1 {
             address: self.address,
@@ -255,8 +262,7 @@ impl PciBus {
         }
     }
 
-    /// Puts back a saved state. The same devices must have been added in the same order. On an error
-    /// nothing has changed.
+    /// Installs a saved state. The same devices must have been added in the same order. An error changes nothing.
     pub fn restore(&mut self, state: &PciBusStateV1) -> Result<(), StateError> {
         if state.functions.len() != self.functions.len() + self.passed.state_count() {
             return Err(StateError::new(format!(
@@ -284,7 +290,7 @@ impl PciBus {
         Ok(())
     }
 
-    /// The configuration register that a data-port access means, `None` if it is not one.
+    /// The configuration register of a data-port access, or `None` if the access is to another port.
     fn data_register(&self, port: u16, length: usize) -> Option<usize> {
         let within = usize::from(port.checked_sub(DATA_PORT)?);
         let enabled = self.address & 1 << 31 != 0;
@@ -292,7 +298,7 @@ impl PciBus {
             .then_some((self.address & 0xFC) as usize + within)
     }
 
-    /// The slot that the address register names; only function 0 on bus 0 can exist.
+    /// The slot in the address register. Only function 0 on bus 0 can exist.
     fn target(&self) -> Option<usize> {
         let (bus, function) = (self.address >> 16 & 0xFF, self.address >> 8 & 7);
         (bus == 0 && function == 0).then_some((self.address >> 11 & 0x1F) as usize)
@@ -301,9 +307,17 @@ impl PciBus {
     /// Whether the host bridge passes an access on to the bus.
     fn forwards(&self, gpa: u64, length: usize) -> bool {
         let Some(end) = gpa.checked_add(length as u64).filter(|end| *end > gpa) else { return false };
-        match self.window {
-            BridgeWindow::Announced => gpa >= PCI_MMIO_START && end <= PCI_MMIO_END,
-            BridgeWindow::All => true,
+        match self.revision {
+            PciRevision::V1 => gpa >= PCI_MMIO_START && end <= PCI_MMIO_END,
+            PciRevision::V2 => true,
+        }
+    }
+
+    /// What firmware writes to a slot's interrupt line register: the 8259's line, by which a kernel without the ACPI tables goes.
+    fn interrupt_line(&self, slot: usize) -> u8 {
+        match self.revision {
+            PciRevision::V1 => PCI_FIRST_GSI + (slot % 4) as u8,
+            PciRevision::V2 => PCI_PIC_IRQS[slot % 4],
         }
     }
 }

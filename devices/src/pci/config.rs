@@ -1,8 +1,8 @@
 //! A type-0 configuration space: 256 bytes, and a mask of the bits that the guest may change.
 //!
-//! The mask alone gives BAR sizing (the low bits of a BAR are read-only) and read-only identity registers.
-//! What a write *means* is the business of the function that owns the space. Error bits of the status
-//! register are never set, so their write-one-to-clear behaviour is not modelled.
+//! The mask alone implements BAR sizing (the low bits of a BAR are read-only) and read-only identity registers. The
+//! function that owns the space interprets a write. Error bits of the status register are never set, so their
+//! write-one-to-clear behaviour is not modelled.
 //!
 //! PCI Local Bus Specification 3.0, chapter 6.
 
@@ -23,14 +23,14 @@ const COMMAND_PORTS: u16 = 1 << 0;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
 const COMMAND_INTX_DISABLE: u16 = 1 << 10;
-/// Bit 0 of a BAR of ports.
+/// Bit 0 of an I/O port BAR.
 const BAR_PORTS: u32 = 1;
-/// Memory enable, bus master, parity response, SERR enable, INTx disable.
+/// Writable command bits: memory enable, bus master, parity response, SERR enable, INTx disable.
 const COMMAND_WRITABLE: u16 = COMMAND_MEMORY | COMMAND_BUS_MASTER | 1 << 6 | 1 << 8 | COMMAND_INTX_DISABLE;
 const STATUS_INTERRUPT: u8 = 1 << 3;
 const STATUS_CAPABILITIES: u8 = 1 << 4;
 
-/// The registers that say what a function is.
+/// The registers that identify a function.
 pub(crate) struct Identity {
     pub vendor: u16,
     pub device: u16,
@@ -41,18 +41,18 @@ pub(crate) struct Identity {
     pub subsystem: u16,
 }
 
-/// See the module text.
+/// See the module documentation.
 #[derive(Clone)]
 pub(crate) struct ConfigSpace {
     bytes: [u8; CONFIG_BYTES],
     writable: [u8; CONFIG_BYTES],
-    /// Where the next capability goes, and the byte that will point to it.
+    /// The offset of the next capability, and of the byte that will point to it.
     next_capability: usize,
     last_link: usize,
 }
 
 impl ConfigSpace {
-    /// A space with identity and command register only.
+    /// A space with only identity and command register.
     pub fn new(identity: &Identity) -> ConfigSpace {
         let mut space = ConfigSpace {
             bytes: [0; CONFIG_BYTES],
@@ -66,13 +66,13 @@ impl ConfigSpace {
         space.put(0x2C, &identity.subsystem_vendor.to_le_bytes());
         space.put(0x2E, &identity.subsystem.to_le_bytes());
         space.allow(COMMAND, &COMMAND_WRITABLE.to_le_bytes());
-        // Cache line size and latency timer hold what firmware or the kernel writes, without effect.
+        // Cache line size and latency timer store what firmware or the kernel writes, without effect.
         space.allow(0x0C, &[0xFF, 0xFF]);
         space
     }
 
-    /// Adds a 32-bit, non-prefetchable memory BAR of a power-of-two size, already assigned and decoding, as
-    /// firmware leaves it.
+    /// Adds a 32-bit, non-prefetchable memory BAR of a power-of-two size. It is assigned and decoding, as firmware
+    /// leaves it.
     pub fn add_memory_bar(&mut self, index: usize, size_bytes: u32, base: u32) {
         assert!(size_bytes.is_power_of_two() && size_bytes >= 16 && base.is_multiple_of(size_bytes));
         let register = FIRST_BAR + 4 * index;
@@ -81,12 +81,12 @@ impl ConfigSpace {
         self.bytes[COMMAND] |= COMMAND_MEMORY as u8;
     }
 
-    /// Adds a BAR of ports of a power-of-two number, already assigned and decoding.
+    /// Adds an I/O port BAR of a power-of-two size. It is assigned and decoding.
     pub fn add_port_bar(&mut self, index: usize, size_bytes: u32, base: u32) {
         assert!(size_bytes.is_power_of_two() && size_bytes >= 4 && base.is_multiple_of(size_bytes));
         let register = FIRST_BAR + 4 * index;
         self.put(register, &(base | BAR_PORTS).to_le_bytes());
-        // No port has more than 16 bits.
+        // Port numbers have 16 bits.
         self.allow(register, &(!(size_bytes - 1) & 0xFFFF).to_le_bytes());
         self.allow(COMMAND, &(COMMAND_WRITABLE | COMMAND_PORTS).to_le_bytes());
         self.bytes[COMMAND] |= COMMAND_PORTS as u8;
@@ -99,13 +99,13 @@ impl ConfigSpace {
         self.writable[INTERRUPT_LINE] = 0xFF;
     }
 
-    /// What firmware writes to the interrupt line register.
+    /// Sets the interrupt line register, as firmware does.
     pub fn set_interrupt_line(&mut self, line: u8) {
         self.bytes[INTERRUPT_LINE] = line;
     }
 
-    /// Appends a capability and links it into the list. `body` is what follows the "next" byte; `writable`
-    /// masks its first bytes. Returns the capability's offset.
+    /// Appends a capability to the list and returns its offset. `body` follows the "next" byte; `writable` masks the
+    /// first bytes of `body`.
     pub fn add_capability(&mut self, id: u8, body: &[u8], writable: &[u8]) -> usize {
         let offset = self.next_capability;
         self.bytes[self.last_link] = offset as u8;
@@ -118,14 +118,14 @@ impl ConfigSpace {
         offset
     }
 
-    /// As [`ConfigSpace::add_capability`], at a place of the caller's choice, where there must be room.
+    /// Does the same as [`ConfigSpace::add_capability`] at a given offset. The caller guarantees the room.
     pub fn add_capability_at(&mut self, offset: usize, id: u8, body: &[u8], writable: &[u8]) -> usize {
         self.next_capability = offset;
         self.add_capability(id, body, writable)
     }
 
-    /// Reads registers; the caller's range lies inside the space. `interrupt` is the state of the
-    /// function's INTx request, which the status register shows.
+    /// Reads registers; the caller's range lies inside the space. `interrupt` is the level of the function's INTx
+    /// request, which the status register shows.
     pub fn read(&self, offset: usize, data: &mut [u8], interrupt: bool) {
         for (i, byte) in data.iter_mut().enumerate() {
             *byte = self.bytes[offset + i];
@@ -164,7 +164,7 @@ impl ConfigSpace {
         self.u16_at(COMMAND) & COMMAND_MEMORY != 0
     }
 
-    /// Whether BARs of ports decode.
+    /// Whether I/O port BARs decode.
     pub fn ports_enabled(&self) -> bool {
         self.u16_at(COMMAND) & COMMAND_PORTS != 0
     }
@@ -179,12 +179,12 @@ impl ConfigSpace {
         self.u16_at(COMMAND) & COMMAND_INTX_DISABLE != 0
     }
 
-    /// Where a memory BAR is now.
+    /// The address of a memory BAR.
     pub fn bar_base(&self, index: usize) -> u64 {
         u64::from(self.u32_at(FIRST_BAR + 4 * index) & !0xF)
     }
 
-    /// Where a BAR of memory or of ports is now.
+    /// The address of a memory or I/O port BAR.
     pub fn any_bar_base(&self, index: usize) -> u64 {
         let register = self.u32_at(FIRST_BAR + 4 * index);
         u64::from(register & if register & BAR_PORTS != 0 { !3 } else { !0xF })
@@ -195,7 +195,7 @@ impl ConfigSpace {
         self.bytes.to_vec()
     }
 
-    /// This space with saved registers. The read-only bits must be this function's own.
+    /// This space with saved registers. The read-only bits must equal this function's own.
     pub fn restored(&self, bytes: &[u8]) -> Result<ConfigSpace, StateError> {
         let bytes: [u8; CONFIG_BYTES] =
             bytes.try_into().map_err(|_| StateError::new("configuration space has the wrong size"))?;

@@ -1,4 +1,4 @@
-//! Why a saved bus could not be brought back.
+//! The error of restoring a saved bus.
 
 /// Why a saved state cannot be restored into this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

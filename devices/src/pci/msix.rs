@@ -1,7 +1,7 @@
 //! The MSI-X table and pending bit array of one function.
 //!
-//! The enable and function-mask bits live in the capability, in configuration space; callers pass them as a
-//! [`Control`], so there is one copy of them.
+//! The enable and function-mask bits are in the capability, in configuration space. Callers pass them as a [`Control`],
+//! so there is only one copy.
 //!
 //! PCI Local Bus Specification 3.0, section 6.8.2 and 6.8.3.
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::StateError;
 
-/// Most vectors a function may have here: the pending bits are one qword.
+/// Most vectors of a function: the pending bits are one qword.
 pub(crate) const MAX_VECTORS: usize = 64;
 /// Offset of the pending bit array in the MSI-X BAR; the table is at 0.
 pub(crate) const PBA_OFFSET: u32 = 0x800;
@@ -19,7 +19,7 @@ pub(crate) const MSIX_BAR_BYTES: u32 = 0x1000;
 const ENTRY_BYTES: usize = 16;
 const ENTRY_MASKED: u32 = 1;
 
-/// What decides over all vectors of a function.
+/// The control bits for all vectors of a function.
 #[derive(Clone, Copy)]
 pub(crate) struct Control {
     enabled: bool,
@@ -30,8 +30,8 @@ impl Control {
     /// Bits of the message control register that the guest may write: function mask and enable.
     pub const WRITABLE: u16 = 1 << 14 | 1 << 15;
 
-    /// From the message control register and the bus master bit. A message is a memory write, so a
-    /// function that may not master the bus holds its messages back as if it were masked.
+    /// Combines the message control register and the bus master bit. A message is a memory write, so a function without
+    /// bus mastering holds its messages back as if masked.
     pub fn new(message_control: u16, bus_master: bool) -> Control {
         Control {
             enabled: message_control & 1 << 15 != 0,
@@ -80,7 +80,7 @@ pub struct MsixStateV1 {
     pub pending: u64,
 }
 
-/// See the module text.
+/// See the module documentation.
 pub(crate) struct Msix {
     entries: Vec<MsixEntryV1>,
     pending: u64,
@@ -94,7 +94,7 @@ impl Msix {
         Msix { entries: vec![entry; vectors], pending: 0 }
     }
 
-    /// Requests a vector: sends its message, or remembers it while it is masked.
+    /// Requests a vector: sends its message, or keeps the request while the vector is masked.
     pub fn fire(&mut self, vector: u16, control: Control, out: &mut Vec<Msi>) {
         if control.enabled() && usize::from(vector) < self.entries.len() {
             self.pending |= 1 << vector;
@@ -102,7 +102,7 @@ impl Msix {
         }
     }
 
-    /// Takes note of a new [`Control`].
+    /// Follows a change of [`Control`].
     pub fn control_changed(&mut self, control: Control, out: &mut Vec<Msi>) {
         if !control.enabled() {
             self.pending = 0;
@@ -110,19 +110,19 @@ impl Msix {
         self.send_pending(control, out);
     }
 
-    /// Withdraws every remembered request (the device was reset).
+    /// Drops every pending request (the device was reset).
     pub fn clear_pending(&mut self) {
         self.pending = 0;
     }
 
-    /// Reads the table, wherever it lies.
+    /// Reads the table, at any place in a BAR.
     pub fn read_table(&self, offset: usize, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
             *byte = self.table_byte(at);
         }
     }
 
-    /// Reads the pending bits, wherever they lie.
+    /// Reads the pending bits, at any place in a BAR.
     pub fn read_pending(&self, offset: usize, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
             *byte = self.pending.to_le_bytes().get(at).copied().unwrap_or(0);
@@ -136,8 +136,8 @@ impl Msix {
         }
     }
 
-    /// Writes the MSI-X BAR. Software must use aligned dwords or qwords; anything else is ignored, as are
-    /// writes outside the table.
+    /// Writes the MSI-X BAR. Software must use aligned dwords or qwords. Other accesses and writes outside the table
+    /// are ignored.
     pub fn write(&mut self, offset: usize, data: &[u8], control: Control, out: &mut Vec<Msi>) {
         let aligned = matches!(data.len(), 4 | 8) && offset.is_multiple_of(data.len());
         if !aligned || offset + data.len() > self.entries.len() * ENTRY_BYTES {
@@ -151,7 +151,7 @@ impl Msix {
         self.send_pending(control, out);
     }
 
-    /// Saved form.
+    /// The saved state.
     pub fn state(&self) -> MsixStateV1 {
         MsixStateV1 { entries: self.entries.clone(), pending: self.pending }
     }

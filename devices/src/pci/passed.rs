@@ -8,21 +8,21 @@ use crate::passthrough::translation::Translation;
 use crate::passthrough::{AskV1, DeviceInputV1, PciDescriptionV1, WrittenV1};
 use crate::virtio::state::{DeviceStateV1, VirtioFunctionStateV1};
 
-/// Where the first function's BARs go: behind those of the other slots.
+/// The first address for BARs of passed-through functions: behind the BARs of the other slots.
 const FIRST_MEMORY: u32 = 0xC100_0000;
 const FIRST_PORT: u32 = 0xC000;
 
-/// A device; its number is its place in the list.
+/// A device; its number is its index in the list.
 enum Passed {
     Function { slot: usize, function: Box<PassedFunction> },
     Ports(PassedPorts),
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Default)]
 pub(super) struct PassedThrough {
     devices: Vec<Passed>,
-    /// There is one if there is a PCI function.
+    /// Present if there is a PCI function.
     translation: Option<Translation>,
     told: Vec<AskV1>,
     memory_taken: u32,
@@ -175,7 +175,7 @@ impl PassedThrough {
         self.devices.len() + usize::from(self.translation.is_some())
     }
 
-    /// Checks saved states, of which there must be as many as this has, without changing anything.
+    /// Checks saved states without changing anything. Their number must equal this bus's number of states.
     pub fn check(&self, states: &[VirtioFunctionStateV1]) -> Result<Parts, StateError> {
         let devices = self.devices.iter().zip(states).map(|(device, state)| match (device, &state.device) {
             (Passed::Function { function, .. }, _) => {
@@ -200,7 +200,7 @@ impl PassedThrough {
         Ok(Parts { devices, translation })
     }
 
-    /// Puts back what [`PassedThrough::check`] accepted.
+    /// Installs the contents that [`PassedThrough::check`] accepted.
     pub fn install(&mut self, parts: Parts) {
         for (device, parts) in self.devices.iter_mut().zip(parts.devices) {
             match (device, parts) {

@@ -13,6 +13,6 @@ pub struct PciBusStateV1 {
     pub host_bridge: Vec<u8>,
     /// The devices, slot 1 first.
     pub functions: Vec<VirtioFunctionStateV1>,
-    /// Messages not yet taken by the owner: address and data.
+    /// Messages that the owner has not taken yet: address and data.
     pub msis: Vec<(u64, u32)>,
 }

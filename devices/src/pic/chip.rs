@@ -10,7 +10,7 @@ const OCW3: u8 = 0x08;
 const OCW3_POLL: u8 = 0x04;
 const SPURIOUS: u8 = 7;
 
-/// Which initialisation word the data port expects.
+/// The initialisation word that the data port expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     /// None: the data port is the mask register.
@@ -20,7 +20,7 @@ pub(super) enum Expected {
     Icw4,
 }
 
-/// Everything one 8259A remembers.
+/// All registers of an 8259A.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registers {
     /// Levels of the inputs.
@@ -40,13 +40,13 @@ pub(super) struct Registers {
     pub(super) special_fully_nested: bool,
     pub(super) special_mask: bool,
     pub(super) rotate_on_auto_eoi: bool,
-    /// Reads of the command port give ISR and not IRR.
+    /// Whether reads of the command port give ISR instead of IRR.
     pub(super) read_in_service: bool,
-    /// The next read of either port is a poll.
+    /// Whether the next read of either port is a poll.
     pub(super) poll: bool,
     /// The input with the lowest priority; the next one has the highest.
     pub(super) lowest: u8,
-    /// The input a slave hangs on, when its request is up.
+    /// The bit of the slave's input, while the slave requests an interrupt.
     pub(super) cascade: u8,
 }
 
@@ -79,14 +79,14 @@ impl Pic8259 {
         Pic8259 { s }
     }
 
-    /// What it remembers.
+    /// The registers.
     pub fn registers(&self) -> Registers {
         self.s
     }
 
-    /// A chip that remembers this.
+    /// A chip with these registers.
     pub fn with_registers(mut s: Registers) -> Pic8259 {
-        // The only field with impossible values; three bits is what the chip has.
+        // The only field with impossible values: the chip has three bits for it.
         s.lowest &= 7;
         Pic8259 { s }
     }
@@ -127,8 +127,8 @@ impl Pic8259 {
         self.s.inputs = inputs;
     }
 
-    /// Drives the input that the slave hangs on. It is followed as a level whatever the trigger mode: the
-    /// slave lowers its output in each acknowledge cycle, so no request of it could be lost or seen twice.
+    /// Drives the slave's input. It acts as a level whatever the trigger mode. The slave lowers its output in each
+    /// acknowledge cycle, so no request is lost or seen twice.
     pub fn set_cascade(&mut self, input: u8, level: bool) {
         self.s.cascade = u8::from(level) << input;
     }
@@ -138,19 +138,19 @@ impl Pic8259 {
         let s = &self.s;
         let candidates = self.requests() & !s.mask;
         if s.special_mask {
-            // Whatever is in service blocks only itself.
+            // An input in service blocks only itself.
             return self.highest(candidates & !s.in_service);
         }
         let input = self.highest(candidates)?;
         let beats = self.highest(s.in_service).is_none_or(|busy| {
-            // In special fully nested mode a slave that is in service may interrupt again.
+            // In special fully nested mode a slave in service may interrupt again.
             let nested = s.special_fully_nested && busy == input && s.cascade >> input & 1 != 0;
             nested || self.rank(input) < self.rank(busy)
         });
         beats.then_some(input)
     }
 
-    /// An acknowledge cycle: the input taken into service (`None`: spurious) and its vector.
+    /// Runs an acknowledge cycle. Returns the input taken into service (`None`: spurious) and its vector.
     pub fn acknowledge(&mut self) -> (Option<u8>, u8) {
         let Some(input) = self.request() else { return (None, self.s.vector_base | SPURIOUS) };
         self.s.edges &= !(1 << input);
@@ -177,7 +177,7 @@ impl Pic8259 {
         self.s.edges | self.s.inputs & self.level_inputs() | self.s.cascade
     }
 
-    /// ICW1 starts initialisation: mask, service and edge detection are cleared, priorities are reset.
+    /// Writes ICW1, which starts initialisation: mask, service and edge detection are cleared, priorities are reset.
     fn write_icw1(&mut self, value: u8) {
         let s = &mut self.s;
         s.icw1 = value;
@@ -204,7 +204,7 @@ impl Pic8259 {
                 s.vector_base = value & 0xF8;
                 s.expected = if s.icw1 & ICW1_SINGLE != 0 { after_icw3 } else { Expected::Icw3 };
             }
-            // How the chips are cascaded is fixed by the board.
+            // The board fixes the cascading.
             Expected::Icw3 => s.expected = after_icw3,
             Expected::Icw4 => {
                 s.auto_eoi = value & ICW4_AUTO_EOI != 0;
@@ -229,7 +229,7 @@ impl Pic8259 {
         }
     }
 
-    /// OCW2: bits 7:5 are rotate, specific, end of interrupt; bits 2:0 name an input.
+    /// Writes OCW2: bits 7:5 are rotate, specific, end of interrupt; bits 2:0 name an input.
     fn write_ocw2(&mut self, value: u8) {
         let named = value & 7;
         match value >> 5 {
@@ -259,7 +259,7 @@ impl Pic8259 {
         self.highest(candidates)
     }
 
-    /// 0 for the input with the highest priority, 7 for the lowest.
+    /// The rank of an input: 0 for the highest priority, 7 for the lowest.
     fn rank(&self, input: u8) -> u8 {
         input.wrapping_sub(self.s.lowest + 1) & 7
     }

@@ -4,14 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use super::chip::{Expected, Registers};
 
-/// Everything a [`PicPair`](super::PicPair) remembers, version 1.
+/// The saved state of a [`PicPair`](super::PicPair), version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PicPairStateV1 {
     pub(super) master: Pic8259StateV1,
     pub(super) slave: Pic8259StateV1,
 }
 
-/// Everything one 8259A remembers, version 1.
+/// The saved registers of an 8259A, version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pic8259StateV1 {
     /// Levels of the inputs.
@@ -31,17 +31,17 @@ pub struct Pic8259StateV1 {
     special_fully_nested: bool,
     special_mask: bool,
     rotate_on_auto_eoi: bool,
-    /// Reads of the command port give ISR and not IRR.
+    /// Whether reads of the command port give ISR instead of IRR.
     read_in_service: bool,
-    /// The next read of either port is a poll.
+    /// Whether the next read of either port is a poll.
     poll: bool,
     /// The input with the lowest priority; the next one has the highest.
     lowest: u8,
-    /// The input a slave hangs on, when its request is up.
+    /// The bit of the slave's input, while the slave requests an interrupt.
     cascade: u8,
 }
 
-/// Which initialisation word the data port expects, version 1.
+/// The initialisation word that the data port expects, version 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum ExpectedV1 {
     /// None: the data port is the mask register.

@@ -65,7 +65,7 @@ fn higher_priorities_interrupt_lower_ones_and_not_the_reverse() {
     assert_eq!(pair.read(Master, 0), 0b1_0101, "ISR");
     pair.write(Slave, 0, 0x0B);
     assert_eq!(pair.read(Slave, 0), 0b10);
-    // Non-specific EOIs end the most important one first.
+    // Non-specific EOIs end the input of the highest priority first.
     pair.write(Master, 0, 0x20);
     pair.write(Slave, 0, 0x20);
     pair.write(Master, 0, 0x20);

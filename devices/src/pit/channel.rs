@@ -3,31 +3,31 @@
 use super::cycle::Cycle;
 use crate::restore::RestoreError;
 
-/// What a counter is doing.
+/// The phase of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CountPhase {
-    /// A control word was written and no complete count since. The counter holds its old value.
+    /// A control word was written, and no complete count since. The counter holds its old value.
     Unloaded {
-        /// The value it shows.
+        /// The value that the counter shows.
         value: u32,
     },
     /// The gate holds the counter still.
     Held {
-        /// The value it shows, which is also what mode 0 goes on from.
+        /// The value that the counter shows. Mode 0 continues from it.
         value: u32,
-        /// The counter has already been through zero (one-shot modes).
+        /// Whether the counter has already been through zero (one-shot modes).
         expired: bool,
     },
     /// The counter counts.
     Counting {
-        /// The count in force before `current` begins, where one is.
+        /// The count in force before `current` begins, if any.
         previous: Option<Cycle>,
         /// The newest count; it may begin in the future.
         current: Cycle,
     },
 }
 
-/// Everything one channel remembers.
+/// All registers of a channel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registers {
     pub(super) mode: u8,
@@ -36,11 +36,11 @@ pub(super) struct Registers {
     pub(super) access: u8,
     pub(super) gate: bool,
     pub(super) phase: CountPhase,
-    /// The last complete count written, which gate triggers load.
+    /// The last complete count written. Gate triggers load it.
     pub(super) reload: u32,
-    /// The low byte of a two-byte count whose high byte is still to come.
+    /// The low byte of a two-byte count, while the high byte is missing.
     pub(super) written_low: Option<u8>,
-    /// The next read of a two-byte value gives the high byte.
+    /// Whether the next read of a two-byte value gives the high byte.
     pub(super) read_high: bool,
     /// A latched count.
     pub(super) latched_count: Option<u16>,
@@ -69,12 +69,12 @@ impl Channel {
         Channel { s }
     }
 
-    /// What it remembers.
+    /// The registers.
     pub fn registers(&self) -> Registers {
         self.s
     }
 
-    /// A channel that remembers this, if one can.
+    /// A channel with these registers, if they are possible.
     pub fn with_registers(s: Registers) -> Result<Channel, RestoreError> {
         let valid = |count: u32| (1..=0x1_0000).contains(&count);
         let phase_valid = match s.phase {
@@ -89,7 +89,7 @@ impl Channel {
         Ok(Channel { s })
     }
 
-    /// A control word for this channel.
+    /// Writes a control word for this channel.
     pub fn control(&mut self, value: u8, tick: u64) {
         let access = value >> 4 & 3;
         if access == 0 {
@@ -134,13 +134,13 @@ impl Channel {
         if high { (value >> 8) as u8 } else { value as u8 }
     }
 
-    /// Latches the count for reading; a latch that has not been read yet stays.
+    /// Latches the count for reading. An unread latch keeps its value.
     pub fn latch_count(&mut self, tick: u64) {
         let value = self.encoded_value(tick);
         self.s.latched_count.get_or_insert(value);
     }
 
-    /// Latches the status byte; a latch that has not been read yet stays.
+    /// Latches the status byte. An unread latch keeps its value.
     pub fn latch_status(&mut self, tick: u64) {
         let s = &self.s;
         let null_count = match s.phase {
@@ -218,7 +218,7 @@ impl Channel {
         if self.s.bcd { to_bcd(value) } else { value as u16 }
     }
 
-    /// The first byte of a two-byte count. In mode 0 it stops the counter and pulls the output low.
+    /// Writes the first byte of a two-byte count. In mode 0 it stops the counter and pulls the output low.
     fn write_low(&mut self, value: u8, tick: u64) {
         self.s.written_low = Some(value);
         if self.s.mode == 0 {
@@ -226,7 +226,7 @@ impl Channel {
         }
     }
 
-    /// A complete count was written.
+    /// Loads a complete count.
     fn load(&mut self, raw: u16, tick: u64) {
         let count = if self.s.bcd { from_bcd(raw) } else { u32::from(raw) };
         self.s.reload = if count == 0 { self.modulus() } else { count };
@@ -241,7 +241,7 @@ impl Channel {
         }
     }
 
-    /// Starts counting `count` at `origin_tick`; until then a running cycle goes on.
+    /// Starts counting `count` at `origin_tick`. Until then a running cycle continues.
     fn start(&mut self, origin_tick: u64, count: u32) {
         let previous = match self.s.phase {
             CountPhase::Counting { current, .. } if self.s.mode != 0 && current.origin_tick < origin_tick => {
@@ -253,7 +253,7 @@ impl Channel {
             CountPhase::Counting { previous, current: Cycle { origin_tick, count, expired: false } };
     }
 
-    /// A new count in a periodic mode takes over when the running period (half period in mode 3) ends.
+    /// Loads a new count in a periodic mode. It takes effect when the running period ends (half period in mode 3).
     fn replace(&mut self, previous: Option<Cycle>, current: Cycle, tick: u64) {
         let count = self.s.reload;
         let (previous, origin_tick) = if tick < current.origin_tick {
@@ -267,7 +267,7 @@ impl Channel {
             CountPhase::Counting { previous, current: Cycle { origin_tick, count, expired: false } };
     }
 
-    /// The gate lets a held counter go on from `value`.
+    /// Continues a held counter from `value`.
     fn resume(&mut self, value: u32, expired: bool, tick: u64) {
         let modulus = self.modulus();
         let count = if value == 0 { modulus } else { value };
@@ -281,7 +281,7 @@ fn to_bcd(value: u32) -> u16 {
     digit(1000) << 12 | digit(100) << 8 | digit(10) << 4 | digit(1)
 }
 
-/// Digits above nine, which the datasheet forbids, count as their binary value.
+/// Decodes BCD. Digits above nine, which the datasheet forbids, count as their binary value.
 fn from_bcd(raw: u16) -> u32 {
     let digit = |shift: u32| u32::from(raw >> shift & 0xF);
     let value = digit(12) * 1000 + digit(8) * 100 + digit(4) * 10 + digit(0);

@@ -1,14 +1,14 @@
-//! What a counter shows, as a function of the clock ticks since its count was loaded.
+//! A counter's value and output, as functions of the clock ticks since its count was loaded.
 
-/// A count that was loaded at a tick and has been counting since.
+/// A running count and the tick at which it was loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cycle {
     /// The clock tick at which the counter holds `count`.
     pub origin_tick: u64,
     /// The count, 1 to 65536 (10000 in BCD).
     pub count: u32,
-    /// The one-shot modes only: the count went through zero before it was held and let go again, so the
-    /// output has done what it had to do.
+    /// The one-shot modes only: whether the count went through zero before the gate held and released it. Then the
+    /// output does not change again.
     pub expired: bool,
 }
 
@@ -21,12 +21,12 @@ impl Cycle {
         tick.saturating_sub(self.origin_tick)
     }
 
-    /// Whether a counter that counts down once has been through zero at `tick`.
+    /// Whether a one-shot counter has been through zero at `tick`.
     pub fn is_expired(self, tick: u64) -> bool {
         self.expired || self.elapsed(tick) >= self.count()
     }
 
-    /// The counter's value at `tick`; `modulus` is where a counter that went through zero wraps to.
+    /// The counter's value at `tick`. A counter that went through zero wraps to `modulus`.
     pub fn value(self, mode: u8, tick: u64, modulus: u32) -> u32 {
         let elapsed = self.elapsed(tick);
         match mode {
@@ -59,7 +59,7 @@ impl Cycle {
             later(done + if phase < turn { turn } else { self.count() })
         };
         match mode {
-            // A count of one is illegal in the periodic modes; the output then never moves.
+            // A count of one is illegal in the periodic modes; then the output never changes.
             2 | 3 if self.count == 1 => None,
             2 => periodic(self.count() - 1),
             3 => periodic(self.high_ticks()),
@@ -76,7 +76,7 @@ impl Cycle {
         self.origin_tick.saturating_add(periods.saturating_mul(self.count()))
     }
 
-    /// The tick at which the half period running at `tick` ends (mode 3 reloads at both).
+    /// The tick at which the half period running at `tick` ends. Mode 3 reloads at the end of each half.
     pub fn half_period_end(self, tick: u64) -> u64 {
         let start = self.period_end(tick).saturating_sub(self.count());
         let turn = start.saturating_add(self.high_ticks());
@@ -87,7 +87,8 @@ impl Cycle {
         self.count().div_ceil(2)
     }
 
-    /// Mode 3 counts down by two, once for each half; odd counts are loaded with their lowest bit clear.
+    /// The value in mode 3, which counts down by two, once for each half. Odd counts are loaded with their lowest bit
+    /// clear.
     fn square_value(self, phase: u64) -> u32 {
         let in_half = if phase < self.high_ticks() { phase } else { phase - self.high_ticks() };
         (self.count & !1) - 2 * in_half as u32

@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 use super::channel::{CountPhase, Registers};
 use super::cycle::Cycle;
 
-/// Everything a [`Pit`](super::Pit) remembers, version 1.
+/// The saved state of a [`Pit`](super::Pit), version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PitStateV1 {
     pub(super) channels: [ChannelStateV1; 3],
 }
 
-/// Everything one channel remembers, version 1.
+/// The saved registers of a channel, version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelStateV1 {
     pub(super) mode: u8,
@@ -20,49 +20,49 @@ pub struct ChannelStateV1 {
     pub(super) access: u8,
     pub(super) gate: bool,
     pub(super) phase: CountPhaseV1,
-    /// The last complete count written, which gate triggers load.
+    /// The last complete count written. Gate triggers load it.
     pub(super) reload: u32,
-    /// The low byte of a two-byte count whose high byte is still to come.
+    /// The low byte of a two-byte count, while the high byte is missing.
     pub(super) written_low: Option<u8>,
-    /// The next read of a two-byte value gives the high byte.
+    /// Whether the next read of a two-byte value gives the high byte.
     pub(super) read_high: bool,
     /// A latched count.
     pub(super) latched_count: Option<u16>,
     pub(super) latched_status: Option<u8>,
 }
 
-/// What a counter is doing, version 1.
+/// The phase of a counter, version 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CountPhaseV1 {
-    /// A control word was written and no complete count since. The counter holds its old value.
+    /// A control word was written, and no complete count since. The counter holds its old value.
     Unloaded {
-        /// The value it shows.
+        /// The value that the counter shows.
         value: u32,
     },
     /// The gate holds the counter still.
     Held {
-        /// The value it shows, which is also what mode 0 goes on from.
+        /// The value that the counter shows. Mode 0 continues from it.
         value: u32,
-        /// The counter has already been through zero (one-shot modes).
+        /// Whether the counter has already been through zero (one-shot modes).
         expired: bool,
     },
     /// The counter counts.
     Counting {
-        /// The count in force before `current` begins, where one is.
+        /// The count in force before `current` begins, if any.
         previous: Option<CycleV1>,
         /// The newest count; it may begin in the future.
         current: CycleV1,
     },
 }
 
-/// A count that was loaded at a tick and has been counting since, version 1.
+/// A running count and the tick at which it was loaded, version 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CycleV1 {
     /// The clock tick at which the counter holds `count`.
     pub origin_tick: u64,
     /// The count, 1 to 65536 (10000 in BCD).
     pub count: u32,
-    /// The one-shot modes only: the count went through zero before it was held and let go again.
+    /// The one-shot modes only: whether the count went through zero before the gate held and released it.
     pub expired: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Which chip answers at which port and address.
+//! The ports and addresses of each chip.
 
 use vm_memory::GuestMemory;
 
@@ -24,7 +24,7 @@ const ELCR_SLAVE: u16 = 0x4D1;
 const _: () = assert!(PM1_CONTROL_PORT == PM1_EVENT_PORT + 4 && PM_TIMER_PORT == PM1_EVENT_PORT + 8);
 
 impl<B: ExpansionBus> Platform<B> {
-    /// The guest reads `size` bytes (1, 2 or 4) from a port.
+    /// Reads `size` bytes (1, 2 or 4) from a port for the guest.
     pub fn pio_read<M: GuestMemory>(&mut self, _mem: &M, now_ns: u64, port: u16, size: u8) -> u32 {
         self.advance(now_ns);
         let mut bytes = [0; 4];
@@ -43,13 +43,13 @@ impl<B: ExpansionBus> Platform<B> {
         u32::from_le_bytes(bytes)
     }
 
-    /// The guest writes `size` bytes (1, 2 or 4) to a port.
+    /// Writes `size` bytes (1, 2 or 4) to a port for the guest.
     pub fn pio_write<M: GuestMemory>(&mut self, mem: &M, now_ns: u64, port: u16, size: u8, value: u32) {
         self.advance(now_ns);
         let bytes = value.to_le_bytes();
         let data = &bytes[..usize::from(size.min(4))];
         if self.debug_ports.exit == Some(port) {
-            // The one port that is as wide as the access.
+            // The debug-exit port is the only port as wide as the access.
             let zero_extended = data.iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte));
             self.misc_ports.write_debug_exit(zero_extended);
         } else if is_bus_port(port, data.len()) {
@@ -62,7 +62,7 @@ impl<B: ExpansionBus> Platform<B> {
         self.update_interrupts(now_ns);
     }
 
-    /// The guest reads from a guest-physical address that is not RAM.
+    /// Reads a guest-physical address that is not RAM, for the guest.
     pub fn mmio_read<M: GuestMemory>(&mut self, mem: &M, now_ns: u64, gpa: u64, data: &mut [u8]) {
         self.advance(now_ns);
         if let Some(offset) = self.lapic_offset(gpa) {
@@ -78,11 +78,11 @@ impl<B: ExpansionBus> Platform<B> {
         self.update_interrupts(now_ns);
     }
 
-    /// The guest writes to a guest-physical address that is not RAM.
+    /// Writes a guest-physical address that is not RAM, for the guest.
     pub fn mmio_write<M: GuestMemory>(&mut self, mem: &M, now_ns: u64, gpa: u64, data: &[u8]) {
         self.advance(now_ns);
         if let Some(offset) = self.lapic_offset(gpa) {
-            // Narrower writes are undefined; wider ones reach the register with their low half.
+            // Narrower writes are undefined; of wider writes the low half reaches the register.
             if let Some(value) = data.first_chunk() {
                 self.lapic.write(offset, u32::from_le_bytes(*value), now_ns);
             }
@@ -99,7 +99,7 @@ impl<B: ExpansionBus> Platform<B> {
         self.update_interrupts(now_ns);
     }
 
-    /// Whether one of the board's own chips answers at an address. Such a chip goes before the expansion bus.
+    /// Whether a chip of the board answers at an address. Chips take precedence over the expansion bus.
     pub fn has_chip_at(&self, gpa: u64) -> bool {
         self.lapic_offset(gpa).is_some() || page_offset(IOAPIC_BASE, gpa).is_some()
     }
@@ -159,13 +159,14 @@ impl<B: ExpansionBus> Platform<B> {
     }
 }
 
-/// The bus owns the configuration ports, except for byte accesses to the reset register among them. Wider
-/// ones never reach that register: a probe of the configuration ports must not reset the machine.
+/// Whether an access goes to the bus. The bus owns the configuration ports, except for byte accesses to the reset
+/// register among them. Wider accesses never reach that register: a probe of the configuration ports must not reset the
+/// machine.
 fn is_bus_port(port: u16, size: usize) -> bool {
     (PCI_CONFIG_PORT..=PCI_CONFIG_END).contains(&port) && !(port == RESET_PORT && size == 1)
 }
 
-/// `port` and the ones after it; the address space wraps.
+/// `port` and its successors; the address space wraps.
 fn byte_ports(port: u16) -> impl Iterator<Item = u16> {
     (0..).map(move |index| port.wrapping_add(index))
 }
@@ -174,7 +175,7 @@ fn page_offset(base: u64, gpa: u64) -> Option<u64> {
     gpa.checked_sub(base).filter(|&offset| offset < PAGE_SIZE)
 }
 
-/// Reads bytes out of a page of 32-bit registers, each register once.
+/// Reads bytes from a page of 32-bit registers, each register once.
 fn read_registers(offset: u64, data: &mut [u8], mut read: impl FnMut(u64) -> u32) {
     let mut value = [0; 4];
     for (index, byte) in data.iter_mut().enumerate() {

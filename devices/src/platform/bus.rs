@@ -1,4 +1,4 @@
-//! What the board needs from the expansion (PCI) bus.
+//! The board's interface to the expansion (PCI) bus.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -8,10 +8,10 @@ use crate::restore::RestoreError;
 
 /// The bus behind ports 0xCF8 to 0xCFF and behind every guest-physical address that no chip answers.
 ///
-/// Accesses return whether the bus has answered; if not, reads give all ones. After every call the board asks
-/// for messages and levels, so the bus never has to call back.
+/// Accesses return whether the bus has answered; if not, reads give all ones. After every call the board takes messages
+/// and levels, so the bus never has to call back.
 pub trait ExpansionBus {
-    /// Plain data that says everything the guest could find out about the bus and its devices.
+    /// Plain data with everything that the guest can find out about the bus and its devices.
     type State: Clone + std::fmt::Debug + PartialEq + Serialize + DeserializeOwned;
 
     /// Reads a configuration port.
@@ -26,11 +26,11 @@ pub trait ExpansionBus {
     fn take_msis(&mut self) -> Vec<(u64, u32)>;
     /// Levels of the four interrupt pins; bit n goes to I/O APIC pin 16 + n.
     fn irq_levels(&self) -> u32;
-    /// Levels of the ISA lines that the bus drives; bit n is line n. None is a chip's of the board.
+    /// Levels of the ISA lines that the bus drives; bit n is line n. No chip of the board uses these lines.
     fn isa_levels(&self) -> u32;
     /// The state.
     fn state(&self) -> Self::State;
-    /// Goes back to a saved state.
+    /// Restores a saved state.
     fn restore(&mut self, state: &Self::State) -> Result<(), RestoreError>;
 }
 

@@ -7,7 +7,7 @@
 //! PCI pins ──────────►    │      MSI ────────┘
 //! ```
 //!
-//! Lines of passed-through ports go where the UART's goes.
+//! Lines of passed-through ports are wired like the UART's line.
 
 use super::bus::ExpansionBus;
 use super::{PCI_PIC_IRQS, Platform};
@@ -16,8 +16,8 @@ use crate::layout::{PCI_FIRST_GSI, PIT_GSI, PIT_IRQ, RTC_IRQ, SCI_IRQ, SERIAL_IR
 use crate::misc_ports::Request;
 
 impl<B: ExpansionBus> Platform<B> {
-    /// Lets everything happen that is due by `now_ns`, in the order of time. The local APIC's timer goes
-    /// first at each instant; between two line changes all its expiries are one interrupt anyway.
+    /// Processes everything that is due by `now_ns`, in order of time. The local APIC's timer goes first at each
+    /// instant. Between two line changes all its expiries are one interrupt anyway.
     pub(super) fn catch_up(&mut self, now_ns: u64) {
         loop {
             let line_ns = self.line_deadline_ns.filter(|&deadline_ns| deadline_ns <= now_ns);
@@ -29,7 +29,7 @@ impl<B: ExpansionBus> Platform<B> {
         }
     }
 
-    /// Brings the interrupt controllers up to date after something has happened at `now_ns`.
+    /// Updates the interrupt controllers after a change at `now_ns`.
     pub(super) fn update_interrupts(&mut self, now_ns: u64) {
         let serial_dropped = self.uart.take_line_drop();
         let serial = self.uart.irq();
@@ -44,7 +44,7 @@ impl<B: ExpansionBus> Platform<B> {
         self.route();
     }
 
-    /// Lets messages travel and works out whether the CPU is being interrupted.
+    /// Delivers messages, and computes whether an interrupt waits for the CPU.
     pub(super) fn route(&mut self) {
         for (address, data) in self.bus.take_msis() {
             match InterruptMessage::from_msi(address, data) {
@@ -62,8 +62,8 @@ impl<B: ExpansionBus> Platform<B> {
         self.interrupt_pending = self.external_interrupt_pending() || self.lapic.pending_vector().is_some();
     }
 
-    /// Whether the 8259 pair interrupts the CPU: past a disabled local APIC, through LINT0, or through pin 0
-    /// of the I/O APIC.
+    /// Whether the 8259 pair interrupts the CPU. It can do so past a disabled local APIC, through LINT0, or through pin
+    /// 0 of the I/O APIC.
     pub(super) fn external_interrupt_pending(&self) -> bool {
         self.pic.interrupt_pending()
             && (self.lapic.passes_external_interrupt() || self.ioapic.passes_external_interrupt(0))

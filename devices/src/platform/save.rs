@@ -14,8 +14,8 @@ use crate::rtc::Rtc;
 use crate::uart::Uart;
 
 impl<B: ExpansionBus> Platform<B> {
-    /// The state of all chips. Equal machines have equal states if they have been advanced to the present;
-    /// see the module documentation.
+    /// The state of all chips. Equal machines have equal states if they have been advanced to the present; see
+    /// [`crate::platform`].
     pub fn state(&self) -> PlatformStateV1<B::State> {
         PlatformStateV1 {
             uart: self.uart.save(),
@@ -30,8 +30,8 @@ impl<B: ExpansionBus> Platform<B> {
         }
     }
 
-    /// Goes back to a state that was saved at `now_ns`. Output and requests not taken yet are dropped. On an
-    /// error nothing has changed, except perhaps in the bus.
+    /// Restores a state that was saved at `now_ns`. Drops output and requests that were not taken. An error changes
+    /// nothing, except perhaps the bus.
     pub fn restore(&mut self, state: &PlatformStateV1<B::State>, now_ns: u64) -> Result<(), RestoreError> {
         let uart = Uart::restore(&state.uart)?;
         let rtc = Rtc::restore(&state.rtc)?;
@@ -47,7 +47,7 @@ impl<B: ExpansionBus> Platform<B> {
         self.lapic = lapic;
         self.pm = pm;
         self.misc_ports = MiscPorts::restore(&state.misc_ports);
-        // The lines are what they were; only what follows from the chips has to be worked out again.
+        // The lines have their saved levels. Only the derived fields must be computed again.
         self.line_deadline_ns = self.next_line_change_ns(now_ns);
         self.route();
         Ok(())

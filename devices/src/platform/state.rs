@@ -1,8 +1,8 @@
 //! The saved form of the whole board, version 1.
 //!
-//! A chip's numbered state is plain data. Most chips have nothing but registers that are numbers and flags, and work on
-//! their numbered state itself; where a chip computes with richer types, its `state.rs` converts them. What a recording
-//! holds are these types' bytes, which `tests/golden_state.rs` keeps as they are.
+//! A chip's numbered state is plain data. Most chips have only numbers and flags, and use their numbered state
+//! directly. If a chip computes with richer types, its `state.rs` converts them. Recordings store the bytes of these
+//! types; `tests/golden_state.rs` checks that the bytes do not change.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ use crate::pit::PitStateV1;
 use crate::rtc::RtcStateV1;
 use crate::uart::UartStateV1;
 
-/// Everything a [`Platform`](super::Platform) remembers, version 1. `S` is the state of the expansion bus.
+/// The saved state of a [`Platform`](super::Platform), version 1. `S` is the state of the expansion bus.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlatformStateV1<S> {
     pub(super) uart: UartStateV1,

@@ -56,7 +56,7 @@ impl<B: ExpansionBus> Machine<B> {
         }
     }
 
-    /// Vectors 0x30 and up, normal EOI, everything unmasked but what `mask` says.
+    /// Initialises the 8259 pair: vectors 0x30 and up, normal EOI, the lines in `mask` masked.
     fn init_pics(&mut self, mask: u16) {
         let [low, high] = mask.to_le_bytes();
         for (port, base, mask) in [(PIC_MASTER_PORT, 0x30, low), (PIC_SLAVE_PORT, 0x38, high)] {
@@ -72,7 +72,7 @@ impl<B: ExpansionBus> Machine<B> {
         self.platform.advance(now_ns);
     }
 
-    /// Runs until an interrupt comes and takes it.
+    /// Runs until an interrupt comes, and acknowledges it.
     fn wait_for_interrupt(&mut self) -> Option<u8> {
         while !self.platform.interrupt_pending() {
             let deadline_ns = self.platform.next_deadline_ns()?;
@@ -192,8 +192,8 @@ fn serial_output_is_interrupt_driven_through_both_controllers() {
     }
 }
 
-/// A driver that answers a transmitter interrupt by sending, without reading IIR, gets the next interrupt
-/// although the controller is edge triggered.
+/// A driver may answer a transmitter interrupt by sending, without reading IIR. It gets the next interrupt although the
+/// controller is edge triggered.
 #[test]
 fn sending_without_reading_iir_still_makes_edges() {
     let mut m = machine();
@@ -256,7 +256,7 @@ fn the_rtc_interrupts_on_line_8() {
     }
 }
 
-/// Linux's `pit_calibrate_tsc()` over the real ports, with the TSC being virtual time.
+/// Linux's `pit_calibrate_tsc()` over the real ports; the TSC is virtual time.
 #[test]
 fn linux_calibrates_through_port_b() {
     let mut m = machine();
@@ -276,8 +276,8 @@ fn linux_calibrates_through_port_b() {
     assert!((m.now_ns - 5_000_000).abs_diff(10_000_000) < 2_000);
 }
 
-/// The same vector from a level-triggered line at one second and from the timer at two: whichever comes last
-/// decides the trigger mode, however far time is advanced at once.
+/// The same vector comes from a level-triggered line at one second and from the timer at two. The later one decides the
+/// trigger mode, however far a call advances the time.
 #[test]
 fn events_happen_in_the_order_of_time() {
     for stops in [&[3_000_000_000][..], &[1_500_000_000, 3_000_000_000]] {

@@ -11,12 +11,12 @@ const WEEKDAY: usize = 3;
 const SECONDS_PER_DAY: i64 = 86_400;
 const PM: u8 = 0x80;
 
-/// Which of the time registers the CMOS address is.
+/// The index of the time register at a CMOS address, if there is one.
 pub(super) fn time_register(address: usize) -> Option<usize> {
     ADDRESSES.iter().position(|&candidate| candidate == address)
 }
 
-/// How numbers stand in the registers.
+/// The number format of the registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Format {
     binary: bool,
@@ -32,7 +32,7 @@ impl Format {
         if self.binary { number } else { ((number / 10 % 10) << 4) | (number % 10) }
     }
 
-    /// Digits above nine count as their binary value.
+    /// Decodes a number. BCD digits above nine count as their binary value.
     pub fn decode(self, raw: u8) -> u8 {
         if self.binary { raw } else { (raw >> 4) * 10 + (raw & 0x0F) }
     }
@@ -78,8 +78,7 @@ impl TimeRegisters {
         TimeRegisters(registers)
     }
 
-    /// Seconds since 1970 and the weekday shift. Impossible dates mean what carrying over makes of them
-    /// (31 April is 1 May).
+    /// Seconds since 1970 and the weekday shift. Impossible dates carry over (31 April is 1 May).
     pub fn to_unix(self, format: Format) -> (i64, u8) {
         let number = |place: usize| i64::from(format.decode(self.0[place]));
         let year = number(7) * 100 + number(6);
@@ -90,13 +89,13 @@ impl TimeRegisters {
     }
 }
 
-/// 0 is Sunday; 1 January 1970 was a Thursday.
+/// The weekday, where 0 is Sunday; 1 January 1970 was a Thursday.
 fn weekday_from_days(days: i64) -> i64 {
     (days + 4).rem_euclid(7)
 }
 
-/// Days since 1 January 1970 of a date in the Gregorian calendar. Years are counted from March, so that the
-/// leap day is the last of its year.
+/// Days from 1 January 1970 to a date in the Gregorian calendar. Years start in March, so the leap day is the last day
+/// of its year.
 fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let march_year = if month <= 2 { year - 1 } else { year };
     let months_since_march = (month + 9) % 12;
@@ -114,7 +113,7 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let days = days + DAYS_TO_1970;
     let era = days.div_euclid(DAYS_PER_400_YEARS);
     let day_of_era = days.rem_euclid(DAYS_PER_400_YEARS);
-    // Days that leap years have added before this one: one in 1461, but for centuries, but for the era's last.
+    // Leap days before this day: one in 1461 days, except for centuries, except for the era's last day.
     let added = day_of_era / 1460 - day_of_era / 36_524 + day_of_era / 146_096;
     let year_of_era = (day_of_era - added) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
@@ -145,7 +144,7 @@ mod tests {
 
     #[test]
     fn registers_convert_in_every_format() {
-        // Saturday 2000-01-01 00:00:01 and noon, one second before midnight and so on.
+        // Saturday 2000-01-01 00:00:01, noon, one second before midnight, and others.
         for unix in [946_684_801, 946_728_000, 946_771_199, 1_582_934_400, 4_102_444_799] {
             for reg_b in [0x00, 0x02, 0x04, 0x06] {
                 let format = Format::from_register_b(reg_b);

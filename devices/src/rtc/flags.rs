@@ -1,4 +1,4 @@
-//! The interrupt flags of register C, as functions of time.
+//! The interrupt flags of register C, computed from the time.
 
 use super::calendar::Format;
 use super::{A_RATE, C_ALARM, C_FLAGS, C_PERIODIC, C_UPDATE, ClockStateV1, NS_PER_SECOND, Rtc};
@@ -11,7 +11,7 @@ const WILDCARD: u8 = 0xC0;
 const SECONDS_PER_DAY: u64 = 86_400;
 
 impl Rtc {
-    /// Those of the flags in `mask` that register C shows at `now_ns`.
+    /// The flags in `mask` that register C shows at `now_ns`.
     pub(super) fn flags(&self, mask: u8, now_ns: u64) -> u8 {
         [C_PERIODIC, C_ALARM, C_UPDATE]
             .into_iter()
@@ -22,13 +22,13 @@ impl Rtc {
             .fold(self.s.flags & mask, |flags, flag| flags | flag)
     }
 
-    /// Makes the flags up to now independent of the settings that are about to change.
+    /// Stores the flags up to now, before a change of the settings.
     pub(super) fn settle_flags(&mut self, now_ns: u64) {
         self.s.flags = self.flags(C_FLAGS, now_ns);
         self.s.flags_from_ns = now_ns;
     }
 
-    /// When the source of `flag` next happens after `after_ns`.
+    /// The time of the next event of `flag` after `after_ns`.
     pub(super) fn next_flag_ns(&self, flag: u8, after_ns: u64) -> Option<u64> {
         match flag {
             C_PERIODIC => self.next_periodic_ns(after_ns),
@@ -37,13 +37,13 @@ impl Rtc {
         }
     }
 
-    /// The periodic interrupt runs off the divider, whether or not SET stops the updates.
+    /// The next periodic interrupt. It depends on the divider only, even if SET stops the updates.
     fn next_periodic_ns(&self, after_ns: u64) -> Option<u64> {
         let rate = self.s.reg_a & A_RATE;
         if rate == 0 || !self.divider_runs() {
             return None;
         }
-        // Rates 1 and 2 repeat 8 and 9 for this time base.
+        // For this time base rates 1 and 2 are the same as 8 and 9.
         let shift = if rate <= 2 { rate + 6 } else { rate - 1 };
         let period = CRYSTAL.ticks(after_ns) >> shift;
         CRYSTAL.start_ns((period + 1) << shift)
@@ -65,7 +65,7 @@ impl Rtc {
     }
 }
 
-/// Which seconds, minutes and hours match; `None` is a wildcard.
+/// The seconds, minutes and hours that match; `None` is a wildcard.
 struct Alarm {
     second: Option<u32>,
     minute: Option<u32>,
@@ -73,7 +73,7 @@ struct Alarm {
 }
 
 impl Alarm {
-    /// Returns `None` for bytes that no time ever equals.
+    /// Decodes the alarm. Returns `None` for bytes that no time equals.
     fn new([second, minute, hour]: [u8; 3], format: Format) -> Option<Alarm> {
         let field = |raw: u8, number: u8, limit: u8| match raw {
             WILDCARD.. => Some(None),
@@ -92,8 +92,8 @@ impl Alarm {
         const DAY: u32 = SECONDS_PER_DAY as u32;
         let mut time = second_of_day;
         let mut wait = 0;
-        // Each step skips to the next candidate of the coarsest field that does not match; a day later
-        // everything has had its turn.
+        // Each step skips to the next candidate of the coarsest field that does not match. After a day every time has
+        // been tried.
         while wait <= DAY {
             let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
             let step = if self.hour.is_some_and(|wanted| wanted != hour) {

@@ -40,7 +40,7 @@ fn the_update_bit_comes_on_just_before_each_second() {
     }
 }
 
-/// Linux's `mc146818_set_time()`: SET, divider reset, write, then let go of both.
+/// Linux's `mc146818_set_time()`: SET, divider reset, write, then release of both.
 #[test]
 fn linux_sets_the_time() {
     let mut rtc = Rtc::new(0);
@@ -103,7 +103,7 @@ fn update_ended_interrupts_come_each_second() {
 
 #[test]
 fn alarms_match_with_wildcards() {
-    // Hours, minutes, seconds and when, after 1999-12-31 23:59:58.
+    // Hours, minutes, seconds and the alarm's time after 1999-12-31 23:59:58.
     for (alarm, after_s) in [
         ([0x00, 0x00, 0x03], Some(5)),
         ([0xFF, 0xFF, 0xFF], Some(1)),

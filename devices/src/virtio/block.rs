@@ -1,7 +1,7 @@
 //! Virtio block device: one request queue over a [`BlockBackend`].
 //!
-//! Requests are carried out and completed inside the notification. A request that breaks the protocol but has
-//! a place for its status gets an error status; one without such a place is a broken ring.
+//! The device completes each request inside the notification. A request that breaks the protocol but has a status byte
+//! gets an error status. A request without a status byte is a broken ring.
 //!
 //! VIRTIO 1.2, section 5.2.
 
@@ -33,7 +33,7 @@ const F_FLUSH: u64 = feature(virtio_blk::VIRTIO_BLK_F_FLUSH);
 const F_DISCARD: u64 = feature(virtio_blk::VIRTIO_BLK_F_DISCARD);
 const F_WRITE_ZEROES: u64 = feature(virtio_blk::VIRTIO_BLK_F_WRITE_ZEROES);
 
-/// Largest segment. With [`SEG_MAX`] it bounds what one request can move.
+/// Largest segment. Together with [`SEG_MAX`] it bounds the size of a request.
 const SIZE_MAX: u32 = 64 << 10;
 /// Most data segments in a request: a direct chain also needs header and status.
 const SEG_MAX: u32 = QUEUE_SIZE as u32 - 2;
@@ -62,13 +62,13 @@ const S_UNSUPP: u8 = virtio_blk::VIRTIO_BLK_S_UNSUPP as u8;
 
 const RANGE_UNMAP: u32 = virtio_blk::VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
 
-/// Why a request does not succeed.
+/// Why a request fails.
 enum Failure {
     /// The chain cannot be used at all.
     Ring(RingError),
-    /// The driver asked for something wrong: what.
+    /// The driver's request is invalid, for this reason.
     Invalid(&'static str),
-    /// The driver asked for something we do not do.
+    /// The device does not support the request.
     Unsupported,
     Backend(BlockError),
 }
@@ -100,7 +100,7 @@ struct Range {
 }
 
 impl Block {
-    /// A disk with these contents.
+    /// Makes a disk with the contents of `backend`.
     pub fn new(backend: impl BlockBackend) -> Block {
         Block { backend: Box::new(backend), buffer: vec![0; CHUNK_BYTES].into_boxed_slice() }
     }
@@ -121,8 +121,8 @@ impl Block {
             Err(failure) => failure.status()?,
         };
         status_byte.set(status)?;
-        // The used length promises that all bytes before it were written, so the status byte counts only
-        // when the data before it is complete.
+        // The used length promises that all bytes before it were written. So the status byte counts only if the data
+        // before it is complete.
         let written = room - input.remaining();
         Ok(Served::Used(written as u32 + u32::from(written == room)))
     }
@@ -182,7 +182,7 @@ impl Block {
     }
 
     fn discard<M: GuestMemory>(&mut self, output: &mut Cursor<'_, M>) -> Result<(), Failure> {
-        // Section 5.2.6.2: a discard with the unmap flag, or any reserved one, is unsupported.
+        // Section 5.2.6.2: a discard with the unmap flag or a reserved flag is unsupported.
         for range in self.ranges(output, MAX_DISCARD_RANGES, 0)? {
             self.backend.discard(range.sector, u64::from(range.sectors))?;
         }
@@ -197,7 +197,7 @@ impl Block {
         Ok(())
     }
 
-    /// Reads and checks all ranges before any of them is carried out.
+    /// Reads and checks all ranges before the first is processed.
     fn ranges<M: GuestMemory>(
         &self,
         output: &mut Cursor<'_, M>,
@@ -245,7 +245,7 @@ impl Block {
 }
 
 impl Failure {
-    /// The status to report, unless the chain itself is broken.
+    /// The status to report, or an error if the chain itself is broken.
     fn status(self) -> Result<u8, RingError> {
         match self {
             Failure::Ring(error) => Err(error),

@@ -1,15 +1,15 @@
-//! What the block device needs from a disk.
+//! The block device's interface to a disk.
 
 use std::any::Any;
 
 /// Bytes in a sector, the unit of all addresses and capacities here.
 pub const SECTOR_BYTES: usize = 512;
 
-/// Why a backend could not do what it was asked. The guest sees an I/O error.
+/// Why a backend failed. The guest sees an I/O error.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockError {
-    /// The host could not read or write what stores the disk. It breaks determinism: a replay has no way to
-    /// fail in the same place.
+    /// The host could not read or write the disk's storage. This breaks determinism: a replay cannot fail in the same
+    /// place.
     #[error("the disk's storage failed")]
     Host(#[source] std::io::Error),
     /// The stored contents are damaged or missing.
@@ -20,11 +20,11 @@ pub enum BlockError {
     Unsupported,
 }
 
-/// The contents of a disk. Called synchronously, with sector ranges that lie inside the capacity and buffers
-/// of whole sectors. Equal sequences of calls must give equal contents: what is read after a discard is a
-/// fixed function of the calls as well.
+/// The contents of a disk. Calls are synchronous; sector ranges lie inside the capacity, and buffers have whole
+/// sectors. Equal sequences of calls must give equal contents. So a read after a discard must also depend only on the
+/// calls.
 ///
-/// `Any` lets the owner reach its own type again: [`crate::pci::PciBus::block_backend_mut`].
+/// `Any` lets the owner recover its own type: [`crate::pci::PciBus::block_backend_mut`].
 pub trait BlockBackend: Any + Send {
     /// Size in sectors; constant.
     fn capacity_sectors(&self) -> u64;
@@ -43,7 +43,7 @@ pub trait BlockBackend: Any + Send {
         false
     }
 
-    /// The disk's name in the guest's `/dev/disk/by-id`; only the first 20 bytes count. Constant.
+    /// The disk's name in the guest's `/dev/disk/by-id`; only the first 20 bytes are used. Constant.
     fn serial(&self) -> &str;
 
     /// Whether [`BlockBackend::discard`] works; constant.
@@ -51,12 +51,12 @@ pub trait BlockBackend: Any + Send {
         false
     }
 
-    /// Gives up the contents of `count` sectors.
+    /// Discards the contents of `count` sectors.
     fn discard(&mut self, _sector: u64, _count: u64) -> Result<(), BlockError> {
         Err(BlockError::Unsupported)
     }
 
-    /// Makes `count` sectors read as zero; `unmap` permits to give up their storage.
+    /// Makes `count` sectors read as zero; `unmap` allows the backend to free their storage.
     fn write_zeroes(&mut self, sector: u64, count: u64, _unmap: bool) -> Result<(), BlockError> {
         const CHUNK_SECTORS: u64 = 128;
         let zeroes = [0; CHUNK_SECTORS as usize * SECTOR_BYTES];

@@ -1,15 +1,15 @@
-//! One descriptor chain, walked and checked before any device sees it, and cursors over its buffers.
+//! Descriptor chains, walked and checked before a device sees them, and cursors over their buffers.
 //!
 //! VIRTIO 1.2, section 2.7.
 
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
-/// Longest chain accepted, wherever its descriptors are. Drivers stay below the queue size, except that some
-/// put longer chains into indirect tables.
+/// Longest chain accepted, direct or indirect. Drivers stay below the queue size, except for some that put longer
+/// chains into indirect tables.
 const MAX_DESCRIPTORS: usize = 1024;
 
-/// What a driver did to a ring that it must not do.
+/// A driver's violation of the ring rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RingError {
     #[error("part of the ring lies outside of RAM")]
@@ -28,27 +28,27 @@ pub(crate) enum RingError {
     MissingBuffer,
 }
 
-/// A stretch of guest memory.
+/// A contiguous range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span {
     address: u64,
     length: u32,
 }
 
-/// A well-formed chain: all its buffers lie in RAM, the readable ones come first.
+/// A well-formed chain: all its buffers lie in RAM, and the readable buffers come first.
 #[derive(Default)]
 pub(crate) struct Chain {
-    /// Index of the first descriptor, by which the driver recognises the chain.
+    /// Index of the first descriptor. The driver identifies the chain by it.
     pub head: u16,
     spans: Vec<Span>,
     readable: usize,
 }
 
 impl Chain {
-    /// Walks a chain into `self`, which only lends its storage.
+    /// Walks a chain into `self`, and reuses the storage of `self`.
     ///
-    /// The walker of `virtio-queue` bounds loops and ends a bad chain early. That a chain ended early shows
-    /// in its last descriptor, which promises a next one.
+    /// The walker of `virtio-queue` bounds loops and ends a bad chain early. The last descriptor of such a chain
+    /// promises a next one.
     pub fn parse<M: GuestMemory>(
         &mut self,
         mem: &M,
@@ -95,11 +95,11 @@ impl Chain {
     }
 }
 
-/// A position in a list of buffers, moving forward as bytes are copied.
+/// A position in a list of buffers. It moves forward as bytes are copied.
 pub(crate) struct Cursor<'a, M> {
     mem: &'a M,
     spans: &'a [Span],
-    /// Bytes already used of the first span.
+    /// Bytes of the first span that are already used.
     offset: u32,
     remaining: u64,
 }
@@ -115,7 +115,7 @@ impl<'a, M: GuestMemory> Cursor<'a, M> {
         self.remaining
     }
 
-    /// Takes the last byte away and returns a cursor over it alone.
+    /// Removes the last byte and returns a cursor over that byte.
     pub fn split_last_byte(&mut self) -> Result<LastByte<'a, M>, RingError> {
         let last = self.spans.last().ok_or(RingError::MissingBuffer)?;
         self.remaining = self.remaining.checked_sub(1).ok_or(RingError::MissingBuffer)?;
@@ -123,7 +123,7 @@ impl<'a, M: GuestMemory> Cursor<'a, M> {
         Ok(LastByte { mem: self.mem, address: last.address + u64::from(last.length) - 1 })
     }
 
-    /// Copies the next bytes out of guest memory. There must be enough left.
+    /// Copies the next bytes out of guest memory. The caller checks that enough bytes are left.
     pub fn read(&mut self, to: &mut [u8]) -> Result<(), RingError> {
         let mut done = 0;
         while done < to.len() {
@@ -135,7 +135,7 @@ impl<'a, M: GuestMemory> Cursor<'a, M> {
         Ok(())
     }
 
-    /// Copies bytes into guest memory. There must be room for them.
+    /// Copies bytes into guest memory. The caller checks that there is room.
     pub fn write(&mut self, from: &[u8]) -> Result<(), RingError> {
         let mut done = 0;
         while done < from.len() {
@@ -147,7 +147,7 @@ impl<'a, M: GuestMemory> Cursor<'a, M> {
         Ok(())
     }
 
-    /// The next contiguous stretch of at most `wanted` (not zero) bytes.
+    /// The next contiguous piece of at most `wanted` (not zero) bytes.
     fn next_piece(&mut self, wanted: usize) -> Result<(GuestAddress, usize), RingError> {
         let (span, rest) = self.spans.split_first().ok_or(RingError::MissingBuffer)?;
         let left_in_span = u64::from(span.length - self.offset);
@@ -165,7 +165,7 @@ impl<'a, M: GuestMemory> Cursor<'a, M> {
     }
 }
 
-/// The last writable byte of a chain, where block requests have their status.
+/// The last writable byte of a chain, the status of a block request.
 pub(crate) struct LastByte<'a, M> {
     mem: &'a M,
     address: u64,

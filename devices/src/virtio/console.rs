@@ -1,7 +1,7 @@
 //! Virtio console with one port: bytes in, bytes out, and the size of the terminal.
 //!
-//! What the guest writes is collected for the owner and is no part of the machine's state: the owner takes it
-//! before saving. Multiple ports are not modelled.
+//! The guest's output is collected for the owner and is not part of the machine's state: the owner takes it before
+//! saving. Multiple ports are not modelled.
 //!
 //! VIRTIO 1.2, section 5.3.
 
@@ -31,7 +31,7 @@ const F_EMERG_WRITE: u64 = feature(2);
 pub(crate) const RECEIVE_QUEUE: usize = 0;
 
 const EMERGENCY_WRITE: usize = 8;
-/// Most output kept for an owner that does not take it; what comes after is dropped.
+/// Most output kept for an owner that does not take it. Later output is dropped.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 const CHUNK_BYTES: usize = 4096;
 
@@ -44,7 +44,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// A console whose terminal has this size in characters.
+    /// Makes a console whose terminal has this size in characters.
     pub fn new(columns: u16, rows: u16) -> Console {
         Console { columns, rows, input: VecDeque::new(), output: Vec::new() }
     }
@@ -61,7 +61,7 @@ impl Console {
         std::mem::take(&mut self.output)
     }
 
-    /// Sets the size; says whether that is a change.
+    /// Sets the size. Returns whether it changed.
     pub(crate) fn resize(&mut self, columns: u16, rows: u16) -> bool {
         let changed = (self.columns, self.rows) != (columns, rows);
         (self.columns, self.rows) = (columns, rows);
@@ -113,7 +113,7 @@ impl DeviceModel for Console {
     }
 
     fn write_config(&mut self, offset: usize, data: &[u8]) {
-        // Works before the driver has set anything up; only the low byte is a character.
+        // The emergency write works before the driver has set up the device. Only the low byte is a character.
         if offset == EMERGENCY_WRITE && self.output.len() < MAX_OUTPUT_BYTES {
             self.output.extend(data.first());
         }

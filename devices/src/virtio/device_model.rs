@@ -1,4 +1,4 @@
-//! What each device behind the transport must answer.
+//! The interface between the transport and the device models.
 
 use vm_memory::GuestMemory;
 
@@ -7,7 +7,7 @@ use super::queue::VirtQueue;
 use super::state::DeviceStateV1;
 use crate::pci::error::StateError;
 
-/// What never changes about a kind of device.
+/// The constant properties of a kind of device.
 pub(crate) struct Kind {
     /// Device type (VIRTIO 1.2, chapter 5).
     pub virtio_type: u16,
@@ -19,17 +19,17 @@ pub(crate) struct Kind {
     pub config_bytes: u32,
 }
 
-/// A device model. It knows requests and its configuration, not how the guest reaches them.
+/// A device model. It knows requests and its configuration, but not how the guest accesses them.
 pub(crate) trait DeviceModel {
     /// See [`Kind`].
     fn kind(&self) -> &'static Kind;
     /// Device-specific features.
     fn features(&self) -> u64;
-    /// The configuration, [`Kind::config_bytes`] long (or longer, then cut off).
+    /// The configuration, at least [`Kind::config_bytes`] long. The transport cuts off the rest.
     fn config(&self) -> Vec<u8>;
-    /// A driver's write to the configuration; the range lies inside it.
+    /// Handles a driver's write to the configuration. The range lies inside it.
     fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
-    /// Serves one queue, with the features that driver and device have agreed on; see [`VirtQueue::serve`] for the result.
+    /// Serves one queue, with the negotiated features. See [`VirtQueue::serve`] for the result.
     fn serve<M: GuestMemory>(
         &mut self,
         mem: &M,
@@ -37,11 +37,11 @@ pub(crate) trait DeviceModel {
         index: usize,
         queue: &mut VirtQueue,
     ) -> Result<bool, RingError>;
-    /// Saved form.
+    /// The saved state.
     fn state(&self) -> DeviceStateV1;
     /// Whether [`DeviceModel::install`] can take this state.
     fn check(&self, state: &DeviceStateV1) -> Result<(), StateError>;
-    /// Puts back a state that passed [`DeviceModel::check`].
+    /// Installs a state that passed [`DeviceModel::check`].
     fn install(&mut self, state: &DeviceStateV1);
 }
 

@@ -1,6 +1,6 @@
 //! A virtio device as a PCI function: configuration space and capabilities, BARs, and interrupts.
 //!
-//! BAR 0 has the virtio structures, each in its own page; BAR 1 has the MSI-X table and pending bits.
+//! BAR 0 has the virtio structures, each in its own page. BAR 1 has the MSI-X table and pending bits.
 //!
 //! VIRTIO 1.2, section 4.1.
 
@@ -20,7 +20,7 @@ use crate::pci::error::StateError;
 use crate::pci::msix::{Control, MAX_VECTORS, MSIX_BAR_BYTES, Msi, Msix, PBA_OFFSET};
 
 const VENDOR: u16 = 0x1AF4;
-/// Device id of virtio type 0, and the least subsystem id a modern device may have.
+/// Device id of virtio type 0, and the lowest subsystem id of a modern device.
 const FIRST_DEVICE: u16 = 0x1040;
 const FIRST_SUBSYSTEM: u16 = 0x40;
 const REVISION: u8 = 1;
@@ -28,7 +28,7 @@ const REVISION: u8 = 1;
 const VIRTIO_BAR: usize = 0;
 const VIRTIO_BAR_BYTES: u32 = 0x4000;
 const MSIX_BAR: usize = 1;
-/// Where BAR 1 starts out, relative to the slot's part of the window.
+/// Offset of BAR 1 in the slot's part of the window.
 const MSIX_BAR_AT: u32 = 0x8000;
 
 /// Offsets in BAR 0.
@@ -52,12 +52,12 @@ const PCI_CFG_OFFSET: usize = 8;
 const PCI_CFG_LENGTH: usize = 12;
 const PCI_CFG_DATA: usize = 16;
 
-/// See the module text.
+/// See the module documentation.
 pub(crate) struct VirtioFunction {
     config: ConfigSpace,
     msix: Msix,
     transport: Transport,
-    /// Where the two capabilities with side effects are.
+    /// Offsets of the two capabilities with side effects.
     msix_capability: usize,
     pci_cfg_capability: usize,
 }
@@ -100,7 +100,7 @@ impl VirtioFunction {
         VirtioFunction { config, msix: Msix::new(vectors), transport, msix_capability, pci_cfg_capability }
     }
 
-    /// A guest read of configuration space; the range lies inside it.
+    /// Reads configuration space for the guest. The range lies inside it.
     pub fn config_read(&mut self, register: usize, data: &mut [u8]) {
         self.config.read(register, data, self.intx_requested());
         if register == self.pci_cfg_capability + PCI_CFG_DATA {
@@ -112,7 +112,7 @@ impl VirtioFunction {
         }
     }
 
-    /// A guest write to configuration space; the range lies inside it.
+    /// Writes configuration space for the guest. The range lies inside it.
     pub fn config_write<M: GuestMemory>(
         &mut self,
         mem: &M,
@@ -130,7 +130,7 @@ impl VirtioFunction {
         self.msix.control_changed(self.msix_control(), out);
     }
 
-    /// A guest read of device memory; false when no BAR of ours claims it.
+    /// Reads device memory for the guest. Returns false if no BAR of this function contains the access.
     pub fn mmio_read(&mut self, gpa: u64, data: &mut [u8]) -> bool {
         match self.decode(gpa, data.len()) {
             Some((VIRTIO_BAR, offset)) => self.virtio_read(offset, data),
@@ -140,7 +140,7 @@ impl VirtioFunction {
         true
     }
 
-    /// A guest write to device memory; false when no BAR of ours claims it.
+    /// Writes device memory for the guest. Returns false if no BAR of this function contains the access.
     pub fn mmio_write<M: GuestMemory>(&mut self, mem: &M, gpa: u64, data: &[u8], out: &mut Vec<Msi>) -> bool {
         match self.decode(gpa, data.len()) {
             Some((VIRTIO_BAR, offset)) => self.virtio_write(mem, offset, data, out),
@@ -155,12 +155,12 @@ impl VirtioFunction {
         self.intx_requested() && !self.config.intx_disabled()
     }
 
-    /// Whether a [`ConsolePort`] makes sense.
+    /// Whether the device is a console, so that a [`ConsolePort`] can be made.
     pub fn is_console(&self) -> bool {
         matches!(self.transport.device(), VirtioDevice::Console(_))
     }
 
-    /// Whether a [`NetworkPort`] makes sense.
+    /// Whether the device is a network card, so that a [`NetworkPort`] can be made.
     pub fn is_network(&self) -> bool {
         self.transport.net().is_some()
     }
@@ -179,7 +179,7 @@ impl VirtioFunction {
         }
     }
 
-    /// Saved form.
+    /// The saved state.
     pub fn state(&self) -> VirtioFunctionStateV1 {
         let (transport, queues, device) = self.transport.state();
         VirtioFunctionStateV1 {
@@ -200,14 +200,14 @@ impl VirtioFunction {
         })
     }
 
-    /// Puts back what [`VirtioFunction::check`] accepted.
+    /// Installs the contents that [`VirtioFunction::check`] accepted.
     pub fn install(&mut self, parts: FunctionParts) {
         self.config = parts.config;
         self.msix = parts.msix;
         self.transport.install(parts.transport);
     }
 
-    /// The BAR, and the offset in it, that an access hits.
+    /// The BAR of an access, and the offset in the BAR.
     fn decode(&self, gpa: u64, length: usize) -> Option<(usize, u32)> {
         if !self.config.memory_enabled() {
             return None;
@@ -273,8 +273,8 @@ impl VirtioFunction {
         Control::new(self.config.u16_at(self.msix_capability + 2), self.config.bus_master())
     }
 
-    /// What an access to the data field of the PCI configuration access capability reaches: offset in BAR 0
-    /// and length, if the driver has set them properly (section 4.1.4.9).
+    /// The target of an access to the data field of the PCI configuration access capability: offset in BAR 0 and
+    /// length. Returns `None` if the driver has not set them properly (section 4.1.4.9).
     fn pci_cfg_target(&self) -> Option<(u32, usize)> {
         let at = |field| self.config.u32_at(self.pci_cfg_capability + field);
         let (offset, length) = (at(PCI_CFG_OFFSET), at(PCI_CFG_LENGTH));
@@ -295,7 +295,7 @@ impl<'a> ConsolePort<'a> {
         ConsolePort { function, msis }
     }
 
-    /// Bytes typed. What the guest has no buffers for waits inside the device.
+    /// Types bytes. If the guest has no buffers for them, they wait inside the device.
     pub fn push_input<M: GuestMemory>(&mut self, mem: &M, bytes: &[u8]) {
         let bus_master = self.function.config.bus_master();
         let notices = self.function.transport.push_input(mem, bytes, bus_master);
@@ -307,13 +307,12 @@ impl<'a> ConsolePort<'a> {
         self.function.transport.console_mut().map_or(0, |console| console.pending_input())
     }
 
-    /// What the guest has written since the last call. It is no part of the saved state: take it before
-    /// saving.
+    /// Takes the guest's output since the last call. It is not part of the saved state: take it before saving.
     pub fn take_output(&mut self) -> Vec<u8> {
         self.function.transport.console_mut().map(|console| console.take_output()).unwrap_or_default()
     }
 
-    /// The terminal has another size, in characters.
+    /// Sets the terminal's size in characters.
     pub fn resize(&mut self, columns: u16, rows: u16) {
         let notices = self.function.transport.resize(columns, rows);
         self.function.deliver(notices, self.msis);
@@ -331,21 +330,22 @@ impl<'a> NetworkPort<'a> {
         NetworkPort { function, msis }
     }
 
-    /// Frames from outside, which must not be more than there is room for. What the guest has no buffers for waits
-    /// inside the device.
+    /// Receives frames from outside. The caller checks that there is room. If the guest has no buffers for them, they
+    /// wait inside the device.
     pub fn push_frames<M: GuestMemory>(&mut self, mem: &M, frames: Vec<Vec<u8>>) {
         let bus_master = self.function.config.bus_master();
         let notices = self.function.transport.push_frames(mem, frames, bus_master);
         self.function.deliver(notices, self.msis);
     }
 
-    /// What the guest has sent since the last call. It is no part of the saved state: take it before saving.
+    /// Takes the frames that the guest has sent since the last call. They are not part of the saved state: take them
+    /// before saving.
     pub fn take_sent(&mut self) -> Vec<SentFrame> {
         self.function.transport.net_mut().map(|net| net.take_sent()).unwrap_or_default()
     }
 }
 
-/// Adds a virtio structure's capability (section 4.1.4), and gives its offset.
+/// Adds a virtio structure's capability (section 4.1.4), and returns its offset.
 fn add_virtio_capability(
     config: &mut ConfigSpace,
     kind: u8,

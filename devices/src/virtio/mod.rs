@@ -7,10 +7,9 @@
 //!                  └ VirtioDevice  block, console, ...                 (device_model.rs, device.rs, one file each)
 //! ```
 //!
-//! Devices do all their work inside the access that notifies them: when the guest's write returns, every
-//! available buffer that can be used has been used. There is no time in between, so nothing here depends on
-//! the host's speed. A ring that breaks the rules makes the device ask for a reset (`DEVICE_NEEDS_RESET`) and
-//! do nothing until it gets one.
+//! Devices do all their work inside the notifying access. When the guest's write returns, the device has used every
+//! available buffer that it can use. No time passes in between, so nothing depends on the host's speed. If a ring
+//! breaks the rules, the device requests a reset (`DEVICE_NEEDS_RESET`) and does nothing until then.
 //!
 //! Virtual I/O Device (VIRTIO) 1.2, chapters 2 to 5.
 

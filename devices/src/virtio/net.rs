@@ -1,11 +1,11 @@
 //! Virtio network device: Ethernet frames in and out.
 //!
-//! The driver may leave checksums and the segmentation of TCP to the device when it sends; what it left open stays in
-//! [`SentFrame`], and the owner's peer finishes it. Frames that come in have no offloads. They wait inside the device
-//! until the driver has buffers for them.
+//! When the driver sends, it may leave checksums and TCP segmentation to the device. [`SentFrame`] keeps the unfinished
+//! work, and the owner's peer completes it. Received frames have no offloads. They wait inside the device until the
+//! driver has buffers for them.
 //!
-//! What the guest sent is collected for the owner and is no part of the machine's state: the owner takes it before
-//! saving. How many frames it sent, and a hash of all of them, is.
+//! Sent frames are collected for the owner and are not part of the machine's state: the owner takes them before saving.
+//! The number and a hash of all sent frames are part of the state.
 //!
 //! VIRTIO 1.2, section 5.1.
 
@@ -43,13 +43,13 @@ const F_STATUS: u64 = feature(virtio_net::VIRTIO_NET_F_STATUS);
 pub(crate) const RECEIVE_QUEUE: usize = 0;
 
 const LINK_UP: u16 = virtio_net::VIRTIO_NET_S_LINK_UP as u16;
-/// Frames that wait inside the device at most.
+/// Most frames that wait inside the device.
 const MAX_WAITING: usize = 256;
-/// The shortest frame is its own header.
+/// The shortest frame: only an Ethernet header.
 const LEAST_FRAME_BYTES: usize = 14;
 /// The longest frame: the largest IP packet, the Ethernet header, and a VLAN tag.
 const MAX_FRAME_BYTES: usize = 65_535 + 14 + 4;
-/// Number of the buffers that a received frame takes; the other fields of its header say that nothing is left open.
+/// Offset of the number of buffers of a received frame. The other fields of its header say that no work is left.
 const BUFFERS_AT: usize = 10;
 
 /// The device.
@@ -65,18 +65,18 @@ pub struct Net {
 }
 
 impl Net {
-    /// A device with this address, for frames that carry up to `mtu` bytes. Whether it `segments` says whether a driver may
-    /// send longer ones, for the owner's peer to cut up.
+    /// Makes a device with this address, for frames that carry up to `mtu` bytes. With `segments` the driver may send
+    /// longer frames, and the owner's peer segments them.
     pub fn new(mac: [u8; 6], mtu: u16, segments: bool) -> Net {
         Net { mac, mtu, segments, waiting: VecDeque::new(), sent: Vec::new(), sent_count: 0, sent_hash: 0 }
     }
 
-    /// Frames that can still wait inside the device.
+    /// Number of frames that can still wait inside the device.
     pub(crate) fn room(&self) -> usize {
         MAX_WAITING - self.waiting.len()
     }
 
-    /// Frames from outside. What there is no room for is dropped, as are frames of impossible length.
+    /// Queues frames from outside. Frames beyond the room and frames of impossible length are dropped.
     pub(crate) fn queue_frames(&mut self, frames: Vec<Vec<u8>>) {
         let possible = frames.into_iter().filter(|frame| is_frame_length(frame.len()));
         self.waiting.extend(possible.take(self.room()));
@@ -92,7 +92,7 @@ impl Net {
         agreed: u64,
         queue: &mut VirtQueue,
     ) -> Result<bool, RingError> {
-        // Without it a frame that does not fit into one chain is lost.
+        // Without this feature a frame that does not fit into one chain is lost.
         let most = if agreed & F_MRG_RXBUF != 0 { usize::from(queue.size()) } else { 1 };
         queue.scatter(mem, most, &mut self.waiting, |chains| {
             let mut header = [0; HEADER_BYTES];
@@ -119,7 +119,7 @@ impl Net {
         Ok(Served::Used(0))
     }
 
-    /// Hashes what was sent on top of everything before.
+    /// Adds sent bytes to the chained hash.
     fn note(&mut self, bytes: &[u8]) {
         let seed = self.sent_hash as u64 ^ (self.sent_hash >> 64) as u64;
         self.sent_hash = XxHash3_128::oneshot_with_seed(seed, bytes);

@@ -1,10 +1,9 @@
-//! One virtqueue: ring positions and addresses (kept by `virtio-queue`), its interrupt vector, and the loop
-//! that serves it.
+//! A virtqueue: ring positions and addresses (kept by `virtio-queue`), its interrupt vector, and the loop that serves
+//! it.
 //!
-//! The loop looks at the available index once, so a device can be asked for at most one ring's worth of
-//! chains per notification, even by a driver that lets the device overwrite the ring. Whether to interrupt
-//! is decided once per loop, from the used index before and after; no more state than the two indices is
-//! needed, so none is hidden from checkpoints.
+//! The loop reads the available index once. So a notification processes at most one ring's worth of chains, even if a
+//! hostile driver lets the device overwrite the ring. The loop decides once whether to interrupt, from the used index
+//! before and after. Only the two indices are state, so checkpoints miss nothing.
 //!
 //! VIRTIO 1.2, section 2.7.
 
@@ -25,9 +24,9 @@ pub(crate) const NO_VECTOR: u16 = 0xFFFF;
 
 const AVAIL_F_NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
 
-/// What a device did with a chain.
+/// The result of a device for a chain.
 pub(crate) enum Served {
-    /// It is done with the chain, having written this many bytes.
+    /// The device is done with the chain, and has written this many bytes.
     Used(u32),
     /// It cannot use the chain yet; the chain and all later ones stay available.
     NotYet,
@@ -36,13 +35,13 @@ pub(crate) enum Served {
 /// Whether chains have room for a packet.
 enum Room {
     Enough,
-    /// As many as may be used have not.
+    /// Even the maximum number of chains is too small.
     TooLittle,
-    /// Those that are available have not.
+    /// The available chains are too small.
     NotYet,
 }
 
-/// Which ring address a register means.
+/// The part of the ring that an address register points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RingPart {
     Descriptors,
@@ -50,7 +49,7 @@ pub(crate) enum RingPart {
     Used,
 }
 
-/// See the module text.
+/// See the module documentation.
 pub(crate) struct VirtQueue {
     ring: Queue,
     /// MSI-X vector, or [`NO_VECTOR`].
@@ -59,13 +58,13 @@ pub(crate) struct VirtQueue {
 }
 
 impl VirtQueue {
-    /// A disabled queue of at most `max_size` entries, a power of two.
+    /// Makes a disabled queue of at most `max_size` entries, a power of two.
     pub fn new(max_size: u16) -> VirtQueue {
         let ring = Queue::new(max_size).expect("devices offer power-of-two queue sizes");
         VirtQueue { ring, vector: NO_VECTOR, scratch: Chain::default() }
     }
 
-    /// Back to the state after power-on.
+    /// Resets the queue to its state after power-on.
     pub fn reset(&mut self) {
         self.ring.reset();
         self.vector = NO_VECTOR;
@@ -90,15 +89,15 @@ impl VirtQueue {
         }
     }
 
-    /// Sets the size. Sizes that are not a power of two within the maximum are ignored, as is any change to
-    /// an enabled queue (also in the next functions).
+    /// Sets the size. A size that is not a power of two within the maximum is ignored. This and the next functions
+    /// ignore any change to an enabled queue.
     pub fn set_size(&mut self, size: u16) {
         if self.enabled() || self.ring.try_set_size(size).is_err() {
             log::debug!("virtqueue: ignored size {size}");
         }
     }
 
-    /// Sets one half of an address; a misaligned address is ignored.
+    /// Sets one half of an address. A misaligned address is ignored.
     pub fn set_address_half(&mut self, part: RingPart, high: bool, value: u32) {
         let shift = if high { 32 } else { 0 };
         let address = self.address(part) & !(0xFFFF_FFFF << shift) | u64::from(value) << shift;
@@ -114,14 +113,14 @@ impl VirtQueue {
         }
     }
 
-    /// Enables the queue with the notification rules that were negotiated.
+    /// Enables the queue with the negotiated notification rules.
     pub fn enable(&mut self, event_idx: bool) {
         self.ring.set_event_idx(event_idx);
         self.ring.set_ready(true);
     }
 
-    /// Hands available chains to `serve` until none is left or it says [`Served::NotYet`]. Returns whether
-    /// the driver wants an interrupt. After an error the ring is in no state to go on.
+    /// Hands available chains to `serve` until none is left or `serve` returns [`Served::NotYet`]. Returns whether the
+    /// driver wants an interrupt. After an error the ring must not be used.
     pub fn serve<M: GuestMemory>(
         &mut self,
         mem: &M,
@@ -159,9 +158,9 @@ impl VirtQueue {
         Ok(())
     }
 
-    /// Writes packets into available chains, each into as many as it takes, but at most `most`, until there is no packet or
-    /// no chain left. Before each goes what `header` makes of the number of chains. A packet that `most` chains do not hold
-    /// is dropped. Returns whether the driver wants an interrupt. After an error the ring is in no state to go on.
+    /// Writes packets into available chains, each into at most `most` chains, until no packet or no chain is left.
+    /// `header` makes the packet's header from its number of chains. A packet that does not fit into `most` chains is
+    /// dropped. Returns whether the driver wants an interrupt. After an error the ring must not be used.
     pub fn scatter<M: GuestMemory, const HEADER: usize>(
         &mut self,
         mem: &M,
@@ -190,7 +189,8 @@ impl VirtQueue {
         self.interrupt_wanted(mem, used_before)
     }
 
-    /// Takes available chains until they have room for so many bytes. They stay available if they do not.
+    /// Takes available chains until they have room for this many bytes. If there is not enough room, they stay
+    /// available.
     fn gather<M: GuestMemory>(
         &mut self,
         mem: &M,
@@ -215,7 +215,7 @@ impl VirtQueue {
         Ok(if chains.len() == most { Room::TooLittle } else { Room::NotYet })
     }
 
-    /// Writes the parts of a packet into chains that have room for it, and gives them back.
+    /// Writes the parts of a packet into chains that have room for it, and marks the chains as used.
     fn write_across<M: GuestMemory>(
         &mut self,
         mem: &M,
@@ -235,7 +235,7 @@ impl VirtQueue {
         Ok(())
     }
 
-    /// Number of chains the driver has made available and the device has not taken.
+    /// Number of chains that the driver has made available and the device has not taken.
     fn available<M: GuestMemory>(&self, mem: &M) -> Result<u16, RingError> {
         let size = usize::from(self.size());
         let parts = [
@@ -254,8 +254,8 @@ impl VirtQueue {
         if count <= self.size() { Ok(count) } else { Err(RingError::AvailableIndex) }
     }
 
-    /// With event index, says which available entry the device waits for. Without it the device never
-    /// discourages notifications, so there is nothing to write.
+    /// With event index, writes the available entry that the device waits for. Without it the device never suppresses
+    /// notifications, so there is nothing to write.
     fn ask_for_notification<M: GuestMemory>(&mut self, mem: &M) -> Result<(), RingError> {
         if self.ring.event_idx_enabled() {
             self.ring.enable_notification(mem).map_err(|_| RingError::RingOutsideRam)?;
@@ -263,7 +263,7 @@ impl VirtQueue {
         Ok(())
     }
 
-    /// With event index, says that the device waits for the entry that follows those that are available: they do not do
+    /// With event index, asks for a notification of the entry after the available ones, because these are too small
     /// (section 2.7.10).
     fn ask_for_more<M: GuestMemory>(&self, mem: &M) -> Result<(), RingError> {
         if !self.ring.event_idx_enabled() {
@@ -288,7 +288,7 @@ impl VirtQueue {
         Ok(new - used_event - Wrapping(1) < new - old)
     }
 
-    /// Saved form. Whether event index is on follows from the negotiated features.
+    /// The saved state. The negotiated features determine whether event index is on.
     pub fn state(&self) -> QueueStateV1 {
         QueueStateV1 {
             size: self.ring.size(),

@@ -1,4 +1,4 @@
-//! Virtio entropy device that is not random at all: a ChaCha20 stream from a given seed.
+//! Virtio entropy device with a deterministic source: a ChaCha20 stream from a given seed.
 //!
 //! VIRTIO 1.2, section 5.4.
 
@@ -16,17 +16,17 @@ use crate::pci::error::StateError;
 const KIND: Kind =
     Kind { virtio_type: VIRTIO_ID_RNG as u16, pci_class: 0xFF_00_00, queue_sizes: &[64], config_bytes: 0 };
 
-/// Most bytes given for one request; the driver learns how many it got. Bounds the work of a notification.
+/// Most bytes for one request. It bounds the work of a notification; the driver learns how many bytes it got.
 const MAX_REQUEST_BYTES: u64 = 64 << 10;
 const CHUNK_BYTES: usize = 256;
 
-/// The device. Its whole state is the seed and how many 32-bit words were drawn.
+/// The device. Its whole state is the seed and the number of 32-bit words drawn.
 pub struct Rng {
     generator: Box<ChaCha20Rng>,
 }
 
 impl Rng {
-    /// A generator at the start of the stream of `seed`.
+    /// Makes a generator at the start of the stream of `seed`.
     pub fn new(seed: [u8; 32]) -> Rng {
         Rng { generator: Box::new(ChaCha20Rng::from_seed(seed)) }
     }
@@ -70,7 +70,7 @@ impl DeviceModel for Rng {
     }
 
     fn state(&self) -> DeviceStateV1 {
-        // The stream has 2^68 words, of which no guest lives to draw 2^64.
+        // The stream has 2^68 words, but no guest runs long enough to draw 2^64.
         let word_position = self.generator.get_word_pos() as u64;
         DeviceStateV1::Rng { seed: self.generator.get_seed(), word_position }
     }

@@ -1,4 +1,4 @@
-//! A frame that the guest sent, with what its driver left to the device.
+//! A frame that the guest sent, with the work that its driver left to the device.
 //!
 //! VIRTIO 1.2, section 5.1.6.
 
@@ -11,24 +11,24 @@ const NEEDS_CHECKSUM: u8 = VIRTIO_NET_HDR_F_NEEDS_CSUM as u8;
 const CHECKSUM_START_AT: usize = 6;
 const CHECKSUM_OFFSET_AT: usize = 8;
 
-/// See the module.
+/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentFrame {
-    /// What the driver left open, as it wrote it: `struct virtio_net_hdr_v1`.
+    /// The driver's `struct virtio_net_hdr_v1`, which describes the unfinished work.
     pub header: [u8; HEADER_BYTES],
     /// The Ethernet frame.
     pub bytes: Vec<u8>,
 }
 
 impl SentFrame {
-    /// The frame with its checksum. Segmentation stays undone: such a frame is longer than the guest's MTU.
+    /// The frame with its checksum. This function does not segment: a frame to segment is longer than the guest's MTU.
     pub fn into_checksummed(self) -> Vec<u8> {
         let SentFrame { header, mut bytes } = self;
         let field = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
         let (start, offset) = (field(CHECKSUM_START_AT), field(CHECKSUM_OFFSET_AT));
         let at = start + offset;
         if header[0] & NEEDS_CHECKSUM != 0 && at + 2 <= bytes.len() {
-            // The field holds the sum of the pseudo header. A sum of zero would mean that there is none (RFC 768).
+            // The field holds the sum of the pseudo header. A sum of zero would mean "no checksum" (RFC 768).
             let sum = match !ones_complement_sum(&bytes[start..]) {
                 0 => 0xFFFF,
                 sum => sum,
@@ -39,7 +39,7 @@ impl SentFrame {
     }
 }
 
-/// The sum of RFC 1071.
+/// The Internet checksum's sum (RFC 1071).
 fn ones_complement_sum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|word| u64::from(word[0]) << 8 | u64::from(*word.get(1).unwrap_or(&0)));
     let mut sum: u64 = words.sum();
@@ -53,7 +53,7 @@ fn ones_complement_sum(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// RFC 1071, section 3, has the sum of these bytes.
+    /// RFC 1071, section 3, gives the sum of these bytes.
     #[test]
     fn the_checksum_is_that_of_the_rfc() {
         let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];

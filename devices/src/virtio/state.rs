@@ -16,7 +16,7 @@ pub struct VirtioFunctionStateV1 {
     pub transport: TransportStateV1,
     /// The queues, in order.
     pub queues: Vec<QueueStateV1>,
-    /// What only this kind of device has.
+    /// The state of this kind of device.
     pub device: DeviceStateV1,
 }
 
@@ -25,17 +25,17 @@ pub struct VirtioFunctionStateV1 {
 pub struct TransportStateV1 {
     /// Device status.
     pub status: u8,
-    /// Interrupt status: bit 0 a queue, bit 1 the configuration.
+    /// Interrupt status: bit 0 for a queue, bit 1 for the configuration.
     pub isr: u8,
     /// Generation of the device configuration.
     pub generation: u8,
     /// Features the driver has accepted.
     pub driver_features: u64,
-    /// Selects the half of the device's features that is shown.
+    /// Selects the visible half of the device's features.
     pub device_feature_select: u32,
-    /// Selects the half of the driver's features that is shown.
+    /// Selects the visible half of the driver's features.
     pub driver_feature_select: u32,
-    /// The queue whose registers are shown.
+    /// Selects the queue with visible registers.
     pub queue_select: u16,
     /// Vector for configuration changes, or 0xFFFF.
     pub config_vector: u16,
@@ -46,7 +46,7 @@ pub struct TransportStateV1 {
 pub struct QueueStateV1 {
     /// Number of entries.
     pub size: u16,
-    /// Whether the driver enabled it.
+    /// Whether the driver enabled the queue.
     pub enabled: bool,
     /// Guest-physical address of the descriptor table.
     pub descriptors: u64,
@@ -54,19 +54,20 @@ pub struct QueueStateV1 {
     pub available: u64,
     /// Guest-physical address of the used ring.
     pub used: u64,
-    /// Next available entry the device takes.
+    /// Index of the next available entry that the device takes.
     pub next_available: u16,
-    /// Next used entry the device fills.
+    /// Index of the next used entry that the device fills.
     pub next_used: u16,
     /// Interrupt vector, or 0xFFFF.
     pub vector: u16,
 }
 
-/// What only one kind of device has. Kinds that came later and are no virtio devices have their state in here too, so that
-/// the bus's state keeps its form: they have no transport and no queues, and but for PCI functions no configuration space.
+/// The state of one kind of device. Later kinds that are not virtio devices have their state here too, so that the
+/// bus's state keeps its form. Such devices have no transport and no queues. Of these only PCI functions have a
+/// configuration space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceStateV1 {
-    /// Block: what the guest knows about the disk, to notice a wrong one.
+    /// Block: the disk's properties that the guest knows, to detect a wrong disk.
     Block {
         /// Size in sectors of 512 bytes.
         capacity_sectors: u64,
@@ -91,38 +92,38 @@ pub enum DeviceStateV1 {
     },
     /// Network card.
     Net {
-        /// Its address.
+        /// The card's Ethernet address.
         mac: [u8; 6],
         /// Most bytes that a frame carries.
         mtu: u16,
-        /// Whether the driver may leave the segmentation of TCP to it.
+        /// Whether the driver may leave TCP segmentation to the device.
         segments: bool,
         /// Frames from outside that the guest had no buffers for yet, oldest first.
         waiting: Vec<Vec<u8>>,
         /// Frames that the guest sent so far.
         sent_count: u64,
-        /// Chained XXH3-128 of all of them.
+        /// Chained XXH3-128 of all sent frames.
         sent_hash: [u8; 16],
     },
     /// A PCI function of the host.
     PassedFunction {
         /// Whether its interrupt line is up.
         line: bool,
-        /// What the guest wrote to it.
+        /// Digest of the guest's writes to the function.
         written: WrittenV1,
     },
     /// Plain ports of the host.
     PassedPorts {
-        /// What the guest wrote to them.
+        /// Digest of the guest's writes to the ports.
         written: WrittenV1,
     },
-    /// The IOMMU for such functions.
+    /// The IOMMU for passed-through functions.
     Translation(TranslationStateV1),
     /// Plain ports of the host with an ISA interrupt line.
     PassedPortsWithLine {
         /// Whether the line is up.
         line: bool,
-        /// What the guest wrote to them.
+        /// Digest of the guest's writes to the ports.
         written: WrittenV1,
     },
 }

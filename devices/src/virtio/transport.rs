@@ -6,8 +6,8 @@
 //!    ▲                                                              │
 //!    └───────────────────── status := 0 ────────────────────────────┘
 //! ```
-//! Queues are served in the live state only. Interrupts are not sent from here: each access returns the
-//! [`DriverNotices`] it caused, and the PCI function turns them into messages or a level.
+//! Queues are served in the live state only. This module sends no interrupts: each access returns its
+//! [`DriverNotices`], and the PCI function turns them into messages or a level.
 //!
 //! VIRTIO 1.2, sections 2.1 to 2.6, 3.1 and 4.1.4.
 
@@ -26,7 +26,7 @@ use crate::pci::error::StateError;
 
 /// Length of the common configuration structure, up to and including `queue_reset`.
 pub(crate) const COMMON_BYTES: usize = 0x3C;
-/// Bytes between the notification registers of two queues.
+/// Distance in bytes between the notification registers of two queues.
 pub(crate) const NOTIFY_STRIDE: usize = 4;
 
 /// Interrupt status: a queue has used buffers.
@@ -49,18 +49,18 @@ const F_VERSION_1: u64 = feature(virtio_config::VIRTIO_F_VERSION_1);
 const F_RING_RESET: u64 = feature(virtio_config::VIRTIO_F_RING_RESET);
 const F_TRANSPORT: u64 = F_INDIRECT_DESC | F_EVENT_IDX | F_VERSION_1 | F_RING_RESET;
 
-/// What the driver is to be told after an access.
+/// Notices for the driver after an access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DriverNotices {
     /// Bit n: queue n has used buffers and the driver wants to know.
     pub queues: u64,
     /// The configuration (or the need for a reset) changed.
     pub config: bool,
-    /// The device was reset: whatever it had to say before is void.
+    /// The device was reset: earlier notices are void.
     pub reset: bool,
 }
 
-/// See the module text.
+/// See the module documentation.
 pub(crate) struct Transport {
     device: VirtioDevice,
     queues: Vec<VirtQueue>,
@@ -125,13 +125,13 @@ impl Transport {
         std::mem::take(&mut self.registers.isr)
     }
 
-    /// Reads the common configuration structure, anywhere and in any width; zero behind its end.
+    /// Reads the common configuration structure, at any offset and width. Bytes beyond its end read as zero.
     pub fn read_common(&self, offset: usize, data: &mut [u8]) {
         copy_window(&self.common(), offset, data);
     }
 
-    /// Writes a register of the common configuration structure. An access that is not a whole register (or
-    /// half of a 64-bit one) is ignored.
+    /// Writes a register of the common configuration structure. The access must be a whole register, or half of a
+    /// 64-bit register. Other accesses are ignored.
     pub fn write_common<M: GuestMemory>(
         &mut self,
         mem: &M,
@@ -152,21 +152,21 @@ impl Transport {
         DriverNotices::default()
     }
 
-    /// Reads the device configuration; zero behind its end.
+    /// Reads the device configuration. Bytes beyond its end read as zero.
     pub fn read_config(&self, offset: usize, data: &mut [u8]) {
         let mut config = self.device.config();
         config.truncate(self.device.kind().config_bytes as usize);
         copy_window(&config, offset, data);
     }
 
-    /// Writes the device configuration; writes that leave it are ignored.
+    /// Writes the device configuration. Writes beyond its end are ignored.
     pub fn write_config(&mut self, offset: usize, data: &[u8]) {
         if offset + data.len() <= self.device.kind().config_bytes as usize {
             self.device.write_config(offset, data);
         }
     }
 
-    /// The driver made buffers available on a queue.
+    /// Handles the driver's notification that a queue has available buffers.
     pub fn notify<M: GuestMemory>(&mut self, mem: &M, index: usize, bus_master: bool) -> DriverNotices {
         let enabled = self.queues.get(index).is_some_and(VirtQueue::enabled);
         if !enabled || !self.live() || !bus_master {
@@ -179,7 +179,7 @@ impl Transport {
         }
     }
 
-    /// Bytes typed at the console, which must be what the device is.
+    /// Types bytes at the console. The device must be a console.
     pub fn push_input<M: GuestMemory>(&mut self, mem: &M, bytes: &[u8], bus_master: bool) -> DriverNotices {
         if let Some(console) = self.console_mut() {
             console.queue_input(bytes);
@@ -187,7 +187,7 @@ impl Transport {
         self.notify(mem, console::RECEIVE_QUEUE, bus_master)
     }
 
-    /// Frames from outside, for the network card that the device must be.
+    /// Receives frames from outside. The device must be a network card.
     pub fn push_frames<M: GuestMemory>(
         &mut self,
         mem: &M,
@@ -200,12 +200,12 @@ impl Transport {
         self.notify(mem, net::RECEIVE_QUEUE, bus_master)
     }
 
-    /// Whether the driver takes what comes in on a queue.
+    /// Whether the driver takes input on a queue.
     pub fn listens_on(&self, index: usize) -> bool {
         self.live() && self.queues.get(index).is_some_and(VirtQueue::enabled)
     }
 
-    /// The console's terminal has another size.
+    /// Sets the size of the console's terminal.
     pub fn resize(&mut self, columns: u16, rows: u16) -> DriverNotices {
         let changed = self.console_mut().is_some_and(|console| console.resize(columns, rows));
         if changed {
@@ -267,7 +267,7 @@ impl Transport {
         Ok(TransportParts { registers: registers.clone(), queues, device: device.clone() })
     }
 
-    /// Puts back what [`Transport::check`] accepted.
+    /// Installs the contents that [`Transport::check`] accepted.
     pub fn install(&mut self, parts: TransportParts) {
         self.registers = parts.registers;
         self.queues = parts.queues;
@@ -392,7 +392,7 @@ impl Transport {
             self.reset();
             return DriverNotices { reset: true, ..DriverNotices::default() };
         }
-        // Bits can be set one by one or at once; only a reset clears them.
+        // Bits can be set one by one or at once. Only a reset clears them.
         let was_live = self.live();
         let mut status = self.registers.status | value & S_BY_DRIVER;
         if !self.set_up() && !self.acceptable(self.registers.driver_features) {
@@ -405,7 +405,7 @@ impl Transport {
         if self.live() && !was_live { self.serve_all(mem, bus_master) } else { DriverNotices::default() }
     }
 
-    /// Serves what the driver made available before it said that it is ready.
+    /// Serves the buffers that the driver made available before it set DRIVER_OK.
     fn serve_all<M: GuestMemory>(&mut self, mem: &M, bus_master: bool) -> DriverNotices {
         let mut all = DriverNotices::default();
         for index in 0..self.queues.len() {
@@ -422,7 +422,7 @@ impl Transport {
         self.queues.iter_mut().for_each(VirtQueue::reset);
         self.registers = TransportStateV1 {
             config_vector: NO_VECTOR,
-            // Counts on, so that a driver cannot take a configuration read in two halves for one.
+            // The generation survives a reset, so that a driver cannot mix two configurations in one read.
             generation: self.registers.generation,
             ..Default::default()
         };
@@ -435,7 +435,7 @@ impl Transport {
     }
 }
 
-/// The low or high half of a feature word; there are no others.
+/// The low or high half of a feature word. Any other half is zero.
 fn half(features: u64, select: u32) -> u32 {
     match select {
         0 => features as u32,
@@ -444,7 +444,7 @@ fn half(features: u64, select: u32) -> u32 {
     }
 }
 
-/// Copies from a structure that reads zero behind its end.
+/// Copies from a structure. Bytes beyond its end read as zero.
 fn copy_window(image: &[u8], offset: usize, data: &mut [u8]) {
     for (i, byte) in data.iter_mut().enumerate() {
         *byte = image.get(offset + i).copied().unwrap_or(0);

@@ -2,6 +2,7 @@
 //! `--release` (scripts/test does): an unoptimised CPU is too slow for kernels.
 
 mod bugs;
+mod command_lines;
 mod debian;
 mod determinism;
 mod gdb_debian;

@@ -145,6 +145,12 @@ pub fn typed(keys: &[(u64, &str)]) -> Vec<(u64, Event)> {
     keys.iter().map(|(steps, text)| (*steps, Event::ConsoleInput(text.as_bytes().to_vec()))).collect()
 }
 
+/// Text typed from a step count on, a byte at a time: the guest's serial port holds one.
+pub fn typed_bytes(from: u64, text: &str) -> Vec<(u64, Event)> {
+    let places = (0_u64..).map(|number| from + number * 6_000);
+    places.zip(text.bytes()).map(|(steps, byte)| (steps, Event::ConsoleInput(vec![byte]))).collect()
+}
+
 /// Checks that are close together.
 pub const DENSE: Intervals =
     Intervals { registers: 20_000, registers_ns: 1 << 40, devices: 50_000, ram: 100_000 };

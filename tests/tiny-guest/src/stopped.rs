@@ -10,9 +10,9 @@ use machine::engine::{EngineKind, Leave};
 use machine::error::Error;
 use machine::inputs::{Event, Idle, Inputs, View};
 use machine::position::{Exits, Moment};
-use recording::log::EndRecord;
+use recording::log::{EndRecord, EventRecord, LogRecord, LogWriter};
 use recording::pace::CheckpointOptions;
-use recording::{Opened, Recordable, Recording};
+use recording::{EVENTS, Opened, Recordable, Recording};
 
 use super::{Numbers, POWER_ON, Script, typed, write_kernel};
 
@@ -112,6 +112,38 @@ fn record_with(
     let recording = guest.record_in(&path).unwrap().checks(checks).checkpoints(checkpoints);
     let end = recording.run(host).unwrap();
     (open(&path), end)
+}
+
+/// Records a guest that makes three exits and then spins without any more: only stops count from there. The run ends at exit
+/// `end`.
+pub fn record_spinning(directory: &Path, end: u64) -> Recording<Exits> {
+    // out 0x80, al, three times; then inc eax, sixty times, and a jump back to the first of these.
+    let code = [&[0xe6, 0x80, 0xe6, 0x80, 0xe6, 0x80][..], &[0x40; 60], &[0xeb, 0xc2]].concat();
+    let kernel = directory.join("spinning");
+    std::fs::write(&kernel, super::image(&code)).unwrap();
+    let options = MachineOptions {
+        kernel,
+        memory_bytes: 4 << 20,
+        model: cpu::CpuModel::V2Kvm,
+        ..MachineOptions::default()
+    };
+    let path = directory.join("spinning.ttvm");
+    let script = Script(vec![(end, Event::Ended)]);
+    let host = Host { numbers: Cell::new(1), most_ns: 1000, told: false, script };
+    let mut guest = Recordable::<Exits>::on(EngineKind::SOFT, &options, POWER_ON).unwrap();
+    guest.record_in(&path).unwrap().run(host).unwrap();
+    open(&path)
+}
+
+/// Replaces the events in a recording's file; checks and end go.
+pub fn rewrite(recording: &Recording<Exits>, events: &[EventRecord<Exits>]) {
+    let path = recording.path.join(EVENTS);
+    std::fs::remove_file(&path).unwrap();
+    let mut log = LogWriter::create(&path, recording.log.format).unwrap();
+    log.append(&LogRecord::<Exits>::Machine(recording.log.machine_hash)).unwrap();
+    for event in events {
+        log.append(&LogRecord::Event(event.clone())).unwrap();
+    }
 }
 
 /// Opens a recording that counts exits.

@@ -1,4 +1,4 @@
-//! Little-endian reads from untrusted bytes: outside the slice is `None`, never a panic.
+//! Little-endian reads from untrusted bytes. Outside the slice they return `None` and never panic.
 
 /// The `N` bytes at `at`.
 pub(super) fn array_at<const N: usize>(bytes: &[u8], at: u64) -> Option<[u8; N]> {
@@ -31,12 +31,12 @@ pub(super) fn u64_at(bytes: &[u8], at: u64) -> Option<u64> {
     array_at(bytes, at).map(u64::from_le_bytes)
 }
 
-/// Whether `magic` stands at `at`.
+/// Whether `magic` is at `at`.
 pub(super) fn has_at(bytes: &[u8], at: u64, magic: &[u8]) -> bool {
     slice_at(bytes, at, magic.len() as u64) == Some(magic)
 }
 
-/// Overwrites part of a buffer that the caller made large enough.
+/// Overwrites part of a buffer. The caller guarantees that the buffer is large enough.
 pub(super) fn put(buffer: &mut [u8], at: usize, value: &[u8]) {
     buffer[at..at + value.len()].copy_from_slice(value);
 }

@@ -1,4 +1,4 @@
-//! Which protocol starts an image, and what an image that no protocol starts looks like.
+//! Chooses the protocol of an image, and describes images that no protocol starts.
 
 use super::bytes::has_at;
 use super::elf::Elf;
@@ -7,7 +7,7 @@ use super::images::Image;
 use super::protocol::Protocol;
 use super::{linux, multiboot1, multiboot2};
 
-/// The protocol an image is started by when the caller leaves the choice to the loader.
+/// The protocol of an image, if the caller names none.
 pub(super) fn detect(kernel: Image<'_>) -> Result<Protocol, BootError> {
     if linux::is_bzimage(kernel.bytes) {
         return Ok(Protocol::LinuxBzImage);
@@ -37,7 +37,7 @@ fn detect_elf(elf: &Elf<'_>, kernel: Image<'_>) -> Result<Protocol, BootError> {
     }
 }
 
-/// Whether an image can be started by the protocol the caller insists on.
+/// Checks that an image can be started by the protocol that the caller names.
 pub(super) fn check(kernel: Image<'_>, protocol: Protocol) -> Result<Protocol, BootError> {
     let why = match protocol {
         Protocol::LinuxBzImage => (!linux::is_bzimage(kernel.bytes)).then_some("it is not a bzImage"),
@@ -61,7 +61,7 @@ pub(super) fn check(kernel: Image<'_>, protocol: Protocol) -> Result<Protocol, B
     }
 }
 
-/// (offset, bytes found there, what such a file is).
+/// (offset, bytes at this offset, description of such a file).
 const SIGNATURES: &[(u64, &[u8], &str)] = &[
     (0, b"\x1f\x8b", "a gzip file (unpack it first)"),
     (0, b"\xfd7zXZ\0", "an xz file (unpack it first)"),

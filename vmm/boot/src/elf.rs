@@ -1,8 +1,8 @@
 //! ELF files as kernels: loadable segments, notes, sections (System V gABI, chapters 4 and 5).
 //!
-//! The crate `object` reads the file's structures. Two of its checks are left out: its parser refuses files
-//! for other machines without a word of what they are, and its walk over notes takes the padding from the
-//! segment's alignment, while kernels pad notes to four bytes whatever the segment says.
+//! The crate `object` reads the file's structures. This module replaces two of its checks. The crate refuses files for
+//! other machines without naming the machine. And its walk over notes takes the padding from the segment's alignment,
+//! but kernels pad notes to four bytes whatever the segment says.
 
 use std::iter;
 use std::ops::Range;
@@ -21,13 +21,13 @@ use super::error::BootError;
 use super::images::Image;
 use super::loader::Loader;
 
-/// Kernels for other byte orders are refused; their machine is named before.
+/// Kernels for other byte orders are refused after their machine has been named.
 const LITTLE: Endianness = Endianness::Little;
 const NOTE_ALIGNMENT: u64 = 4;
 const NOTE_XEN_GUEST_OS: NoteType = NoteType(6);
 const NOTE_XEN_PHYS32_ENTRY: NoteType = NoteType(18);
 
-/// What one program header says, in files of both classes.
+/// A program header, from files of both classes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
     kind: ProgramType,
@@ -38,7 +38,7 @@ pub(super) struct Segment {
     pub(super) memory_size: u64,
 }
 
-/// The section headers in the file. A stripped or damaged table is not needed to run: it counts as empty.
+/// The section headers in the file. A kernel runs without them, so a stripped or damaged table counts as empty.
 #[derive(Debug)]
 enum Sections<'a> {
     Elf32(&'a [SectionHeader32<Endianness>]),
@@ -56,7 +56,7 @@ pub(super) struct Elf<'a> {
     names_index: SymbolSection,
 }
 
-/// The section headers as a guest gets them, with the addresses of everything that was loaded.
+/// The section headers for the guest, with the addresses of everything that was loaded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SectionHeaders {
     pub(super) count: u32,
@@ -72,7 +72,7 @@ impl<'a> Elf<'a> {
 
     /// Reads the file header, the program headers and the section headers.
     pub(super) fn parse(image: Image<'a>) -> Result<Elf<'a>, BootError> {
-        // What is neither of 32 nor of 64 bits is refused with the name of its machine.
+        // A file that is neither 32-bit nor 64-bit is refused with the name of its machine.
         if image.bytes.get(4) == Some(&ELFCLASS32.0) {
             Elf::of_class::<FileHeader32<Endianness>>(image, Sections::Elf32)
         } else {
@@ -109,8 +109,8 @@ impl<'a> Elf<'a> {
         self.segments.iter().filter(|segment| segment.kind == PT_LOAD && segment.memory_size != 0)
     }
 
-    /// The physical address of the entry point. Kernels linked to run elsewhere than they are loaded give
-    /// a virtual address; others (Linux) give a physical one already.
+    /// The physical address of the entry point. A kernel that runs at other addresses than it is loaded at gives a
+    /// virtual address. Others (Linux) give a physical address already.
     pub(super) fn physical_entry(&self) -> u64 {
         let holder = self
             .loadable()
@@ -121,8 +121,8 @@ impl<'a> Elf<'a> {
         }
     }
 
-    /// Physical addresses from the first to behind the last loaded byte. `None` without a segment, or if
-    /// one leaves the address space (loading then fails).
+    /// Physical addresses from the first loaded byte to behind the last. `None` without a segment, or if a segment
+    /// leaves the address space (loading then fails).
     pub(super) fn extent(&self) -> Option<(u64, u64)> {
         let start = self.loadable().map(|s| s.physical_address).min()?;
         let ends = self.loadable().map(|s| s.physical_address.checked_add(s.memory_size));
@@ -150,19 +150,19 @@ impl<'a> Elf<'a> {
     pub(super) fn pvh_entry(&self) -> Option<u32> {
         let is_entry = |note: &KernelNote<'_>| is_xen(note, NOTE_XEN_PHYS32_ENTRY);
         let value = self.notes().find(is_entry)?.desc();
-        // The note has the word size of the file's class, and some 64-bit kernels still write four bytes.
+        // The note has the word size of the file's class, but some 64-bit kernels write four bytes.
         let entry = u64_at(value, 0).or_else(|| u32_at(value, 0).map(u64::from))?;
         u32::try_from(entry).ok()
     }
 
-    /// Whether the notes say that this is Linux: it leaves notes of its own, or a Xen one with its name.
+    /// Whether the notes identify Linux: by Linux's own notes, or by a Xen note with its name.
     pub(super) fn is_linux(&self) -> bool {
         self.notes().any(|note| {
             note.name() == b"Linux" || (is_xen(&note, NOTE_XEN_GUEST_OS) && note.desc().starts_with(b"linux"))
         })
     }
 
-    /// The notes of each segment up to the first that does not fit into it.
+    /// The notes of each segment, up to the first note that does not fit.
     fn notes(&self) -> impl Iterator<Item = KernelNote<'a>> {
         let bytes = self.image.bytes;
         self.segments
@@ -173,7 +173,7 @@ impl<'a> Elf<'a> {
             .flat_map(|mut notes| iter::from_fn(move || notes.next().ok().flatten()))
     }
 
-    /// Where in a 64-bit file the executable sections are. `None` if one of them leaves the file.
+    /// The executable sections' ranges in a 64-bit file. `None` if one of them leaves the file.
     pub(super) fn code_sections(&self) -> Option<Vec<Range<usize>>> {
         let Sections::Elf64(headers) = self.sections else { return None };
         let is_code = |header: &&SectionHeader64<Endianness>| {
@@ -187,8 +187,8 @@ impl<'a> Elf<'a> {
         headers.iter().filter(is_code).map(in_file).collect()
     }
 
-    /// The section headers for the guest. Sections that no segment loads (symbols, names) are put into memory
-    /// here; their headers get the new address. `shift` is what [`Elf::load`] was given.
+    /// The section headers for the guest. Sections that no segment loads (symbols, names) are put into memory here, and
+    /// their headers get the new address. `shift` is the same as for [`Elf::load`].
     pub(super) fn load_sections(
         &self,
         loader: &mut Loader<'_>,
@@ -249,7 +249,7 @@ impl Segment {
     }
 }
 
-/// Notes look the same in files of both classes.
+/// Notes have the same layout in files of both classes.
 type KernelNote<'a> = Note<'a, FileHeader64<Endianness>>;
 
 fn is_xen(note: &KernelNote<'_>, kind: NoteType) -> bool {

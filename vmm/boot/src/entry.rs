@@ -1,5 +1,5 @@
-//! The state of the CPU at the guest's first instruction, as plain data, and the descriptor and page tables
-//! in guest memory that belong to it (Intel SDM volume 3, chapters 3 to 5).
+//! The CPU's state at the guest's first instruction, as plain data, with its descriptor and page tables in guest
+//! memory. See Intel SDM volume 3, chapters 3 to 5.
 
 use super::error::BootError;
 use super::loader::Loader;
@@ -41,8 +41,8 @@ pub struct SegmentState {
     pub base: u64,
     /// Limit in bytes, granularity already applied.
     pub limit: u32,
-    /// Bytes 5 and 6 of the descriptor without the limit: type in bits 0-3, S 4, DPL 5-6, P 7, AVL 12, L
-    /// 13, D/B 14, G 15.
+    /// Bytes 5 and 6 of the descriptor without the limit. Type is bits 0-3, S 4, DPL 5-6, P 7, AVL 12, L 13, D/B 14, G
+    /// 15.
     pub attributes: u16,
 }
 
@@ -55,18 +55,18 @@ pub struct TableRegister {
     pub limit: u16,
 }
 
-/// Everything about the CPU that the boot protocol fixes. General registers not named here are 0.
+/// The CPU's state that the boot protocol fixes. All other general registers are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // Registers have the manual's names.
 pub struct CpuEntry {
-    /// The mode that the control registers below amount to.
+    /// The mode that the control registers below select.
     pub mode: CpuMode,
     pub rip: u64,
     pub rflags: u64,
     pub rax: u64,
     pub rbx: u64,
     pub rsi: u64,
-    /// Top of a small stack in conventional memory, although most protocols promise none.
+    /// Top of a small stack in conventional memory. Most protocols do not promise one.
     pub rsp: u64,
     pub cs: SegmentState,
     /// DS, ES, FS, GS and SS.
@@ -91,7 +91,7 @@ const DATA: u16 = 0xC093;
 const TSS: u16 = 0x008B;
 const TSS_LIMIT: u32 = 0x67;
 
-/// The entry state of a 64-bit kernel; writes the GDT, the page tables and the stack's place.
+/// The entry state of a 64-bit kernel. Writes the GDT and the page tables, and reserves the stack.
 pub(super) fn long64(loader: &mut Loader<'_>, rip: u64, boot_params: u64) -> Result<CpuEntry, BootError> {
     let mut entry = flat(loader, CODE_64, rip)?;
     entry.mode = CpuMode::Long64;

@@ -1,8 +1,10 @@
-//! What is loaded at start, as the caller holds it.
+//! The images to load at start, in the caller's memory.
+
+use devices::pci::PciRevision;
 
 use super::protocol::Protocol;
 
-/// A file's contents and the name to call it by in errors.
+/// A file's contents and its name for errors.
 #[derive(Clone, Copy, Debug)]
 pub struct Image<'a> {
     /// File name, only for errors.
@@ -16,32 +18,34 @@ pub struct Image<'a> {
 pub struct Module<'a> {
     /// The module itself.
     pub image: Image<'a>,
-    /// The text that goes with it.
+    /// The module's command line.
     pub cmdline: &'a str,
 }
 
-/// Everything that is loaded at start.
+/// Everything to load at start.
 #[derive(Clone, Debug)]
 pub struct BootImages<'a> {
     /// The kernel.
     pub kernel: Image<'a>,
-    /// Linux's initial RAM disk; for the other protocols it is the first module.
+    /// Linux's initial RAM disk. For the other protocols it is the first module.
     pub initrd: Option<Image<'a>>,
     /// Modules (PVH and Multiboot only).
     pub modules: Vec<Module<'a>>,
     /// The kernel's command line, without a NUL.
     pub cmdline: &'a str,
-    /// The protocol to use, `None` to let the image decide (see [`Protocol`]).
+    /// The protocol to use. `None` chooses it by the image (see [`Protocol`]).
     pub protocol: Option<Protocol>,
-    /// Entropy for Linux's random number generator. The caller records it or derives it from the
-    /// recording: it is part of the guest's initial image.
+    /// Entropy for Linux's random number generator. It is part of the guest's initial image, so the caller records it
+    /// or derives it from the recording.
     pub rng_seed: Option<[u8; 32]>,
-    /// Slots of PCI functions of the host, which reach memory through an IOMMU.
+    /// Slots of the host's PCI functions, which access memory through an IOMMU.
     pub translated_slots: Vec<u8>,
+    /// How the PCI bus is wired, which the ACPI tables describe.
+    pub pci: PciRevision,
 }
 
 impl<'a> BootImages<'a> {
-    /// A kernel alone: no command line, no companions, no seed.
+    /// Only a kernel: no command line, no other images, no seed.
     pub fn new(kernel: Image<'a>) -> BootImages<'a> {
         BootImages {
             kernel,
@@ -51,6 +55,7 @@ impl<'a> BootImages<'a> {
             protocol: None,
             rng_seed: None,
             translated_slots: Vec::new(),
+            pci: PciRevision::default(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Starts a guest without firmware: fills guest memory and gives the CPU's first state.
+//! Starts a guest without firmware: fills guest memory and returns the CPU's first state.
 //!
 //! ```
 //! use boot::{BootImages, Image};
@@ -17,16 +17,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`load`] puts a kernel, its modules, the memory map and the ACPI tables into RAM. It knows five protocols, each in
-//! its own file: Linux bzImage and Linux ELF (kernel document "The Linux/x86 Boot Protocol", 64-bit entry), PVH (Xen's
-//! `start_info.h`, direct boot ABI), Multiboot 0.6.96 and Multiboot2 2.0. [`Protocol`] says which one is chosen if the
-//! caller names none. ELF files are read by `object`; Multiboot's headers and tables are written by hand after the
-//! specifications.
+//! [`load`] puts a kernel, its modules, the memory map and the ACPI tables into RAM. It supports five protocols, each
+//! in its own file. Two are Linux bzImage and Linux ELF (kernel document "The Linux/x86 Boot Protocol", 64-bit entry).
+//! The others are PVH (Xen's `start_info.h`, direct boot ABI), Multiboot 0.6.96 and Multiboot2 2.0. [`Protocol`]
+//! describes the choice if the caller names none. The crate `object` reads ELF files. Multiboot's headers and tables
+//! are written by hand after the specifications.
 //!
-//! What it deliberately does not do: run firmware, decompress what it loads (a bzImage unpacks itself;
-//! [`packed_kernel`] is for callers that need the kernel's own code before it runs), read files, or ask the host for
-//! anything. All inputs are bytes that the caller holds. Images may come from strangers, so no length in them is
-//! trusted and nothing panics.
+//! It deliberately does not run firmware, read files, or ask the host for anything. It does not decompress images: a
+//! bzImage unpacks itself. [`packed_kernel`] is for callers that need the kernel's own code before it runs. All inputs
+//! are bytes that the caller holds. Images may come from strangers, so no length in them is trusted, and no input
+//! causes a panic.
 
 #![forbid(unsafe_code)]
 
@@ -58,11 +58,11 @@ use loader::Loader;
 pub use memory_map::{EBDA_START, LEGACY_HOLE_END, LEGACY_HOLE_START, MemoryRange, RangeKind, memory_map};
 pub use protocol::Protocol;
 
-/// A machine needs room for the legacy megabyte and something to run.
+/// A machine needs room for the first megabyte and for a kernel.
 const SMALLEST_RAM_BYTES: u64 = 2 << 20;
 
-/// Fills `ram` for a start with `images` and returns the CPU's first state. RAM that the images do not
-/// occupy is left as it is, so that a fresh guest's RAM stays untouched (and costs nothing to checkpoint).
+/// Fills `ram` for a start with `images` and returns the CPU's first state. RAM outside of the images does not change.
+/// So most of a fresh guest's RAM stays untouched, and costs nothing to checkpoint.
 pub fn load(ram: &GuestRam, images: &BootImages<'_>) -> Result<CpuEntry, BootError> {
     check_texts(images)?;
     let protocol = match images.protocol {
@@ -76,7 +76,7 @@ pub fn load(ram: &GuestRam, images: &BootImages<'_>) -> Result<CpuEntry, BootErr
             have_mib: ram.size_bytes() >> 20,
         });
     }
-    let tables = acpi::write_tables(ram.memory(), &images.translated_slots);
+    let tables = acpi::write_tables(ram.memory(), images.pci, &images.translated_slots);
     let mut loader = Loader::new(ram, images, &tables);
     write_bios_data_area(&loader);
     match protocol {
@@ -100,8 +100,8 @@ fn check_texts(images: &BootImages<'_>) -> Result<(), BootError> {
     }
 }
 
-/// The few words of the BIOS data area and the extended one that kernels look at even without a BIOS: where
-/// the first serial port and the extended area are, and how much conventional memory there is.
+/// Writes the words of the BIOS data areas that kernels read even without a BIOS. These are the addresses of the first
+/// serial port and of the extended area, and the sizes of conventional memory and of the extended area.
 fn write_bios_data_area(loader: &Loader<'_>) {
     loader.write(0x400, &devices::layout::SERIAL_PORT.to_le_bytes());
     loader.write(0x40E, &((EBDA_START >> 4) as u16).to_le_bytes());

@@ -11,11 +11,11 @@ use super::memory_map::LEGACY_HOLE_END;
 const PAGE_SIZE: u64 = 4096;
 /// Where the setup header starts, in the image and in `boot_params`.
 const HEADER_START: u64 = 0x1F1;
-/// `boot_params` has this much room for the header.
+/// The end of the header's room in `boot_params`.
 const HEADER_LIMIT: u64 = 0x290;
-/// At the end of the boot sector.
+/// The magic number at the end of the boot sector.
 const BOOT_FLAG: u16 = 0xAA55;
-/// The first protocol version that says whether there is a 64-bit entry.
+/// The first protocol version with a flag for the 64-bit entry.
 const FIRST_VERSION_WITH_XLOADFLAGS: u16 = 0x020C;
 const XLF_KERNEL_64: u16 = 1;
 const LOADED_HIGH: u8 = 1;
@@ -24,11 +24,11 @@ const UNDEFINED_LOADER: u8 = 0xFF;
 const NORMAL_VIDEO_MODE: u16 = 0xFFFF;
 /// The 64-bit entry lies behind the 32-bit one.
 const ENTRY_64: u64 = 0x200;
-/// The highest initrd byte that kernels without a header of their own may be given.
+/// The highest initrd byte for kernels without a setup header.
 const DEFAULT_INITRD_ADDRESS_MAX: u64 = 0x7FFF_FFFF;
-/// `COMMAND_LINE_SIZE` of x86 Linux, less the NUL.
+/// `COMMAND_LINE_SIZE` of x86 Linux, minus the NUL.
 const VMLINUX_COMMAND_LINE_LIMIT: u64 = 2047;
-/// Room for entries in `boot_params`.
+/// Most entries of the memory map in `boot_params`.
 const E820_TABLE_ENTRIES: usize = 128;
 /// A `setup_data` node with entropy for the random number generator.
 const SETUP_RNG_SEED: u32 = 9;
@@ -38,12 +38,12 @@ pub fn is_bzimage(bytes: &[u8]) -> bool {
     has_at(bytes, 0x202, b"HdrS") && u16_at(bytes, 0x1FE) == Some(BOOT_FLAG)
 }
 
-/// What differs between the two kinds of kernel once they are in memory.
+/// A loaded kernel of either kind.
 struct Kernel {
-    /// `boot_params` with the setup header filled in as far as the image defines it.
+    /// `boot_params`, with the fields of the setup header that the image defines.
     boot_params: Vec<u8>,
     entry: u64,
-    /// Behind the last byte that the kernel uses before it manages memory itself.
+    /// The end of the memory that the kernel uses before it manages memory itself.
     end: u64,
     initrd_address_max: u64,
     command_line_limit: u64,
@@ -62,7 +62,7 @@ pub(super) fn load_bzimage(loader: &mut Loader<'_>) -> Result<CpuEntry, BootErro
     let payload_at = (setup_sectors + 1) * 512;
     let payload_size = header_field(0x1F4)? * 16;
     let available = (bytes.len() as u64).saturating_sub(payload_at);
-    // The last unit of 16 bytes need not be full.
+    // The last unit of 16 bytes may be partial.
     if payload_size == 0 || available.div_ceil(16) * 16 < payload_size {
         return Err(BootError::Truncated {
             image: loader.kernel_name(),
@@ -72,8 +72,8 @@ pub(super) fn load_bzimage(loader: &mut Loader<'_>) -> Result<CpuEntry, BootErro
         });
     }
     let start = u64_at(bytes, 0x258).unwrap_or(0);
-    // A relocatable kernel placed below its preferred address moves itself up there before it unpacks, so
-    // no lower address would save memory, and none is tried.
+    // A relocatable kernel below its preferred address moves up there before it unpacks. So a lower address would not
+    // save memory, and none is tried.
     let file_size = payload_size.min(available);
     let memory_size = header_field(0x260)?.max(file_size);
     if start < LEGACY_HOLE_END {
@@ -148,7 +148,7 @@ pub(super) fn load_elf(loader: &mut Loader<'_>) -> Result<CpuEntry, BootError> {
     )
 }
 
-/// The setup header of a kernel that was never wrapped into a bzImage.
+/// A setup header for a kernel that has none, because it is not in a bzImage.
 fn synthetic_header() -> Vec<u8> {
     let mut boot_params = vec![0; PAGE_SIZE as usize];
     put(&mut boot_params, 0x1FE, &BOOT_FLAG.to_le_bytes());
@@ -184,8 +184,8 @@ fn start_linux(loader: &mut Loader<'_>, kernel: Kernel) -> Result<CpuEntry, Boot
     entry::long64(loader, kernel.entry, boot_params)
 }
 
-/// Puts the initrd as high as the kernel can reach, away from where the kernel unpacks itself. Returns its
-/// place and size, zeroes without one.
+/// Puts the initrd as high as the kernel can reach, outside of the memory where the kernel unpacks itself. Returns its
+/// address and size; zeroes if there is none.
 fn load_initrd(loader: &mut Loader<'_>, kernel_end: u64, address_max: u64) -> Result<(u64, u64), BootError> {
     let Some(initrd) = loader.images.initrd else { return Ok((0, 0)) };
     let size = initrd.bytes.len() as u64;
@@ -201,8 +201,8 @@ fn load_initrd(loader: &mut Loader<'_>, kernel_end: u64, address_max: u64) -> Re
     Ok((start, size))
 }
 
-/// Links (type, contents) nodes into a `setup_data` chain in memory and returns the address of the first,
-/// 0 if there is none. Each node lies by itself, so the chain can grow by any kind of node.
+/// Links (type, contents) nodes into a `setup_data` chain in memory. Returns the address of the first node, or 0 if
+/// there is none. Each node is placed separately, so any kind of node can be added.
 fn place_setup_data(loader: &mut Loader<'_>, nodes: &[(u32, &[u8])]) -> Result<u64, BootError> {
     let mut next = 0_u64;
     for (kind, contents) in nodes.iter().rev() {

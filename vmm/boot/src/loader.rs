@@ -1,4 +1,4 @@
-//! The common ground of all protocols: guest memory being filled, what is taken, what the guest is told.
+//! The common parts of all protocols: guest memory during loading, free memory, and the memory map for the guest.
 
 use guest_ram::{GuestMemory, GuestRam};
 use vm_memory::{Bytes, GuestAddress};
@@ -11,10 +11,10 @@ use crate::acpi::AcpiTables;
 
 const PAGE_SIZE: u64 = 4096;
 const MIB: u64 = 1 << 20;
-/// Longest command line of the protocols that set no limit of their own.
+/// Longest command line of the protocols without their own limit.
 pub(super) const TEXT_LIMIT: u64 = 32 * 1024;
 
-/// What Multiboot kernels are told about who loaded them.
+/// The loader's name for Multiboot kernels.
 pub(super) const LOADER_NAME: &str = "ttvm";
 
 /// Guest memory during loading.
@@ -26,7 +26,7 @@ pub(super) struct Loader<'a> {
     pub(super) rsdp: u64,
 }
 
-/// A module as the guest finds it in memory.
+/// A module in guest memory.
 pub(super) struct LoadedModule {
     pub(super) start: u64,
     pub(super) size: u64,
@@ -54,12 +54,12 @@ impl<'a> Loader<'a> {
         self.images.kernel.name.to_string()
     }
 
-    /// `BootError::Malformed` about the kernel.
+    /// The error that the kernel is malformed.
     pub(super) fn malformed(&self, problem: impl Into<String>) -> BootError {
         BootError::Malformed { image: self.kernel_name(), problem: problem.into() }
     }
 
-    /// `BootError::TooLittleMemory` when RAM has to reach up to `end`.
+    /// The error that RAM does not reach up to `end`.
     pub(super) fn too_little_memory(&self, image: &str, end: u64) -> BootError {
         BootError::TooLittleMemory {
             image: image.to_string(),
@@ -82,7 +82,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Takes `start..start + length` for the kernel.
+    /// Claims `start..start + length` for the kernel.
     pub(super) fn claim(&mut self, start: u64, length: u64) -> Result<(), BootError> {
         let image = self.kernel_name();
         let Some(end) = start.checked_add(length) else {
@@ -95,8 +95,8 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// Claims `memory_size` bytes at `start`, copies `file_size` bytes of the kernel from `file_offset` to
-    /// it and clears the rest.
+    /// Claims `memory_size` bytes at `start`, copies `file_size` bytes of the kernel from `file_offset` there, and
+    /// clears the rest.
     pub(super) fn load_part(
         &mut self,
         start: u64,
@@ -119,20 +119,20 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Puts bytes at the lowest free place (conventional memory as long as it lasts).
+    /// Puts bytes at the lowest free address (in conventional memory as long as there is room).
     pub(super) fn place(&mut self, bytes: &[u8], align: u64) -> Result<u64, BootError> {
         let name = self.images.kernel.name;
         self.place_from(bytes, align, 0, name)
     }
 
-    /// Puts a text and its terminating NUL somewhere.
+    /// Puts a text and its terminating NUL into free memory.
     pub(super) fn place_text(&mut self, text: &str) -> Result<u64, BootError> {
         let mut bytes = text.as_bytes().to_vec();
         bytes.push(0);
         self.place(&bytes, 16)
     }
 
-    /// Puts bytes at the lowest free place above 1 MiB: for things of a size that the image decides.
+    /// Puts bytes at the lowest free address above 1 MiB, for data whose size depends on the image.
     pub(super) fn place_above_1_mib(&mut self, bytes: &[u8]) -> Result<u64, BootError> {
         let name = self.images.kernel.name;
         self.place_from(bytes, 16, MIB, name)
@@ -141,15 +141,15 @@ impl<'a> Loader<'a> {
     fn place_from(&mut self, bytes: &[u8], align: u64, from: u64, image: &str) -> Result<u64, BootError> {
         let length = bytes.len() as u64;
         let start = self.placer.lowest(length, align, from).ok_or_else(|| {
-            // The places that were free did not suffice; behind all of RAM there is enough.
+            // The free ranges were too small. RAM that is larger by this length is enough.
             self.too_little_memory(image, self.placer.low_ram_end() + length.next_multiple_of(PAGE_SIZE))
         })?;
         self.write(start, bytes);
         Ok(start)
     }
 
-    /// Loads the initrd (as the first module, without a text) and the modules, page-aligned, each at the
-    /// lowest place above 1 MiB.
+    /// Loads the initrd (as the first module, without a command line) and the modules. Each is page-aligned, at the
+    /// lowest free address above 1 MiB.
     pub(super) fn load_modules(&mut self) -> Result<Vec<LoadedModule>, BootError> {
         let images = self.images;
         let initrd = images.initrd.iter().map(|image| (*image, ""));

@@ -1,8 +1,8 @@
-//! What the guest is told about memory, and where the loader may put things.
+//! The memory map for the guest, and the free memory for the loader.
 //!
-//! The map is that of a PC: 639 KiB of conventional memory, the extended BIOS data area, the legacy hole
-//! up to 1 MiB (in which the ACPI tables lie), RAM up to the 32-bit device hole, the rest from 4 GiB up.
-//! Loading uses only RAM below 4 GiB, because every protocol here has 32-bit addresses somewhere.
+//! The map is like a PC's. It has 639 KiB of conventional memory, the extended BIOS data area, and the legacy hole up
+//! to 1 MiB (with the ACPI tables). RAM up to the 32-bit device hole follows, and the rest from 4 GiB up. Loading uses
+//! only RAM below 4 GiB, because every protocol here has some 32-bit addresses.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ const FIRST_LOADABLE: u64 = 0x500;
 /// The loader's own structures start here, so that address 0 never names one.
 const FIRST_PLACED: u64 = 0x1000;
 
-/// What a range of guest-physical memory is for. The values are those of e820, PVH and Multiboot alike.
+/// The use of a range of guest-physical memory. The values are the same in e820, PVH and Multiboot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RangeKind {
@@ -66,14 +66,14 @@ fn range(range: Range<u64>, kind: RangeKind) -> MemoryRange {
     MemoryRange { start: range.start, length: range.end.saturating_sub(range.start), kind }
 }
 
-/// Why a fixed range cannot be had.
+/// Why a fixed range cannot be claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClaimError {
     /// It lies beyond the end of RAM, but more RAM would reach it.
     BeyondRam,
     /// No machine has free RAM there.
     NeverRam,
-    /// Something else was put there before.
+    /// Another part has claimed it before.
     Taken,
 }
 

@@ -9,15 +9,15 @@ use super::memory_map::{EBDA_START, LEGACY_HOLE_END};
 
 const HEADER_MAGIC: u32 = 0x1BAD_B002;
 const HEADER_SEARCH_BYTES: u64 = 8192;
-/// In EAX at the entry point.
+/// The value of EAX at the entry point.
 const BOOT_MAGIC: u32 = 0x2BAD_B002;
 
-/// Modules on page boundaries (they always are).
+/// The flag for page-aligned modules (they always are).
 const WANTS_PAGE_ALIGNMENT: u32 = 1 << 0;
-/// Memory information (it is always given).
+/// The flag for memory information (it is always given).
 const WANTS_MEMORY_INFO: u32 = 1 << 1;
 const WANTS_VIDEO_MODE: u32 = 1 << 2;
-/// A loader must refuse kernels with flags here that it does not know.
+/// A loader must refuse kernels with an unknown flag among these.
 const REQUIRED_FLAGS: u32 = 0xFFFF;
 const HAS_ADDRESSES: u32 = 1 << 16;
 
@@ -28,14 +28,14 @@ const INFO_MODULES: u32 = 1 << 3;
 const INFO_MEMORY_MAP: u32 = 1 << 6;
 const INFO_LOADER_NAME: u32 = 1 << 9;
 
-/// Where the header is in the file, and its flags.
+/// The header's offset in the file, and its flags.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     offset: u64,
     flags: u32,
 }
 
-/// Finds the header: 4-aligned in the first 8 KiB, its three words summing up to 0.
+/// Finds the header: 4-aligned in the first 8 KiB, with three words whose sum is 0.
 pub(super) fn find_header(bytes: &[u8]) -> Option<Header> {
     (0..HEADER_SEARCH_BYTES - 11).step_by(4).find_map(|offset| {
         let magic = u32_at(bytes, offset).filter(|magic| *magic == HEADER_MAGIC)?;
@@ -50,7 +50,7 @@ pub(super) fn load(loader: &mut Loader<'_>) -> Result<CpuEntry, BootError> {
         find_header(loader.kernel()).ok_or_else(|| loader.malformed("it has no Multiboot header"))?;
     check_demands(loader, header)?;
     loader.check_command_line(TEXT_LIMIT)?;
-    // The header's addresses win even in an ELF file, as the specification says.
+    // The header's addresses take precedence even in an ELF file, as the specification says.
     let rip = if header.flags & HAS_ADDRESSES != 0 {
         load_by_addresses(loader, header)?
     } else {
@@ -86,7 +86,7 @@ fn load_elf(loader: &mut Loader<'_>) -> Result<u32, BootError> {
         .ok_or_else(|| loader.malformed(format!("its entry point {entry:#x} lies outside of what it loads")))
 }
 
-/// The five address fields behind the checksum ("a.out kludge").
+/// Loads by the five address fields behind the checksum ("a.out kludge").
 fn load_by_addresses(loader: &mut Loader<'_>, header: Header) -> Result<u32, BootError> {
     let field = |index: u64| {
         u32_at(loader.kernel(), header.offset + 12 + index * 4)
@@ -103,23 +103,23 @@ fn load_by_addresses(loader: &mut Loader<'_>, header: Header) -> Result<u32, Boo
     addresses.load(loader, entry)
 }
 
-/// Address fields that both Multiboot versions have, and that mean the same in both.
+/// Address fields with the same meaning in both Multiboot versions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoadAddresses {
-    /// Where the header is in the file.
+    /// The header's offset in the file.
     pub(super) header_offset: u64,
-    /// Where it has to be in memory.
+    /// The header's address in memory.
     pub(super) header: u32,
-    /// Where loading starts; the file bytes before are not loaded. All ones (version 2): at the file's start.
+    /// The start of loading; earlier file bytes are not loaded. All ones (version 2): the start of the file.
     pub(super) load: u32,
-    /// 0: up to the end of the file.
+    /// The end of loading. 0: the end of the file.
     pub(super) load_end: u32,
-    /// 0: no bytes to clear.
+    /// The end of the cleared bytes. 0: no bytes to clear.
     pub(super) bss_end: u32,
 }
 
 impl LoadAddresses {
-    /// Loads the part of the file that the addresses name and returns the entry point.
+    /// Loads the part of the file at these addresses and returns the entry point.
     pub(super) fn load(self, loader: &mut Loader<'_>, entry: u32) -> Result<u32, BootError> {
         let offset = u64::from(self.header)
             .checked_sub(u64::from(self.load))
@@ -177,7 +177,7 @@ fn place_module_list(loader: &mut Loader<'_>, modules: &[LoadedModule]) -> Resul
     loader.place(&list, 16)
 }
 
-/// Each entry is preceded by its size without the size field itself.
+/// The memory map. Each entry begins with its size, which does not include the size field itself.
 fn memory_map_entries(loader: &Loader<'_>) -> Vec<u8> {
     let mut map = Vec::new();
     for range in &loader.map {

@@ -1,7 +1,7 @@
 //! Multiboot2 2.0: header tags, loading by ELF headers or by the address tag, boot information tags.
 //!
-//! The machine is a PC without EFI and without a display. A kernel that asks for information on them is started without it,
-//! and one that wants a framebuffer without that. A kernel that can start on EFI only is refused.
+//! The machine is a PC without EFI and without a display. A kernel that requests information about them, or a
+//! framebuffer, is started without. A kernel that can only start on EFI is refused.
 
 use super::bytes::{slice_at, u16_at, u32_at};
 use super::elf::{Elf, SectionHeaders};
@@ -14,7 +14,7 @@ use super::multiboot1::{LoadAddresses, basic_memory_kib};
 const HEADER_MAGIC: u32 = 0xE852_50D6;
 const HEADER_SEARCH_BYTES: u64 = 32768;
 const ARCHITECTURE_I386: u32 = 0;
-/// In EAX at the entry point.
+/// The value of EAX at the entry point.
 const BOOT_MAGIC: u32 = 0x36D7_6289;
 
 const TAG_END: u16 = 0;
@@ -40,10 +40,10 @@ const INFO_ELF_SECTIONS: u32 = 9;
 const INFO_ACPI_OLD: u32 = 14;
 const INFO_ACPI_NEW: u32 = 15;
 const INFO_LOAD_BASE: u32 = 21;
-/// The highest type of boot information that the specification names, from 0 on.
+/// The highest type of boot information in the specification; types count from 0.
 const INFO_LAST: u32 = INFO_LOAD_BASE;
 
-/// Where the header is in the file.
+/// The header's offset in the file, and its fields.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     offset: u64,
@@ -51,7 +51,7 @@ pub(super) struct Header {
     length: u32,
 }
 
-/// Finds the header: 8-aligned in the first 32 KiB, its four words summing up to 0.
+/// Finds the header: 8-aligned in the first 32 KiB, with four words whose sum is 0.
 pub(super) fn find_header(bytes: &[u8]) -> Option<Header> {
     (0..HEADER_SEARCH_BYTES - 15).step_by(8).find_map(|offset| {
         let magic = u32_at(bytes, offset).filter(|magic| *magic == HEADER_MAGIC)?;
@@ -62,7 +62,7 @@ pub(super) fn find_header(bytes: &[u8]) -> Option<Header> {
     })
 }
 
-/// What the header's tags say.
+/// The demands of the header's tags.
 #[derive(Debug, Default)]
 struct Demands {
     addresses: Option<LoadAddresses>,
@@ -71,7 +71,7 @@ struct Demands {
     relocation: Option<Relocation>,
 }
 
-/// A kernel that may be loaded elsewhere than it was linked.
+/// The relocation tag: a kernel that may be loaded at other addresses than it was linked for.
 #[derive(Clone, Copy, Debug)]
 struct Relocation {
     min: u32,
@@ -168,8 +168,8 @@ fn read_tag(
     Ok(())
 }
 
-/// A kernel may ask for all that the specification names. As GRUB does it, what the machine does not have is left out: EFI,
-/// a framebuffer, APM, SMBIOS, a network card that loaded the kernel.
+/// Checks a request for boot information. A kernel may request all types of the specification. Like GRUB, the loader
+/// leaves out what the machine does not have: EFI, a framebuffer, APM, SMBIOS, a network card that loaded the kernel.
 fn check_request(loader: &Loader<'_>, body: &[u8]) -> Result<(), BootError> {
     let mut requested = body.chunks_exact(4).filter_map(|word| u32_at(word, 0));
     match requested.find(|kind| *kind > INFO_LAST) {
@@ -223,8 +223,8 @@ fn load_elf(loader: &mut Loader<'_>, demands: &Demands, info: &mut Info) -> Resu
     Ok(entry.wrapping_add(shift) as u32)
 }
 
-/// Where the kernel's first byte goes: its linked address, unless its relocation tag or this machine's
-/// memory excludes that.
+/// The address of the kernel's first byte. It is the linked address, unless the relocation tag or this machine's memory
+/// excludes it.
 fn load_base(
     loader: &mut Loader<'_>,
     elf: &Elf<'_>,
@@ -240,7 +240,7 @@ fn load_base(
     if !align.is_power_of_two() {
         return Err(loader.malformed(format!("an alignment of {align} in its relocation tag")));
     }
-    // Nothing else is in memory yet, so the first place above 1 MiB is free for all of it.
+    // Nothing else is in memory yet, so all of the memory above 1 MiB is free.
     let base = min.max(LEGACY_HOLE_END).next_multiple_of(align);
     let size = end - start;
     if base.saturating_add(size) > max + 1 {

@@ -1,11 +1,9 @@
-//! The ELF kernel that is packed inside a bzImage. Starting a bzImage does not need it, for a bzImage unpacks
-//! itself; the machine unpacks it when the kernel's code has to be rewritten before it runs
-//! ([`crate::time_reads`]).
+//! Unpacks the ELF kernel inside a bzImage. A start does not need this, because a bzImage unpacks itself. The machine
+//! unpacks the kernel if it must rewrite the kernel's code before it runs ([`crate::time_reads`]).
 //!
-//! The setup header says where the packed kernel is (kernel document "The Linux/x86 Boot Protocol",
-//! `payload_offset` and `payload_length`). Its last four bytes are the size of what it unpacks to: an ELF
-//! file and, for kernels that can move, their relocations. A kernel that is loaded at the address it was
-//! linked for needs no relocations.
+//! The setup header has the offset and length of the packed kernel (kernel document "The Linux/x86 Boot Protocol",
+//! `payload_offset` and `payload_length`). The packed kernel ends with four bytes for the unpacked size. It unpacks to
+//! an ELF file and, for kernels that can move, their relocations. A kernel at its linked address needs no relocations.
 
 use std::io::Read;
 
@@ -13,20 +11,20 @@ use super::bytes::{slice_at, u8_at, u16_at, u32_at};
 use super::elf::Elf;
 use super::linux::is_bzimage;
 
-/// The first protocol version that says where the payload is.
+/// The first protocol version with the payload's offset.
 const FIRST_VERSION_WITH_PAYLOAD: u16 = 0x0208;
 const SECTOR_BYTES: u64 = 512;
-/// No kernel is larger, whatever its header claims.
+/// The largest accepted kernel, whatever its header claims.
 const MAX_KERNEL_BYTES: u64 = 256 << 20;
-/// The memory that unpacking may take besides the kernel: the kernel's makefiles let xz look back over 32
-/// MiB, and zstd over a whole kernel.
+/// The memory for unpacking, in addition to the kernel. The kernel's makefiles let xz look back over 32 MiB, and zstd
+/// over a whole kernel.
 const XZ_MEMORY_KIB: u32 = 48 << 10;
 const ZSTD_WINDOW_LOG: u32 = 26;
 
-/// A way to pack, by the first bytes of what is packed.
+/// The first bytes of a packed format, and its unpacking function.
 type Format = (&'static [u8], fn(&[u8], usize) -> std::io::Result<Vec<u8>>);
 
-/// What the kernels of today's distributions are packed with.
+/// The formats of current distributions' kernels.
 const FORMATS: [Format; 4] = [
     (b"\xfd7zXZ\0", |packed, size| {
         read_to(lzma_rust2::XzReader::new_mem_limit(packed, false, XZ_MEMORY_KIB), size)
@@ -40,7 +38,7 @@ const FORMATS: [Format; 4] = [
     (b"\x1f\x8b", |packed, size| read_to(flate2::read::GzDecoder::new(packed), size)),
 ];
 
-/// The ELF kernel in a bzImage, or why it cannot be had.
+/// The ELF kernel in a bzImage, or why it cannot be unpacked.
 pub fn unpack(image: &[u8]) -> Result<Vec<u8>, String> {
     let payload = payload(image).ok_or("it does not say where its payload is")?;
     let (packed, size) = payload.split_last_chunk::<4>().ok_or("its payload is too short")?;
@@ -69,7 +67,7 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
     slice_at(image, start, u32_at(image, 0x24C)?.into())
 }
 
-/// Reads to the end, or one byte more than it should be.
+/// Reads to the end, but at most one byte more than the expected size.
 fn read_to(from: impl Read, size: usize) -> std::io::Result<Vec<u8>> {
     let mut unpacked = Vec::new();
     from.take(size as u64 + 1).read_to_end(&mut unpacked)?;
@@ -83,7 +81,7 @@ mod tests {
     use super::super::tests::images::bzimage;
     use super::*;
 
-    /// A bzImage with this payload, and its size behind it as far as the format does not have it anyway.
+    /// A bzImage with this payload. The size stands behind the payload, unless the format ends with the size.
     fn bzimage_of(packed: &[u8], size: usize) -> Vec<u8> {
         let mut file = bzimage();
         let payload = [packed, &(size as u32).to_le_bytes()].concat();
@@ -99,7 +97,7 @@ mod tests {
         gzip.write_all(kernel).unwrap();
         let mut xz = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::default()).unwrap();
         xz.write_all(kernel).unwrap();
-        // As the kernel's makefiles do: the older of lz4's two kinds of file.
+        // Like the kernel's makefiles, this uses the older of lz4's two file formats.
         let block = lz4_flex::block::compress(kernel);
         let lz4 = [b"\x02\x21\x4c\x18", (block.len() as u32).to_le_bytes().as_slice(), &block].concat();
         [lz4, gzip.finish().unwrap(), xz.finish().unwrap(), zstd::encode_all(kernel, 3).unwrap()]

@@ -1,12 +1,17 @@
 //! The protocols and their names.
 
-/// How a kernel is started.
+/// A boot protocol.
 ///
-/// An image may speak several protocols (Xen speaks three). Left to itself the loader takes, in this order:
-/// bzImage; Multiboot 2; Multiboot 1 (both have a checksummed header that is there on purpose, and both
-/// promise a bare PC, which this machine is); the 64-bit Linux protocol for a 64-bit ELF file that is Linux
-/// by its notes (it needs no 32-bit trampoline and gets every field of `boot_params`); PVH where the file
-/// has the PVH note; and the Linux protocol for any other x86-64 ELF file.
+/// An image may support several protocols (Xen supports three). If the caller names none, the loader takes the first
+/// that fits, in this order:
+///
+/// 1. bzImage.
+/// 2. Multiboot 2, then Multiboot 1. Their checksummed headers are deliberate, and both require a bare PC, like this
+///    machine.
+/// 3. The 64-bit Linux protocol, for a 64-bit ELF file that is Linux by its notes. It needs no 32-bit trampoline and
+///    fills every field of `boot_params`.
+/// 4. PVH, if the file has the PVH note.
+/// 5. The Linux protocol, for any other x86-64 ELF file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// Linux bzImage at its 64-bit entry.

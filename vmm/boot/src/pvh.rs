@@ -34,7 +34,7 @@ pub(super) fn load(loader: &mut Loader<'_>) -> Result<CpuEntry, BootError> {
     entry::protected32(loader, rip, 0, info)
 }
 
-/// Returns 0 (absent) when there are no modules.
+/// Places the module list. Returns 0 (absent) if there are no modules.
 fn place_module_list(loader: &mut Loader<'_>, modules: &[LoadedModule]) -> Result<u64, BootError> {
     let mut list = Vec::new();
     for module in modules {

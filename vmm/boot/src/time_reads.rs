@@ -1,15 +1,15 @@
-//! The kernel's own RDTSC, which no CPUID bit stops it from executing and which KVM lets read the host's
-//! clock.
+//! Rewrites the kernel's own RDTSC instructions. No CPUID bit stops the kernel from executing them, and KVM lets them
+//! read the host's clock.
 //!
-//! In machines that KVM can run, each RDTSC in the kernel's code becomes HLT and a byte that is no instruction
-//! before the kernel is loaded: two bytes as before, and KVM exits to the VMM at every HLT
-//! ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time, and the guest goes on
-//! behind both bytes.
+//! In machines that KVM can run, this happens before the kernel is loaded. Each RDTSC in the kernel's code becomes HLT
+//! and a byte that is no instruction. The length stays two bytes, and KVM exits to the VMM at every HLT
+//! ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time, and the guest continues behind
+//! both bytes.
 //!
-//! Covered are the executable sections of an ELF kernel, the replacements of alternatives included. Not
-//! covered are modules, the vDSO and programs, which read the time stamp counter only where CPUID offers one.
-//! Where one of these reads it after all, replay finds the difference at the next event. A kernel inside a
-//! bzImage does not show its code: it is unpacked before ([`crate::packed_kernel`]).
+//! Covered are the executable sections of an ELF kernel, including the replacements of alternatives. Not covered are
+//! modules, the vDSO and programs, which read the time stamp counter only if CPUID offers one. If one of them reads it
+//! anyway, replay finds the difference at the next event. The code of a kernel inside a bzImage is not visible, so such
+//! a kernel is unpacked first ([`crate::packed_kernel`]).
 
 use std::ops::Range;
 
@@ -18,30 +18,30 @@ use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use super::elf::Elf;
 use super::images::Image;
 
-/// HLT with this behind it, in 64-bit mode, is a rewritten RDTSC.
+/// In 64-bit mode, HLT with this byte behind it is a rewritten RDTSC.
 ///
-/// No guest has it behind a HLT of its own: what a HLT returns to is an instruction, and this byte is none (SDM vol. 2,
-/// "UDB": undefined for good in 64-bit mode). It is not what assemblers fill gaps with, as NOP and INT3
-/// are, and Linux, which takes code apart where it patches alternatives, finds a length of one byte for it. The places
-/// themselves would not do as a mark: alternatives are copied to others, and code may be anywhere.
+/// No guest has this byte behind a HLT of its own. A HLT returns to an instruction, and this byte is none (SDM vol. 2,
+/// "UDB": permanently undefined in 64-bit mode). Assemblers fill gaps with NOP and INT3, but not with this byte. Linux
+/// decodes code where it patches alternatives, and finds a length of one byte for it. The addresses of the rewritten
+/// instructions could not serve as a mark: alternatives are copied to other places, and code may be anywhere.
 pub const TIME_READ_MARK: u8 = 0xd6;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const HLT: u8 = 0xf4;
-/// Decoding begins this far before a place that looks like an RDTSC. Whatever byte it begins at, it has
-/// fallen into step with the kernel's own instructions long before that place.
+/// Decoding begins this far before a candidate for an RDTSC. Whatever byte it begins at, it synchronises with the
+/// kernel's own instructions long before the candidate.
 const RUN_UP_BYTES: usize = 192;
 
-/// What became of a kernel's RDTSC.
+/// The result of rewriting a kernel's RDTSC instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rewriting {
-    /// The number that was rewritten.
+    /// The number of rewritten instructions.
     Done(usize),
-    /// The image does not show its code.
+    /// The code of the image is not visible.
     NotElf,
 }
 
-/// Rewrites the RDTSC in a kernel image.
+/// Rewrites the RDTSC instructions in a kernel image.
 pub fn rewrite(image: &mut [u8]) -> Rewriting {
     let Some(sections) = code_sections(image) else { return Rewriting::NotElf };
     let mut count = 0;
@@ -60,7 +60,7 @@ fn candidates(code: &[u8]) -> impl Iterator<Item = usize> {
     code.windows(2).enumerate().filter(|(_, bytes)| *bytes == RDTSC).map(|(at, _)| at)
 }
 
-/// Whether an instruction begins here, and not some other one's operand.
+/// Whether an RDTSC begins here, and the bytes are not another instruction's operand.
 fn is_rdtsc(code: &[u8], at: usize) -> bool {
     let start = at.saturating_sub(RUN_UP_BYTES);
     let mut decoder =
@@ -75,7 +75,7 @@ fn is_rdtsc(code: &[u8], at: usize) -> bool {
     false
 }
 
-/// Where in the file the executable sections are; `None` for what is not a 64-bit ELF file with sections.
+/// The executable sections' ranges in the file; `None` for a file that is not a 64-bit ELF file with sections.
 fn code_sections(bytes: &[u8]) -> Option<Vec<Range<usize>>> {
     if !Elf::is_elf(bytes) {
         return None;

@@ -5,14 +5,18 @@
 //! sentences.
 
 #![forbid(unsafe_code)]
+// What strangers wrote may be in all that is printed: `output` makes it harmless.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod beginning;
 mod companion;
 mod disk_arg;
 mod engine_arg;
 mod go_live;
+mod inherited;
 mod interrupt;
 mod keep_on;
+mod last_words;
 mod machine_args;
 mod network_arg;
 mod new_folder;
@@ -29,6 +33,7 @@ mod verbs;
 mod wait;
 mod watch;
 
+use std::borrow::Cow;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
@@ -36,11 +41,16 @@ use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, umask};
 use recording::FORMAT_VERSION;
+use refused_memory::SpokenRefusals;
+use views::visible::visible;
 
 use crate::verbs::{
     checkpoints, completions, control, debug, doctor, drgn, dump, export_pcap, info, log, ls, man, pack,
     record, relink, replay, reports, rm, run, search, state, symbols, trace, unpack, verify,
 };
+
+#[global_allocator]
+static ALLOCATOR: SpokenRefusals = SpokenRefusals;
 
 /// What `ttvm --version` says: whether a recording of one ttvm can be read by another follows from it.
 static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -114,7 +124,6 @@ enum Verb {
     DebugCompanion(companion::Args),
 }
 
-/// Parses the command line and obeys it.
 /// Takes as many descriptors as may be had without asking: a long recording has a file for each checkpoint. With fewer, files
 /// are opened again and again.
 fn may_open_many_files() {
@@ -125,12 +134,26 @@ fn may_open_many_files() {
     checkpoint::hold_open_at_most(usize::try_from(may / 8).unwrap_or(usize::MAX));
 }
 
+/// Says what is wrong with the command line, or the help that it asks for, and ends. Shells put names of strangers' files there.
+fn refuse(error: &clap::Error) -> ! {
+    let text = error.to_string();
+    if matches!(visible(&text), Cow::Borrowed(_)) {
+        error.exit();
+    }
+    output::say(text.trim_end());
+    std::process::exit(error.exit_code())
+}
+
+/// Parses the command line and obeys it.
 fn main() -> ExitCode {
+    inherited::close_all_unnamed(&std::env::args_os().collect::<Vec<_>>());
+    last_words::speak_of_refusals();
     output::log_in_one_style();
     // Recordings, packed files and sockets give access to all of a guest's memory and everything typed.
     umask(Mode::S_IRWXG | Mode::S_IRWXO);
     may_open_many_files();
-    let cli = Cli::parse();
+    output::say_when_files_may_not_grow();
+    let cli = Cli::try_parse().unwrap_or_else(|error| refuse(&error));
     let result = match &cli.verb {
         Verb::Run(args) => run::run(args),
         Verb::Record(args) => record::run(args),

@@ -6,6 +6,7 @@ use log::Level;
 use machine::error::{Error, exit_code};
 use machine::unit::Unit;
 use machine::{Machine, Outcome};
+use views::visible::visible;
 
 /// How a run ended whose kernel may have panicked before.
 pub fn end_in_words(outcome: &Outcome, panicked: bool) -> String {
@@ -47,15 +48,22 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked
     }
 }
 
-/// Says something beside the results, on standard error. If standard error has no reader any more, it is not said: a
-/// terminal may be gone before what ran on it has ended.
-pub fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+/// A file that may not grow is to be an error of writing, which can be said in a sentence: the signal for it is caught.
+pub fn say_when_files_may_not_grow() {
+    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default()) {
+        log::debug!("the signal of files that may not grow is not caught: {error}");
+    }
 }
 
-/// Prints a result. A reader that stops reading has read enough.
+/// Says something beside the results, on standard error, with control characters made visible ([`visible`]). If standard error has no reader any more, it is not said: a
+/// terminal may be gone before what ran on it has ended.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", visible(line));
+}
+
+/// Prints a result, JSON too, with control characters made visible ([`visible`]). A reader that stops reading has read enough.
 pub fn print(text: &str) -> Result<(), Error> {
-    match writeln!(std::io::stdout(), "{text}") {
+    match writeln!(std::io::stdout(), "{}", visible(text)) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Error::Host { what: "cannot write to standard output".to_string(), source: error })
         }
@@ -69,11 +77,16 @@ pub fn log_in_one_style() {
     let environment = env_logger::Env::default().default_filter_or("warn,gdbstub=warn");
     env_logger::Builder::from_env(environment)
         .format(|out, record| match record.level() {
-            Level::Error => writeln!(out, "ttvm: {}", record.args()),
-            Level::Warn => writeln!(out, "ttvm: warning: {}", record.args()),
+            Level::Error => writeln!(out, "ttvm: {}", visible(&record.args().to_string())),
+            Level::Warn => writeln!(out, "ttvm: warning: {}", visible(&record.args().to_string())),
             level => {
                 let (time, module) = (out.timestamp_micros(), record.target());
-                writeln!(out, "ttvm: {}: {time} {module}: {}", level.as_str().to_lowercase(), record.args())
+                writeln!(
+                    out,
+                    "ttvm: {}: {time} {module}: {}",
+                    level.as_str().to_lowercase(),
+                    visible(&record.args().to_string())
+                )
             }
         })
         .init();

@@ -35,13 +35,6 @@ pub struct CheckpointArgs {
     last: Option<u64>,
 }
 
-/// A file that may not grow is to be an error of writing, which can be said in a sentence.
-pub fn say_when_files_may_not_grow() -> Result<(), Error> {
-    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default())
-        .map(drop)
-        .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })
-}
-
 /// A share of the whole, like 5% or 2.5.
 fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).parse::<f64>().ok();

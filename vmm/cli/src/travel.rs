@@ -12,6 +12,7 @@ use machine::position::{Count, Exits, Instructions};
 use recording::{Opened, Recording};
 
 use crate::engine_arg::EngineArgs;
+use crate::output::say;
 use crate::progress;
 use crate::wait::Wait;
 
@@ -47,8 +48,8 @@ impl PartArgs {
         let Some(last_ns) = self.last else { return in_instructions(opened, true) };
         let recording = match opened {
             Opened::ByInstructions(recording) => {
-                eprintln!(
-                    "ttvm: --last changes nothing: this recording counts instructions, any place in it is near"
+                say(
+                    "ttvm: --last changes nothing: this recording counts instructions, any place in it is near",
                 );
                 return Ok(recording);
             }
@@ -56,15 +57,15 @@ impl PartArgs {
         };
         let Some(from) = recount::start_of_last(&recording, last_ns)? else {
             let seconds = last_ns as f64 / 1e9;
-            eprintln!("ttvm: no checkpoint lies {seconds} s before the end or earlier: all is opened");
+            say(&format!("ttvm: no checkpoint lies {seconds} s before the end or earlier: all is opened"));
             return recounted(recording, Exits(0), false);
         };
         let part = recounted(recording, from, false)?;
         let begins_ns = part.log.power_on()?.at.time_ns;
-        eprintln!(
+        say(&format!(
             "ttvm: this is the recording from exit {from} on, at {:.6} s guest time; instructions count from there",
             begins_ns as f64 / 1e9
-        );
+        ));
         Ok(part)
     }
 }
@@ -116,7 +117,7 @@ fn recounted(
     bar.set_message("counting instructions");
     let recounted = recount::from_exit(recording, from, |exits| {
         if let Some(hint) = hint.take() {
-            bar.suspend(|| eprintln!("{hint}"));
+            bar.suspend(|| say(hint));
         }
         bar.set_position(exits.saturating_since(from));
     });

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-use tiny_guest::{LONG_ROUND_STEPS, record_long};
+use tiny_guest::{LONG_ROUND_STEPS, record, record_long, typed_bytes};
 
 /// Half of it is more than the interpreter does in a second.
 const ROUNDS: u32 = 600;
@@ -37,4 +37,29 @@ fn on_a_terminal(directory: &std::path::Path, arguments: &[&str]) -> String {
     let _ = File::from(terminal.master).read_to_end(&mut shown);
     child.wait().unwrap();
     String::from_utf8_lossy(&shown).into_owned()
+}
+
+/// What a command writes to a terminal on standard output.
+fn printed_on_a_terminal(directory: &std::path::Path, arguments: &[&str]) -> String {
+    let terminal = nix::pty::openpty(None, None).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
+    command.args(arguments).current_dir(directory);
+    command.stdin(Stdio::null()).stdout(terminal.slave).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    let mut shown = Vec::new();
+    // As above.
+    let _ = File::from(terminal.master).read_to_end(&mut shown);
+    child.wait().unwrap();
+    String::from_utf8_lossy(&shown).into_owned()
+}
+
+#[test]
+fn a_replay_steers_the_terminal_by_choice_only() {
+    let directory = tempfile::tempdir().unwrap();
+    record(directory.path(), "r.ttvm", 30_000, typed_bytes(5_000, "a\x1b[2J\u{9b}b\r\n"));
+    let shown = printed_on_a_terminal(directory.path(), &["replay", "r.ttvm"]);
+    assert!(shown.contains("a\\u001b[2J\\u009bb\r") && !shown.contains(['\x1b', '\u{9b}']), "{shown:?}");
+    let shown = printed_on_a_terminal(directory.path(), &["replay", "r.ttvm", "--raw-console"]);
+    assert!(shown.contains("a\x1b[2J\u{9b}b\r"), "{shown:?}");
 }

@@ -1,4 +1,4 @@
-//! The words between a machine and its engine: when to leave the guest, and why the engine left it.
+//! The types between a machine and its engine: when to leave the guest, and why the engine left it.
 //!
 //! ```
 //! use engine_contract::{End, LandingPlace, Leave};
@@ -15,8 +15,8 @@
 //! ```
 //!
 //! Engines that count instructions stop at a count. Others leave the guest at its exits, when time is up, or at a
-//! [`LandingPlace`]. The package `machine` has the trait that engines implement. These words are a package of their
-//! own, because the package `kvm` uses them too and does not know `machine`.
+//! [`LandingPlace`]. The crate `machine` has the trait that engines implement. These types have their own crate,
+//! because the crate `kvm` uses them too and does not depend on `machine`.
 
 #![forbid(unsafe_code)]
 
@@ -28,59 +28,57 @@ use cpu::Stop;
 
 pub use statistics::{Landings, Statistics};
 
-/// When to leave the guest, apart from what the bus and counts ask for.
+/// When to leave the guest, in addition to requests of the bus and to counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// At the exits that the bus ends a run at, and not otherwise.
+    /// Only at the exits at which the bus ends a run.
     AtExits,
-    /// In real time: at the first exit after `due`, or, if none comes for so long, wherever the guest is
-    /// after `force`.
+    /// In real time: at the first exit after `due`. If no exit comes, anywhere after `force`.
     After {
-        /// From now.
+        /// Time from now.
         due: Duration,
-        /// From now.
+        /// Time from now.
         force: Duration,
-        /// Whether a replay must find the place after `force` again. For that the machine looks at the pages
-        /// that were written; engines do nothing for it.
+        /// Whether a replay must find the place after `force` again. For that the machine compares the written pages;
+        /// engines need no extra work.
         note: bool,
     },
     /// At a landing place, before the next exit.
     At(LandingPlace),
 }
 
-/// A place where a guest was stopped between two exits, by what its registers held there.
+/// A place where a guest was stopped between two exits, described by its registers.
 ///
-/// Registers may be the same at several such places. The engine stops at each one, and the machine decides by
-/// what else is known whether it is the one; if nothing differs at all, either will do, because the future is
-/// the same.
+/// Several such places may have the same registers. The engine stops at each, and the machine compares more state to
+/// decide whether it is the right one. If everything is equal, any of them will do, because the future is the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LandingPlace {
     /// Linear address of the next instruction.
     pub rip: u64,
-    /// The general registers there, folded (`cpu::fold_registers`).
+    /// The general registers at the place, folded (`cpu::fold_registers`).
     pub registers: u64,
-    /// The guest's retired conditional branches there ([`cpu::Cpu::branches`]), if they were counted. An
-    /// engine that counts them too finds the place by them; others do without.
+    /// The guest's retired conditional branches at the place ([`cpu::Cpu::branches`]), if they were counted. An engine
+    /// that counts them too uses them to find the place; other engines ignore them.
     pub branches: Option<u64>,
-    /// The machine has looked at the place where the guest stands now, and it is not the landing place.
+    /// Whether the machine has already rejected the guest's current place.
     pub not_here: bool,
-    /// First bytes of the hash of the CPU's state there: for the machine, not for the engine.
+    /// First bytes of the hash of the CPU's state at the place: for the machine, not for the engine.
     pub cpu_hash: [u8; 8],
-    /// The digest of RAM there: for the machine, not for the engine.
+    /// The digest of RAM at the place: for the machine, not for the engine.
     pub ram_digest: [u8; 16],
 }
 
-/// Why an engine left the guest, which stands between two instructions.
+/// Why an engine left the guest. The guest stands between two instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// As the software CPU says it.
+    /// The stop that the software CPU reports.
     Stop(Stop),
     /// Time was up, and no exit came.
     Forced,
     /// The guest may be at the landing place.
     LandingPlace,
-    /// The guest went beyond the landing place, whose count of branches it has passed. Nothing of what it asked for
-    /// there was done. Its state is of no use: restore registers and RAM as they were before, and run to the
-    /// landing place again.
+    /// The guest went beyond the landing place: it has passed the place's count of branches. Its requests after the
+    /// place were not served. Its state cannot be used: restore the earlier registers and RAM, and run to the landing
+    /// place again.
     Overshot,
 }

@@ -1,6 +1,6 @@
-//! What an engine did, for benchmarks.
+//! The statistics of an engine, for benchmarks.
 
-/// What an engine did so far, where it counts that.
+/// An engine's counts so far, if it counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Statistics {
     /// Entries into the guest.
@@ -9,27 +9,27 @@ pub struct Statistics {
     pub interrupts: u64,
     /// Times that the guest was stopped without an exit.
     pub forced: u64,
-    /// Breakpoints that were met on the way to a landing place.
+    /// Breakpoints met on the way to a landing place.
     pub breakpoints: u64,
-    /// Landing places that the software CPU went to.
+    /// Landing places that the software CPU reached.
     pub landed_by_software: u64,
-    /// Instructions that KVM could not emulate and the software CPU did.
+    /// Instructions that the software CPU emulated because KVM could not.
     pub emulated: u64,
-    /// Landing places that were found by their count of branches.
+    /// Landings by the count of branches.
     pub landings: Landings,
 }
 
-/// What happened in landings.
+/// The counts of landings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Landings {
-    /// Landings that came to their landing place.
+    /// Landings that reached their landing place.
     pub landed: u64,
     /// Breakpoints met on the way.
     pub hits: u64,
     /// Landings that went beyond their landing place.
     pub overshot: u64,
-    /// Overflows that never came, and that the watchdog found.
+    /// Overflows that never came, found by the watchdog.
     pub lost_overflows: u64,
-    /// Most branches that an overflow came late.
+    /// The largest delay of an overflow, in branches.
     pub largest_skid: u64,
 }

@@ -1,8 +1,7 @@
-//! Break- and watchpoints that stop in one process, or one address space, only.
+//! Break- and watchpoints that stop only in one process or one address space.
 //!
-//! A process is told by what the kernel says it runs, at each hit: that holds when the process executes
-//! another program, which gives it other page tables, and while a kernel thread borrows its tables, which is
-//! not the process.
+//! At each hit the kernel's running task identifies the process. So a process keeps its points when it executes another
+//! program, which has other page tables. A kernel thread that borrows the process's page tables does not count.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -13,14 +12,14 @@ use guest_symbols::tasks::Tasks;
 use history::timeline::{Filter, address_space};
 use machine::Machine;
 
-/// Bytes of a name that the kernel keeps.
+/// The longest name that the kernel stores.
 const MAX_NAME_BYTES: usize = 15;
 
-/// Where a point counts.
+/// The restriction of a point.
 #[derive(Clone, Debug)]
 pub(super) enum Only {
-    /// While these page tables are in use, by the physical address of their root. With what is known of the
-    /// kernel, a program's own tables and those that the kernel uses for it are the same.
+    /// While these page tables are in use, by the physical address of their root. If the kernel is known, a program's
+    /// own tables and the kernel's tables for it count as the same.
     Tables(u64, Option<Arc<Tasks>>),
     /// While the process with this number runs.
     Process(u32, Arc<Tasks>),
@@ -29,7 +28,7 @@ pub(super) enum Only {
 }
 
 impl Only {
-    /// Whether it holds where the machine stands.
+    /// Whether the restriction allows a stop where the machine stands.
     fn holds(&self, machine: &Machine<machine::position::Instructions>) -> bool {
         match self {
             Only::Tables(root, None) => address_space(machine) == *root,
@@ -41,7 +40,7 @@ impl Only {
         }
     }
 
-    /// By a name, as far as the kernel keeps it.
+    /// Restricts to a name, cut to the length that the kernel stores.
     pub fn named(name: &str, tasks: Arc<Tasks>) -> Only {
         let mut end = name.len().min(MAX_NAME_BYTES);
         while !name.is_char_boundary(end) {
@@ -61,16 +60,17 @@ impl Display for Only {
     }
 }
 
-/// Which points count where.
+/// The restrictions of all points.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bounds {
-    /// For points that are not named below.
+    /// The restriction of points that are not in `by_address`.
     all: Option<Only>,
     by_address: BTreeMap<u64, Only>,
 }
 
 impl Bounds {
-    /// Binds the points at these addresses, or without any all others; `None` lets them loose.
+    /// Restricts the points at these addresses, or all others if there are no addresses. `None` removes the
+    /// restriction.
     pub fn bind(&mut self, only: Option<Only>, addresses: &[u64]) {
         if addresses.is_empty() {
             self.all.clone_from(&only);
@@ -83,7 +83,7 @@ impl Bounds {
         }
     }
 
-    /// What must hold for a point at an address, beside a condition of its own; `None` where nothing must.
+    /// The combined filter for a point at an address: its restriction and its condition. `None` if there is neither.
     pub fn filter(&self, address: u64, condition: Option<Filter>) -> Option<Filter> {
         let Some(only) = self.by_address.get(&address).or(self.all.as_ref()).cloned() else {
             return condition;

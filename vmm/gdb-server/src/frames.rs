@@ -1,5 +1,5 @@
-//! The functions of a program that a run is to return from, by the return addresses on the stack, and whether the program has left
-//! them.
+//! The functions of a program that a run is to return from, by the return addresses on the stack. This module detects
+//! when the program has left them.
 
 use cpu::{AddressKind, CodeSize, Traps, WatchKind, Watchpoint};
 
@@ -8,10 +8,10 @@ use history::timeline::{Filter, Stops};
 use machine::Machine;
 use machine::position::Instructions;
 
-/// Bytes of the stack in which return addresses are looked for.
+/// Bytes of the stack that are searched for return addresses.
 const STACK_BYTES: usize = 4096;
 const WORD_BYTES: u64 = 8;
-/// Return addresses that are watched.
+/// Most return addresses that are watched.
 const MOST_WATCHED: usize = 8;
 /// The lengths of calls through a register or memory, and their opcode.
 const INDIRECT_CALL_BYTES: [u64; 5] = [2, 3, 4, 6, 7];
@@ -28,7 +28,7 @@ pub(super) struct StackWords {
 }
 
 impl StackWords {
-    /// Those of the code that runs.
+    /// The words on the current stack.
     pub fn of(machine: &Machine<Instructions>) -> StackWords {
         let core = machine.cpu().core();
         let from = core.reg64(RSP);
@@ -47,17 +47,17 @@ impl StackWords {
 #[derive(Clone, Debug)]
 pub(super) struct Frames {
     thread: Level,
-    /// The page tables of the program.
+    /// The root of the program's page tables.
     tables: u64,
-    /// Where the innermost function returns to.
+    /// The return address of the innermost function.
     returns_to: u64,
-    /// Where the return addresses are, from the innermost on.
+    /// The addresses of the return addresses, the innermost first.
     places: Vec<u64>,
 }
 
 impl Frames {
-    /// Of the thread that runs, in which a function `returns_to` an address, and has just been entered or runs already. `None` in the
-    /// kernel.
+    /// The functions of the running thread. A function that `returns_to` an address has just been entered, or runs
+    /// already. `None` in the kernel.
     pub fn of(
         thread: &Level,
         words: &StackWords,
@@ -67,7 +67,7 @@ impl Frames {
         if !thread.is_program || machine.cpu().core().code_size != CodeSize::Bits64 {
             return None;
         }
-        // Some words are left from earlier calls. Those lie farther in.
+        // Earlier calls may have left the same word on the stack. Those words are nearer to the top of the stack.
         let last = words.words.iter().rposition(|&word| word == returns_to)?;
         let first = if is_entry && words.words[0] == returns_to { 0 } else { last };
         let behind_calls = words.words.iter().enumerate().skip(first + 1);
@@ -78,22 +78,22 @@ impl Frames {
         Some(Frames { thread: thread.clone(), tables: thread.tables(machine), returns_to, places })
     }
 
-    /// The thread whose functions they are.
+    /// The thread of these functions.
     pub fn thread(&self) -> &Level {
         &self.thread
     }
 
-    /// Whether the thread runs another program.
+    /// Whether the thread has executed another program.
     pub fn executes_another(&self, machine: &Machine<Instructions>) -> bool {
         self.thread.executes_another(self.tables, machine)
     }
 
-    /// Whether this is one of the places that [`Self::at_once`] watches beside the points.
+    /// Whether [`Self::at_once`] watches this place in addition to the points.
     pub fn are_watched_at(&self, place: u64, points: &Stops) -> bool {
         self.places.contains(&place) && !is_watched(points, place)
     }
 
-    /// Stops where the kernel returns to the program, and the functions have certainly been left.
+    /// Stops when the kernel returns to the program after the functions have certainly been left.
     pub fn seldom(&self) -> Stops {
         let frames = self.clone();
         let are_left =
@@ -102,7 +102,7 @@ impl Frames {
         Stops { traps, trap_filter: Some(are_left), ..Stops::default() }
     }
 
-    /// Stops at the first call or return behind the landing, too.
+    /// Stops also at the first call or return after the landing.
     pub fn at_once(&self, points: &Stops) -> Stops {
         let mut stops = self.seldom();
         for &place in self.places.iter().filter(|place| !is_watched(points, **place)) {
@@ -119,7 +119,7 @@ impl Frames {
         stops
     }
 
-    /// The innermost return address, and where it is.
+    /// The innermost return address, and its place on the stack.
     fn innermost(&self) -> (u64, u64) {
         (self.returns_to, self.places[0])
     }
@@ -137,7 +137,7 @@ impl Frames {
         machine.cpu().core().reg64(RSP).wrapping_sub(place).wrapping_sub(1) < STACK_BYTES as u64
     }
 
-    /// Whether a call or a return has just accessed this place, and the innermost function was left already.
+    /// Whether a call or a return has just accessed this place after the innermost function was left.
     fn are_left_at(&self, place: u64, machine: &Machine<Instructions>) -> bool {
         let core = machine.cpu().core();
         let (rip, stack) = (core.rip, core.reg64(RSP));

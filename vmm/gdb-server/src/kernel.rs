@@ -1,6 +1,6 @@
 //! The guest's kernel in a session: its symbols, its processes, its backtrace and its messages.
 //!
-//! Names in commands are looked up in the symbols. `monitor symbols` writes them to files for gdb, with types and frames.
+//! Commands look up names in the symbols. `monitor symbols` writes the symbols to files for gdb, with types and frames.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use history::timeline::{Cause, Kernels, number};
 use machine::Machine;
 use machine::position::Instructions;
 
-/// A kernel that was not found is not looked for again within this distance.
+/// After a failed search the kernel is not searched for again within this distance.
 const LOOKED_FOR_STEPS: u64 = 50_000_000;
 
-/// What happened where a machine stands, and in which of several kernels.
+/// A description of the event where a machine stands, with the name of the kernel if there are several.
 pub(super) fn told_at(
     machine: &Machine<Instructions>,
     cause: Cause,
@@ -36,18 +36,18 @@ pub(super) fn told_at(
 }
 
 impl GdbTarget<'_> {
-    /// The kernel's symbols as of now.
+    /// The kernel's symbols now.
     pub(super) fn symbols(&mut self) -> Result<Arc<Symbols>, NoKernel> {
         self.timeline.symbols()
     }
 
-    /// The instruction at which the kernel's new threads begin.
+    /// The first instruction of the kernel's new threads.
     pub(super) fn begin_of_threads(&mut self) -> Option<u64> {
         self.known_tasks()?;
         self.tasks.as_ref()?.begin_of_threads
     }
 
-    /// Where the kernel keeps its processes.
+    /// The location of the kernel's processes.
     pub(super) fn tasks(&mut self) -> Result<Arc<Tasks>, NoTasks> {
         if let Some(known) = &self.tasks
             && (known.is_here(self.timeline.machine()) || self.has_looked_near())
@@ -72,18 +72,18 @@ impl GdbTarget<'_> {
         KnownTasks::of_kernel(self.timeline.machine(), &symbols)
     }
 
-    /// As [`Self::tasks`], for what is asked at each step: looks for the kernel seldom where there is none.
+    /// Does the same as [`Self::tasks`], for callers at each step: without a kernel it rarely searches again.
     pub(super) fn known_tasks(&mut self) -> Option<Arc<Tasks>> {
         if self.tasks.is_none() && self.has_looked_near() { None } else { self.tasks().ok() }
     }
 
-    /// Whether the kernel was looked for in vain near here.
+    /// Whether a search near here has found no kernel.
     fn has_looked_near(&self) -> bool {
         let here = self.timeline.position();
         self.stepping.no_kernel_at.is_some_and(|at| at.0.abs_diff(here.0) < LOOKED_FOR_STEPS)
     }
 
-    /// Who called whom in the kernel.
+    /// The kernel's backtrace.
     pub(super) fn backtrace(&mut self) -> Result<String, Refusal> {
         let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
         let told = Backtrace::of(self.timeline.machine(), &symbols);
@@ -96,7 +96,7 @@ impl GdbTarget<'_> {
         Ok(text)
     }
 
-    /// The last messages of the kernel, or all.
+    /// The last messages of the kernel, or all messages.
     pub(super) fn dmesg(&mut self, lines: &str) -> Result<String, Refusal> {
         let count = if lines.is_empty() { Some(u64::MAX) } else { number(lines) };
         let count = count.ok_or_else(|| Refusal::new("write: monitor dmesg [LINES]"))?;
@@ -107,7 +107,7 @@ impl GdbTarget<'_> {
         Ok(all[all.len().saturating_sub(count as usize)..].concat())
     }
 
-    /// What the kernel reports of itself in all of the recording.
+    /// The kernel's reports in the whole recording.
     pub(super) fn reports(&mut self, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let list = ReportList::of(self.timeline, poll).map_err(refused)?;
         Ok(format!("{list}\n"))
@@ -121,20 +121,21 @@ impl GdbTarget<'_> {
         number(word).or_else(named).ok_or_else(unknown)
     }
 
-    /// What happened where the machine stands, with the names of the places if they are known already.
+    /// A description of the event where the machine stands, with the names of places if they are known already.
     pub(super) fn told(&self, cause: Cause) -> String {
         told_at(self.timeline.machine(), cause, self.several_kernels())
             .unwrap_or_else(|| cause.told(self.timeline.last_symbols()))
     }
 
-    /// The kernels of the run, if several have been found.
+    /// The kernels of the run, if several are known.
     pub(super) fn several_kernels(&self) -> Option<&Kernels> {
         self.timeline.known_kernels().filter(|kernels| kernels.all().len() > 1)
     }
 
-    /// Makes files with symbols, types and frames and gives the gdb commands that load them: of the kernel and its modules, of
-    /// the modules alone, or of none because gdb has loaded what there was and needs what was there before no more. Or says where the
-    /// sections of one module are. No file that a client names is read.
+    /// Writes files with symbols, types and frames, and returns the gdb commands that load them. The files are for the
+    /// kernel and its modules, or for the modules alone. `loaded` writes no files: gdb has loaded the newest files and
+    /// no longer needs the earlier ones. `module NAME` lists the addresses of a module's sections. Never reads a file
+    /// that a client names.
     pub(super) fn symbol_commands(&mut self, argument: &str) -> Result<String, Refusal> {
         if argument == "loaded" {
             self.symbol_files.keep_loaded();
@@ -158,7 +159,7 @@ impl GdbTarget<'_> {
             _ => self.symbol_files.write("kernel", &symbols, &debug)?,
         };
         if debug.sections().iter().any(|(name, _)| *name == ".debug_frame") {
-            // Behind all other files: of the first that has something of an address, gdb takes how to get to the caller.
+            // This file comes last, because gdb takes unwind information from the first file that has the address.
             answer +=
                 &self.symbol_files.write("programs", &Symbols::default(), &DebugInfo::end_at_programs())?;
         }
@@ -173,7 +174,7 @@ impl GdbTarget<'_> {
         Ok(answer)
     }
 
-    /// Where the sections of a module are: a line for each, or none if only its symbols can tell.
+    /// The addresses of a module's sections, a line for each. Empty if only the module's symbols are known.
     fn sections_of(&mut self, name: &str) -> Result<String, Refusal> {
         let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
         if let Some(why) = symbols.without_modules() {

@@ -1,4 +1,4 @@
-//! Where the kernel that was last seen keeps its processes. After kexec another kernel keeps them elsewhere.
+//! The location of the last seen kernel's processes. After kexec another kernel has another location.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use guest_symbols::tasks::{NoTasks, Tasks};
 use machine::Machine;
 use machine::position::Instructions;
 
-/// Where threads begin in the kernel, in newer and older ones.
+/// The functions in which threads begin, in newer and older kernels.
 const BEGINS_OF_THREADS: [&str; 2] = ["ret_from_fork_asm", "ret_from_fork"];
 
 pub(super) struct KnownTasks {
-    /// The kernel; `None` if nothing tells it from others.
+    /// The kernel's boot; `None` if nothing distinguishes it from others.
     boot: Option<Boot>,
     pub tasks: Arc<Tasks>,
-    /// The instruction at which new threads begin.
+    /// The first instruction of new threads.
     pub begin_of_threads: Option<u64>,
 }
 
 impl KnownTasks {
-    /// Of the kernel that a machine runs, with these symbols.
+    /// Finds the processes of a machine's kernel with these symbols.
     pub fn of_kernel(machine: &Machine<Instructions>, symbols: &Symbols) -> Result<KnownTasks, NoTasks> {
         Ok(KnownTasks {
             boot: Boot::of_kernel(machine, symbols),

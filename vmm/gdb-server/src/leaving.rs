@@ -1,10 +1,10 @@
-//! Functions that a program leaves otherwise than by their return: by `longjmp`, by an exception, or from a signal's handler.
-//! A run to a return address ends there, where the program lands. A successful `exec` ends such a run, too.
+//! Functions that a program leaves without their return: by `longjmp`, by an exception, or from a signal handler. A run
+//! to a return address ends where the program lands. A successful `exec` ends such a run, too.
 //!
-//! The jump itself cannot be waited for. What the program does next where it lands can: it calls a function or returns, and
-//! that accesses a return address on the stack from above. Watching the stack makes a run slow, so a long run goes on without
-//! that: it looks at the stack whenever the kernel returns to the program. The landing is then looked for, in steps from the last
-//! place that was certainly before it.
+//! The jump itself cannot be detected. The program's next action after the landing can: it calls a function or returns,
+//! and so accesses a return address on the stack from above. Watching the stack makes a run slow, so a long run stops
+//! watching after a while. It then checks the stack whenever the kernel returns to the program. The landing is found
+//! afterwards, in steps from the last place that was certainly before it.
 
 use std::ops::Range;
 
@@ -20,11 +20,12 @@ use machine::position::Instructions;
 
 /// Instructions during which return addresses are watched.
 const WATCHED_STEPS: u64 = 500_000;
-/// Instructions between the one that sets the stack pointer and the jump.
+/// Most instructions from the one that sets the stack pointer to the jump.
 const STEPS_TO_JUMP: u32 = 64;
 
 impl GdbTarget<'_> {
-    /// Runs on to the return address of a function, or to where the program has left it otherwise.
+    /// Runs to the return address of a function, or to the place where the program lands if it leaves the function
+    /// otherwise.
     pub(super) fn run_to_return(&mut self, frames: &Frames, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
         let thread = frames.thread();
         if self.timeline.forked_at().is_some() {
@@ -51,11 +52,11 @@ impl GdbTarget<'_> {
         }
         let landed = self.go_back_to_landing(frames, begun, poll);
         self.timeline.set_stops(points);
-        // Where the word was no return address, the run goes on.
+        // If the word was no return address, the run continues.
         landed?.map_or_else(|| self.run_of_thread(thread, poll), Ok)
     }
 
-    /// The thread runs another program now.
+    /// Stops because the thread now runs another program.
     pub(super) fn another_program(&mut self, thread: &Level) -> Stop {
         let name = thread.name(self.timeline.machine()).unwrap_or_default();
         self.message = Some(format!("The thread {name} executes another program, which begins here."));
@@ -63,8 +64,8 @@ impl GdbTarget<'_> {
         Stop::Elsewhere
     }
 
-    /// Behind the first call or return since functions were left otherwise than by a return: goes back to where the program
-    /// landed, behind `begun`. Stays, and gives `None`, if it landed nowhere.
+    /// Goes back to the landing after `begun`, from the first call or return after functions were left without a
+    /// return. Stays and returns `None` if there was no landing.
     fn go_back_to_landing(
         &mut self,
         frames: &Frames,
@@ -86,7 +87,7 @@ impl GdbTarget<'_> {
         Ok(Some(Stop::Elsewhere))
     }
 
-    /// Goes to the landing, or to the end of this part of the run if there is none in it.
+    /// Goes to the landing, or to the end of this part of the run if it contains none.
     fn find_landing(
         &mut self,
         frames: &Frames,

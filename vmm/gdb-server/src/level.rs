@@ -1,8 +1,8 @@
-//! Where in the guest a thread executes: which thread, in a program or in the kernel, and how deep on its stack. That tells an
-//! interrupt's handler, or another thread, from the code that is being stepped through.
+//! A thread's place in the guest: the thread, whether it runs a program or the kernel, and its stack depth. This
+//! distinguishes an interrupt handler or another thread from the code that gdb steps through.
 //!
-//! The kernel's variable of the running task identifies a thread. Without a known kernel, CR3 and the base of FS identify a program's
-//! thread. Inside an unknown kernel, only the stack pointer can.
+//! The kernel's pointer to the running task identifies a thread. If the kernel is unknown, CR3 and the base of FS
+//! identify a program's thread. Inside an unknown kernel, only the stack pointer can.
 
 use std::sync::Arc;
 
@@ -15,39 +15,40 @@ use machine::position::Instructions;
 
 /// The privilege level of programs.
 const PROGRAM: u8 = 3;
-/// How far a handler may move the stack pointer of the code that it interrupted. The kernel emulates calls that way.
+/// How far a handler may move the stack pointer of the interrupted code. The kernel emulates calls that way.
 const MOVED_BYTES: u64 = 16;
 const RDX: u8 = 2;
 const RSP: u8 = 4;
-/// Where a program's registers are in the `ucontext` of a signal's handler, which has its address in RDX.
+/// Offsets of a program's registers in the `ucontext` of a signal handler, whose address is in RDX.
 const CONTEXT_RSP: u64 = 160;
 const CONTEXT_RIP: u64 = 168;
 const SYSCALL_BYTES: u64 = 2;
-/// A program may jump out of a signal's handler. Then its stack pointer lies higher than before the signal, by less than this.
+/// A program may jump out of a signal handler. Then its stack pointer is higher than before the signal, by less than
+/// this.
 const JUMPED_BYTES: u64 = 1 << 16;
 
 /// A thread of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Thread {
-    /// The address of its structure in the kernel, where that is known.
+    /// The address of its structure in the kernel, if known.
     pub task: Option<u64>,
     space: u64,
     local: u64,
 }
 
-/// Where a thread executes.
+/// A thread's place.
 #[derive(Clone, Debug)]
 pub(super) struct Level {
     pub thread: Thread,
     tasks: Option<Arc<Tasks>>,
-    /// In a program, and not in the kernel.
+    /// Whether it is in a program, and not in the kernel.
     pub is_program: bool,
     pub rip: u64,
     pub stack: u64,
 }
 
 impl Level {
-    /// Where the machine stands.
+    /// The current place.
     pub fn of(machine: &Machine<Instructions>, tasks: Option<&Arc<Tasks>>) -> Level {
         let core = machine.cpu().core();
         let tasks = tasks.cloned();
@@ -60,43 +61,43 @@ impl Level {
         }
     }
 
-    /// The thread goes on to where the machine stands.
+    /// Moves the thread's place to where the machine stands.
     pub fn move_to(&mut self, machine: &Machine<Instructions>) {
         let core = machine.cpu().core();
         (self.is_program, self.rip, self.stack) = (core.cpl == PROGRAM, core.rip, core.reg64(RSP));
     }
 
-    /// By what the thread is known.
+    /// The kernel's tasks that identify the thread.
     pub fn tasks(&self) -> Option<&Arc<Tasks>> {
         self.tasks.as_ref()
     }
 
-    /// Whether the thread runs there.
+    /// Whether the machine runs this thread.
     pub fn runs(&self, machine: &Machine<Instructions>) -> bool {
         match (self.thread.task, &self.tasks) {
             (Some(task), Some(tasks)) => tasks.running(machine) == Some(task),
             _ if self.is_program => Thread::running(machine, None) == Thread { task: None, ..self.thread },
-            // Another stack pointer tells kernel threads apart, where one is looked at.
+            // The callers compare stack pointers, which distinguish kernel threads.
             _ => true,
         }
     }
 
-    /// Whether a program of the thread runs.
+    /// Whether the thread runs and is in a program.
     pub fn is_program_of_thread(&self, machine: &Machine<Instructions>) -> bool {
         machine.cpu().core().cpl == PROGRAM && self.runs(machine)
     }
 
-    /// The page tables in use. If the kernel is known, a program and its system calls have the same ones.
+    /// The page tables in use. If the kernel is known, a program and its system calls count as the same tables.
     pub fn tables(&self, machine: &Machine<Instructions>) -> u64 {
         self.tasks.as_ref().map_or_else(|| address_space(machine), |tasks| tasks.address_space(machine))
     }
 
-    /// Whether the thread runs a program with other page tables than these: it has executed it.
+    /// Whether the thread runs a program on other page tables: it has called `exec`.
     pub fn executes_another(&self, tables: u64, machine: &Machine<Instructions>) -> bool {
         self.thread.task.is_some() && self.is_program_of_thread(machine) && self.tables(machine) != tables
     }
 
-    /// Whether a return from a handler has just led back to where it came.
+    /// Whether a handler has just returned to this place.
     pub fn is_back(&self, machine: &Machine<Instructions>) -> bool {
         let core = machine.cpu().core();
         (core.cpl == PROGRAM) == self.is_program
@@ -104,8 +105,8 @@ impl Level {
             && self.runs(machine)
     }
 
-    /// Whether a handler or system call of the program, which came here, has led to a signal's handler instead: the kernel has
-    /// put down for it where the program was.
+    /// Whether a handler or system call that was entered here has led to a signal handler instead. The kernel has saved
+    /// this place for the signal handler's return.
     pub fn is_signalled(&self, machine: &Machine<Instructions>) -> bool {
         let core = machine.cpu().core();
         let context = core.reg64(RDX);
@@ -114,7 +115,7 @@ impl Level {
             let read = core.peek(context.wrapping_add(offset), &mut bytes);
             (read == bytes.len()).then(|| u64::from_le_bytes(bytes))
         };
-        // Behind a system call, or before it where it is tried again.
+        // The saved address lies behind a system call, or before it if the call is restarted.
         let is_here = |rip: u64| rip.wrapping_sub(self.rip) <= SYSCALL_BYTES;
         self.is_program
             && core.cpl == PROGRAM
@@ -123,13 +124,13 @@ impl Level {
             && word(CONTEXT_RIP).is_some_and(is_here)
     }
 
-    /// Whether a return from the kernel has just led out of a signal's handler, to where it came or farther out.
+    /// Whether a return from the kernel has just left a signal handler, to this place or farther out.
     pub fn is_behind_signal(&self, machine: &Machine<Instructions>) -> bool {
         let core = machine.cpu().core();
         core.cpl == PROGRAM && core.reg64(RSP).wrapping_sub(self.stack) < JUMPED_BYTES && self.runs(machine)
     }
 
-    /// Whether an event has just been delivered here, and not asked for by an instruction.
+    /// Whether an event has just been delivered here that no instruction asked for.
     pub fn was_interrupted(&self, machine: &Machine<Instructions>) -> bool {
         Interrupted::now(machine).is_some_and(|at| {
             at.is_program == self.is_program
@@ -138,7 +139,7 @@ impl Level {
         })
     }
 
-    /// Whether the kernel has just been entered from here, by an event or a system call.
+    /// Whether an event or a system call has just entered the kernel from here.
     pub fn was_left(&self, machine: &Machine<Instructions>) -> bool {
         let from_here = match Interrupted::now(machine) {
             Some(at) => at.is_program == self.is_program && (at.is_program || is_near(at.stack, self.stack)),
@@ -148,8 +149,8 @@ impl Level {
         from_here && self.runs(machine)
     }
 
-    /// Whether the thread certainly came here by its own last instruction, at which the machine stands. A delivery moves the
-    /// stack pointer by a frame, and where it changes stacks, by more.
+    /// Whether the thread's own last instruction, at which the machine stands, certainly led here. A delivery moves the
+    /// stack pointer by a frame, or by more if it changes stacks.
     pub fn came_from(&self, machine: &Machine<Instructions>) -> bool {
         let core = machine.cpu().core();
         let is_next = self.rip.wrapping_sub(core.rip) <= LONGEST_BYTES;
@@ -161,18 +162,18 @@ impl Level {
             && (self.is_program || self.runs(machine))
     }
 
-    /// Whether this is the same place of the same thread.
+    /// Whether both are the same place of the same thread.
     pub fn is_same(&self, other: &Level) -> bool {
         let place = |level: &Level| (level.is_program, level.rip, level.stack);
         self.thread == other.thread && place(self) == place(other)
     }
 
-    /// Where the kernel says what runs, if this thread is known by it.
+    /// The address of the kernel's pointer to the running task, and this thread's task, if both are known.
     pub fn switches(&self, machine: &Machine<Instructions>) -> Option<(u64, u64)> {
         Some((self.tasks.as_ref()?.place_of_current(machine)?, self.thread.task?))
     }
 
-    /// Whether the thread, which runs no more, has ended.
+    /// Whether the thread has ended. A running thread has not.
     pub fn has_ended(&self, machine: &Machine<Instructions>) -> bool {
         match (self.thread.task, &self.tasks) {
             (Some(task), Some(tasks)) => !self.runs(machine) && tasks.has_ended(machine, task),
@@ -180,7 +181,7 @@ impl Level {
         }
     }
 
-    /// What a person calls the thread.
+    /// The thread's number and name, for people.
     pub fn name(&self, machine: &Machine<Instructions>) -> Option<String> {
         let (thread, _) = self.tasks.as_ref()?.at(machine, self.thread.task?)?;
         Some(format!("{} ({})", thread.id, thread.name))
@@ -198,7 +199,7 @@ impl Thread {
     }
 }
 
-/// What an event that has just been delivered has interrupted.
+/// The place that a just delivered event has interrupted.
 struct Interrupted {
     vector: u8,
     is_program: bool,
@@ -207,7 +208,7 @@ struct Interrupted {
 }
 
 impl Interrupted {
-    /// `None` where the last step was no delivery, or its frame cannot be read.
+    /// Returns `None` if the last step was no delivery, or if its frame cannot be read.
     fn now(machine: &Machine<Instructions>) -> Option<Interrupted> {
         let cpu = machine.cpu();
         let vector = cpu.hits().iter().find_map(|hit| match hit {
@@ -229,15 +230,15 @@ impl Interrupted {
             (read == width as usize).then(|| u64::from_le_bytes(bytes))
         };
         let is_program = word(1)? & 3 == u64::from(PROGRAM);
-        // Without a change of privilege, 32-bit code does not push its stack pointer.
+        // Without a privilege change, 32-bit code does not push its stack pointer.
         let stack = if width == 8 || is_program { word(3)? } else { frame.wrapping_add(3 * width) };
         Some(Interrupted { vector, is_program, rip: word(0)?, stack })
     }
 }
 
-/// INT3: kernels that change their own code while it may run put one there.
+/// INT3: kernels put one into their own code while they change it.
 const BREAKPOINT: u8 = 3;
-/// SYSRET, which leads back from system calls only.
+/// SYSRET, which returns only from system calls.
 pub(super) const SYSRET: [&[u8]; 2] = [&[0x0f, 0x07], &[0x48, 0x0f, 0x07]];
 const IRET: [&[u8]; 3] = [&[0xcf], &[0x48, 0xcf], &[0x66, 0xcf]];
 /// The longest instruction.

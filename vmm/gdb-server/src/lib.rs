@@ -16,14 +16,17 @@
 //! }
 //! ```
 //!
-//! [`GdbTarget`] makes a timeline a [`DebugTarget`]. [`serve`] gives each gdb a timeline of its own (`sessions.rs`):
-//! start there. `monitor.rs` has the commands that gdb does not know. `processes.rs`, `threads.rs` and `kernel.rs` have
-//! the commands that ask the guest's kernel, and `symbol_files.rs` writes files for gdb. `bounds.rs` stops in one
-//! process only. `steps.rs` and `steps_back.rs` let a step follow its thread, and `temporary.rs` lets the breakpoints do so that
-//! gdb sets for a step. `leaving.rs` and `frames.rs` end a run where a program leaves a
-//! function otherwise than by its return.
+//! [`GdbTarget`] makes a timeline a [`DebugTarget`]. [`serve`] gives each gdb its own timeline (`sessions.rs`): start
+//! there.
 //!
-//! Nothing here speaks gdb's protocol, and nothing changes a recording: what gdb changes goes to a scratch fork
+//! - `monitor.rs` has the commands that gdb does not know. `processes.rs`, `threads.rs` and `kernel.rs` have the
+//!   commands about the guest's kernel, and `symbol_files.rs` writes files for gdb.
+//! - `bounds.rs` restricts points to one process.
+//! - `steps.rs` and `steps_back.rs` let a step follow its thread. `temporary.rs` does the same for the breakpoints that
+//!   gdb sets for a step.
+//! - `leaving.rs` and `frames.rs` end a run if a program leaves a function without its return.
+//!
+//! This crate does not implement gdb's protocol, and never changes a recording: gdb's changes go to a scratch fork
 //! ([`history::timeline`]).
 
 #![forbid(unsafe_code)]
@@ -67,39 +70,40 @@ use history::timeline::{Breakpoint, Cause, Direction, Filter, Hit, Stops, Timeli
 use machine::Machine;
 use machine::error::Error;
 use machine::position::Instructions;
+use views::visible::visible;
 
-/// A timeline for gdb. What gdb changes never reaches the recorded past.
+/// A timeline for gdb. gdb's changes never reach the recorded past.
 pub struct GdbTarget<'a> {
     timeline: &'a mut Timeline,
     breakpoints: Vec<u64>,
     watchpoints: Vec<gdb::Watchpoint>,
     /// gdb's conditions of the breakpoints, by address.
     filters: BTreeMap<u64, Filter>,
-    /// In which processes break- and watchpoints count.
+    /// Restrictions of break- and watchpoints to processes.
     bounds: Bounds,
-    /// Which breakpoints are gdb's own.
+    /// gdb's own breakpoints.
     temporary: Temporary,
     stepping: Stepping,
-    /// Where the kernel that was last seen keeps its processes.
+    /// The location of the last seen kernel's processes.
     tasks: Option<KnownTasks>,
     symbol_files: SymbolFiles,
-    /// The guest's threads, if gdb is to see them.
+    /// The guest's threads, if gdb shows them.
     shown_threads: Option<ShownThreads>,
-    /// Step counts with names.
+    /// Named positions.
     marks: BTreeMap<String, Instructions>,
-    /// What the last list of hits found, to choose from.
+    /// The hits of the last list, for the user to choose from.
     hits: Vec<Hit>,
-    /// What gdb's user is to be told when gdb next listens.
+    /// A message for gdb's user, which is shown when the guest next stops.
     message: Option<String>,
-    /// What the user of a gdb without our commands is to be told while it connects.
+    /// A message for a user without our commands, which is shown at the connection.
     greeting: Option<String>,
-    /// The last command came from a script, which shows its answer to no person: the message waits.
+    /// Whether the last command came from a script. Its answer is not shown to a person, so the message waits.
     unseen: bool,
     progress: progress::Settings,
 }
 
 impl<'a> GdbTarget<'a> {
-    /// A target that stands where the timeline stands.
+    /// A target at the timeline's position.
     pub fn new(timeline: &'a mut Timeline) -> GdbTarget<'a> {
         GdbTarget {
             timeline,
@@ -121,19 +125,19 @@ impl<'a> GdbTarget<'a> {
         }
     }
 
-    /// Lets movements say each time that `every` has passed how far they are, to gdb and to `listener`;
-    /// without this, to gdb every two seconds.
+    /// Reports the progress of movements to gdb and to `listener`, once in every `every`. The default is to gdb only,
+    /// every two seconds.
     pub fn with_progress(self, every: Duration, listener: impl Fn(String) + 'static) -> GdbTarget<'a> {
         GdbTarget { progress: progress::Settings { every, listener: Some(Rc::new(listener)) }, ..self }
     }
 
-    /// Lets files for gdb be made in this folder; without this, in the host's folder for temporary files.
+    /// Chooses the folder of files for gdb. The default is the host's folder for temporary files.
     pub fn with_folder(mut self, folder: &Path) -> GdbTarget<'a> {
         self.symbol_files.make_in(folder);
         self
     }
 
-    /// Lets a gdb that has not loaded our commands say, once, that this file has them.
+    /// Lets a gdb without our commands show, once, that this file has them.
     pub fn with_commands(mut self, file: &Path) -> GdbTarget<'a> {
         self.greeting = Some(format!("ttvm: for the commands 'tt ...': source {}", file.display()));
         self
@@ -144,14 +148,14 @@ impl<'a> GdbTarget<'a> {
         self.timeline.set_stops(self.points());
     }
 
-    /// The sleeping thread whose memory gdb means where it names none.
+    /// The sleeping thread whose memory gdb reads if it names no thread.
     fn looked_at(&self) -> Option<u32> {
         self.shown_threads.as_ref()?.looked_at
     }
 
-    /// A movement begins here.
+    /// Begins a movement.
     fn begin(&mut self, direction: Direction) {
-        // gdb selects the CPU when it stops.
+        // When gdb stops, it selects the CPU.
         if let Some(shown) = &mut self.shown_threads {
             shown.looked_at = None;
         }
@@ -168,7 +172,7 @@ impl<'a> GdbTarget<'a> {
     fn points(&self) -> Stops {
         let watch = |point: &gdb::Watchpoint| Watch {
             point: engine_watchpoint(point),
-            // gdb goes on by itself where a write has changed nothing: it need not hear of it.
+            // gdb ignores a write that changes nothing, so it is not reported.
             changes_only: point.kind == gdb::WatchKind::Write,
             comparison: None,
         };
@@ -183,14 +187,14 @@ impl<'a> GdbTarget<'a> {
         }
     }
 
-    /// The points in force without temporary breakpoints, which mean the code that is stepped through.
+    /// The points in force without temporary breakpoints, which only concern the stepped code.
     fn points_of_user(&self) -> Stops {
         let mut points = self.points();
         points.breakpoints.retain(|point| self.temporary.filter(point.address).is_none());
         points
     }
 
-    /// The condition of a breakpoint, gdb's and that of a temporary one.
+    /// The condition of a breakpoint: gdb's and that of its temporary breakpoint.
     fn condition(&self, address: u64) -> Option<Filter> {
         let condition = self.filters.get(&address);
         let Some(temporary) = self.temporary.filter(address) else { return condition.cloned() };
@@ -201,7 +205,8 @@ impl<'a> GdbTarget<'a> {
         Some(Filter::new(holds))
     }
 
-    /// To be called behind a change that gdb made. `forked_at` is where the fork began that the machine was in before.
+    /// To be called after gdb's changes. `forked_at` is the start of the fork that the machine was in before the
+    /// change, if any.
     fn note_fork(&mut self, forked_at: Option<Instructions>) {
         if forked_at.is_none() {
             self.message = Some(format!(
@@ -214,7 +219,7 @@ impl<'a> GdbTarget<'a> {
 }
 
 fn refused(error: Error) -> Refusal {
-    Refusal::new(error.to_string())
+    Refusal::new(visible(&error.to_string()))
 }
 
 fn engine_watchpoint(point: &gdb::Watchpoint) -> cpu::Watchpoint {
@@ -227,13 +232,13 @@ fn engine_watchpoint(point: &gdb::Watchpoint) -> cpu::Watchpoint {
 }
 
 impl GdbTarget<'_> {
-    /// A movement ended like that, and gdb's user looks at where it did.
+    /// Converts the end of a movement for gdb. gdb's user now looks at this place.
     fn stopped(&mut self, stop: TravelStop) -> Stop {
         self.timeline.settle_meanwhile();
         match stop {
             TravelStop::Reached => Stop::Step,
             TravelStop::Hit(Cause::Breakpoint(_)) => Stop::Breakpoint(self.timeline.machine().cpu().rip()),
-            // Only gdb's own points are set while gdb runs.
+            // While gdb runs, only gdb's own points are set.
             TravelStop::Hit(Cause::SystemCall(_) | Cause::Vector(_) | Cause::Return | Cause::Console(_)) => {
                 Stop::Step
             }
@@ -397,13 +402,14 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {
-        // This is asked by scripts.
+        // This is a script's command.
         self.unseen = command == "position";
         self.temporary.is_shown = true;
-        // gdb prints an error's text no better than this, and scripts must be able to tell.
+        // gdb does not print an error's text better than this, and scripts must recognise errors.
         let answer = self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n"));
         self.timeline.settle_meanwhile();
-        Ok(answer)
+        // Names, messages and console text are the guest's, and gdb prints them on a terminal.
+        Ok(visible(&answer).into_owned())
     }
 
     fn progress(&mut self) -> Box<gdb::Progress> {
@@ -411,10 +417,11 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn take_greeting(&mut self) -> Option<String> {
-        self.greeting.take()
+        self.greeting.take().map(|text| visible(&text).into_owned())
     }
 
     fn take_message(&mut self) -> Option<String> {
-        if std::mem::take(&mut self.unseen) { None } else { self.message.take() }
+        let message = if std::mem::take(&mut self.unseen) { None } else { self.message.take() };
+        message.map(|text| visible(&text).into_owned())
     }
 }

@@ -1,5 +1,5 @@
-//! `monitor` commands: what gdb has no words for. `gdb/commands/tt.py` makes them gdb commands of their own,
-//! which also drop what gdb has cached.
+//! `monitor` commands, for features that gdb has no commands for. `gdb/commands/tt.py` turns them into gdb commands,
+//! which also clear gdb's caches.
 
 use std::fmt::Write;
 
@@ -19,11 +19,11 @@ use views::console;
 use views::filters::Filters;
 use views::guest_kernel::GuestKernels;
 
-/// Hits that one list has at most.
+/// Most hits in one list.
 const MAX_LISTED: usize = 1000;
-/// Sizes of symbols are up to the next one; of a long one the first word is meant.
+/// A symbol's size may include the gap to the next symbol. Of a large symbol only the first word is used.
 const MAX_VARIABLE_BYTES: u64 = 8;
-/// Bytes of physical memory that are shown at once.
+/// Most bytes of physical memory shown at once.
 const MAX_PHYSICAL_BYTES: u64 = 1 << 16;
 
 const HELP: &str = "\
@@ -65,7 +65,7 @@ monitor position                    instruction count, that of the recording's e
 ";
 
 impl GdbTarget<'_> {
-    /// Obeys a command and gives what gdb shall print.
+    /// Runs a command and returns the text for gdb to print.
     pub(super) fn obey(&mut self, command: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let (word, rest) = command.trim().split_once(' ').unwrap_or((command.trim(), ""));
         let rest = rest.trim();
@@ -125,7 +125,7 @@ impl GdbTarget<'_> {
     fn goto(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
         let left = self.timeline.leave_fork().map_err(refused)?;
         if left.is_some() {
-            // gdb has not shown yet that there is a fork, and there is none any more.
+            // gdb has not shown the message about the fork yet, and the fork no longer exists.
             self.message = None;
         }
         let target = self.place(text, poll)?;
@@ -150,7 +150,7 @@ impl GdbTarget<'_> {
         Ok(answer)
     }
 
-    /// The place that a position means; marks and listed hits are this session's own.
+    /// Resolves a position. Marks and listed hits belong to this session.
     fn place(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<Instructions, Refusal> {
         if let Some(name) = text.strip_prefix("mark:") {
             let none = || Refusal::new(format!("there is no mark '{name}'"));
@@ -196,7 +196,7 @@ impl GdbTarget<'_> {
         Ok(found + &self.when())
     }
 
-    /// Runs to other things than gdb's own points.
+    /// Runs with other stops than gdb's own points.
     fn run(
         &mut self,
         stops: &Stops,
@@ -237,7 +237,7 @@ impl GdbTarget<'_> {
         Ok(answer)
     }
 
-    /// A condition and, if the last two words are positions, where it is looked for.
+    /// A condition and, if the last two words are positions, the part of the recording to search.
     fn region(
         &mut self,
         text: &str,
@@ -254,7 +254,8 @@ impl GdbTarget<'_> {
         Ok((self.stops_of(text, end, poll)?, Instructions(0), end))
     }
 
-    /// What to run to up to a place, with the names that the guest's kernels know, in the threads that filters behind it choose.
+    /// The stops for a condition up to a place. It may use the names of the guest's kernels. The filters behind it
+    /// choose threads.
     fn stops_of(&mut self, text: &str, until: Instructions, poll: &mut Poll<'_>) -> Result<Stops, Refusal> {
         let (condition, filters) = Filters::behind(text).map_err(Refusal::new)?;
         if filters.longer_ns.is_some() {
@@ -281,7 +282,7 @@ impl GdbTarget<'_> {
         until: Instructions,
         poll: &mut Poll<'_>,
     ) -> Result<Stops, Refusal> {
-        // Numbers do, mostly, and the symbols have to be searched for.
+        // Most conditions have only numbers, and the symbols would have to be searched for.
         stops_of(text, &NoNames).or_else(|_| {
             let kernels = self.timeline.names(until, poll).map_err(refused)?;
             kernels.stops(|names| stops_of(text, names))
@@ -374,7 +375,7 @@ impl GdbTarget<'_> {
     fn leave_fork(&mut self) -> Result<String, Refusal> {
         match self.timeline.leave_fork().map_err(refused)? {
             Some(_) => {
-                // It would be news from a fork that is gone.
+                // The message about a fork that no longer exists.
                 self.message = None;
                 Ok(format!("back in the recorded history: {}", self.when()))
             }
@@ -383,7 +384,7 @@ impl GdbTarget<'_> {
     }
 }
 
-/// What to run to: the words of the command, or any condition.
+/// The stops for the command's words, or for any condition.
 fn stops_of(text: &str, names: &dyn Names) -> Result<Stops, Refusal> {
     let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
     let word = word.trim_start_matches("last-").trim_start_matches("next-");
@@ -425,7 +426,7 @@ fn stops_of(text: &str, names: &dyn Names) -> Result<Stops, Refusal> {
     parsed.map(|Condition(stops)| stops).map_err(Refusal::new)
 }
 
-/// An address, and how many bytes are meant by it if nothing is said.
+/// An address, and the default number of bytes.
 fn place(word: &str, names: &dyn Names) -> Option<(u64, u64)> {
     let named = || names.named(word).map(|(address, size)| (address, size.clamp(1, MAX_VARIABLE_BYTES)));
     number(word).map(|address| (address, 1)).or_else(named)

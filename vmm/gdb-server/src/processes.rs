@@ -1,5 +1,5 @@
-//! `monitor ps`, `monitor threads`, `monitor mappings` and `monitor break-in`: the guest's processes, as a list and as gdb's threads,
-//! the files in their memory, and stopping in one of them only.
+//! `monitor ps`, `monitor threads`, `monitor mappings` and `monitor break-in`. They list the guest's processes, show
+//! them as gdb's threads, list their mapped files, and stop in one process only.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::threads::{CPU, ShownThreads};
 use history::timeline::{address_space, number};
 use views::tasks::{Task, TaskList};
 
-/// `PID_MAX_LIMIT` of Linux: no process has a number above.
+/// `PID_MAX_LIMIT` of Linux: no process has a higher number.
 const MAX_PID: u64 = 1 << 22;
 
 impl GdbTarget<'_> {
@@ -79,7 +79,7 @@ impl GdbTarget<'_> {
         Ok(text)
     }
 
-    /// Lets gdb see the threads of the guest, or the CPU alone again.
+    /// Shows the guest's threads to gdb, or only the CPU again.
     pub(super) fn set_threads(&mut self, argument: &str) -> Result<String, Refusal> {
         if let Some(number) = argument.strip_prefix("look-at ") {
             let number = number.parse().map_err(|_| Refusal::new("write: monitor threads look-at NUMBER"))?;
@@ -109,7 +109,7 @@ impl GdbTarget<'_> {
         Ok(ShownThreads::new(tasks, frame))
     }
 
-    /// Lists the threads of the kernel that runs here, if gdb sees threads. After kexec another kernel runs.
+    /// If gdb shows threads, lists the current kernel's threads. After kexec this is another kernel.
     pub(super) fn show_threads_of_kernel(&mut self) {
         if self.shown_threads.is_none() {
             return;
@@ -147,7 +147,7 @@ impl GdbTarget<'_> {
         Ok(said + &self.bounds.to_string())
     }
 
-    /// What gdb's user means by a number or a name, and what there is to say about it.
+    /// The process or page tables that the user named, and a message about them.
     fn process_or_tables(&mut self, wanted: &str) -> Result<(Only, String), Refusal> {
         match number(wanted) {
             Some(pid) if !wanted.starts_with("0x") && pid <= MAX_PID => self.process(pid as u32),
@@ -156,7 +156,7 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// The address space with these tables.
+    /// The address space with these page tables.
     fn tables(&mut self, cr3: u64) -> (Only, String) {
         let root = page_table_root(cr3);
         let Ok(tasks) = self.tasks() else { return (Only::Tables(root, None), String::new()) };
@@ -237,7 +237,7 @@ fn described(process: &Process) -> String {
     }
 }
 
-/// The first word, which may be in double quotes, and what follows it.
+/// The first word, which may be in double quotes, and the rest.
 fn first_word(text: &str) -> (&str, &str) {
     let quoted = text.strip_prefix('"').and_then(|text| text.split_once('"'));
     quoted.or_else(|| text.split_once(char::is_whitespace)).unwrap_or((text, ""))

@@ -1,15 +1,15 @@
-//! How far a movement is, for the person who waits at gdb. The clock decides only when to
-//! report; the movement does not depend on it.
+//! The progress of a movement, for the person who waits at gdb. The clock only decides when to report; the movement
+//! does not depend on it.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use history::timeline::Meter;
 
-/// Who else is told.
+/// A listener besides gdb.
 pub(super) type Listener = Rc<dyn Fn(String)>;
 
-/// How often to speak, and to whom besides gdb.
+/// How often to report, and to whom besides gdb.
 pub(super) struct Settings {
     pub every: Duration,
     pub listener: Option<Listener>,
@@ -17,13 +17,12 @@ pub(super) struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        // Shorter waits are none.
+        // A shorter wait does not need a report.
         Settings { every: Duration::from_secs(2), listener: None }
     }
 }
 
-/// Something to call at every poll of a movement that begins now: what there is to say, if there is
-/// something.
+/// A function to call at every poll of a movement that begins now. It returns the message that is due, if any.
 pub(super) fn teller(meter: Meter, settings: &Settings) -> Box<gdb::Progress> {
     let (every, listener) = (settings.every, settings.listener.clone());
     let begun = Instant::now();

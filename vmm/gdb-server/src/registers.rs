@@ -1,8 +1,7 @@
 //! The CPU's state in gdb's terms, and back.
 //!
-//! Not everything can be changed: the control registers that decide how code and page tables are read, and
-//! segment selectors, whose hidden parts gdb does not know, only change together with the rest of the
-//! machine.
+//! Some registers cannot be changed. Control registers determine how code and page tables are read, and gdb does not
+//! know the hidden parts of segment registers. Both only change together with the rest of the machine.
 
 use cpu::{CpuState, SegReg};
 use gdb::{Refusal, Registers};
@@ -66,10 +65,9 @@ const CHANGEABLE_FLAGS: u64 = 0x0025_7fd5;
 /// RFLAGS bit 1 is always set.
 const FIXED_FLAG: u64 = 1 << 1;
 
-/// `state` with the registers that differ from what [`to_gdb`] makes of it.
+/// Changes the registers of `state` that differ from [`to_gdb`]'s result.
 ///
-/// # Errors
-/// One of them cannot be changed, or not to this value.
+/// # Errors If a register cannot be changed, or not to this value.
 pub(super) fn from_gdb(state: &CpuState, new: &Registers) -> Result<CpuState, Refusal> {
     let old = to_gdb(state);
     let fixed = |what: &str| Err(Refusal::new(format!("{what} cannot be changed from here")));
@@ -90,7 +88,7 @@ pub(super) fn from_gdb(state: &CpuState, new: &Registers) -> Result<CpuState, Re
         new.r11, new.r12, new.r13, new.r14, new.r15,
     ];
     if new.rip != old.rip {
-        // Who is sent elsewhere waits for nothing any more.
+        // A CPU that is sent elsewhere no longer waits.
         (state.halted, state.interrupt_shadow, state.mov_ss_shadow) = (false, false, false);
         state.rip = new.rip;
     }
@@ -130,7 +128,7 @@ fn canonical(address: u64) -> bool {
     ((address as i64) << 16 >> 16) as u64 == address
 }
 
-/// Number of the physical register that is ST(n).
+/// The number of the physical register behind ST(n).
 fn physical(state: &CpuState, n: usize) -> usize {
     (usize::from(state.fpu.status >> 11) + n) & 7
 }
@@ -182,7 +180,7 @@ mod tests {
         new.eflags = 0xffff_ffff;
         let changed = from_gdb(&state, &new).unwrap();
         new.eflags = (CHANGEABLE_FLAGS | FIXED_FLAG) as u32 | state.rflags as u32;
-        // The tag word follows from the registers' contents.
+        // The tag word is derived from the registers' contents.
         new.ftag = to_gdb(&changed).ftag;
         assert_eq!(to_gdb(&changed), new);
     }

@@ -1,7 +1,8 @@
-//! Several gdbs on one recording, each with a timeline, and thus a position, of its own.
+//! Several gdbs on one recording. Each has its own timeline, and so its own position.
 //!
-//! A timeline is made ready before its gdb comes: gdb waits two seconds for its first answer, and getting to
-//! the end of a recording without checkpoints takes longer. What makes the first steps back quick is done until a gdb comes.
+//! A timeline is prepared before its gdb connects. The reason: a gdb waits two seconds for its first answer, and
+//! reaching the end of a recording without checkpoints takes longer. Until a gdb connects, the timeline prepares fast
+//! backward steps.
 
 use std::any::Any;
 use std::io::{PipeReader, pipe};
@@ -21,54 +22,54 @@ use machine::notation::PositionSpec;
 use machine::position::Instructions;
 use recording::Recording;
 
-/// Sessions at once; each has guest RAM of its own.
+/// Most sessions at once. Each has its own guest RAM.
 pub const MAX_SESSIONS: usize = 8;
 
-/// The time between two sentences that say how far a movement is.
+/// The interval between progress reports of a movement.
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
-/// How to serve.
+/// How to serve gdbs.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where files for gdb are made.
+    /// The folder of the files for gdb.
     pub folder: PathBuf,
-    /// A file with commands for gdb, of which a gdb that has not loaded it is told.
+    /// A file with commands for gdb. A gdb that has not loaded it shows its name.
     pub commands: Option<PathBuf>,
-    /// Where each session begins.
+    /// The start position of each session.
     pub at: PositionSpec,
-    /// Only one session.
+    /// Whether to serve only one session.
     pub once: bool,
-    /// What goes along long stretches.
+    /// The engine for long replays.
     pub engine: EngineKind,
 }
 
-/// What happened.
+/// An event of the server.
 #[derive(Clone, Debug)]
 pub enum Report {
-    /// gdb can come: its `target remote` takes this.
+    /// A gdb can connect: this is the argument of its `target remote`.
     Ready(String),
     /// A session has begun; sessions are counted from 1.
     Began(usize),
-    /// In this session gdb waits for a movement that takes long, and this is how far it is.
+    /// A progress report of a long movement in this session.
     Moving(usize, String),
     /// A session has ended.
     Ended(usize, SessionEnd),
-    /// There were [`MAX_SESSIONS`] already when another gdb came; it was told so.
+    /// Another gdb connected while there were [`MAX_SESSIONS`], and was refused with a message.
     TurnedAway,
 }
 
-/// How a session tells the thread that starts sessions.
+/// A message from a session to the thread that starts sessions.
 enum News {
     Began,
     Moving(usize, String),
     Ended,
     Failed(Error),
-    /// A session's thread panicked: the server does so too, in place of waiting for it.
+    /// A session's thread panicked. The server panics too, instead of waiting for it.
     Panicked(Box<dyn Any + Send>),
 }
 
-/// Serves gdbs on a recording, for as long as connections can be had, or one only. The listener need not be open yet: gdb
-/// finds the door open when it may come in. `report` hears from several threads.
+/// Serves gdbs on a recording, as long as it gets connections, or only one. The listener need not be open yet: it opens
+/// before the first gdb is let in. `report` is called from several threads.
 pub fn serve(
     recording: &Recording<Instructions>,
     listener: &Listener,
@@ -79,7 +80,7 @@ pub fn serve(
     let (sender, news) = channel();
     std::thread::scope(|scope| {
         let (mut begun, mut running, mut waiting) = (0, 0, false);
-        // Closed when there is room again.
+        // Closed when a session ends and there is room again.
         let mut full = None;
         loop {
             if running < MAX_SESSIONS {
@@ -102,7 +103,7 @@ pub fn serve(
                         Ok(done) => done.map_or_else(News::Failed, |()| News::Ended),
                         Err(panic) => News::Panicked(panic),
                     };
-                    // The receiver is gone once it has heard of a failure.
+                    // The receiver is gone after it has heard of a failure.
                     let _ = sender.send(last);
                 });
                 waiting = true;
@@ -129,7 +130,7 @@ struct Sessions<'a> {
 }
 
 impl Sessions<'_> {
-    /// Makes a timeline ready, waits for a gdb, and serves it.
+    /// Prepares a timeline, waits for a gdb, and serves it.
     fn run(&self, number: usize, news: &Sender<News>) -> Result<(), Error> {
         let mut timeline = Timeline::open(self.recording)?;
         timeline.use_engine(self.options.engine)?;
@@ -155,7 +156,7 @@ impl Sessions<'_> {
         Ok(())
     }
 
-    /// Tells each gdb that comes that there are too many, until `room` is closed at its other end.
+    /// Refuses each gdb that connects, until `room` is closed at its other end.
     fn turn_away(&self, room: &PipeReader) -> Result<(), Error> {
         while let Some(stream) = self.listener.accept_until(room).map_err(trouble)? {
             (self.report)(Report::TurnedAway);
@@ -172,7 +173,7 @@ fn no_pipe(source: std::io::Error) -> Error {
     Error::Host { what: "cannot make a pipe".to_string(), source }
 }
 
-/// A listener that cannot be had, as an error of ours.
+/// Converts an error of the listener.
 pub fn trouble(error: ListenError) -> Error {
     Error::Unsupported(error.to_string())
 }

@@ -1,14 +1,14 @@
-//! What gdb's user has chosen for steps, and what is remembered from one to the next.
+//! The user's settings for steps, and state between steps.
 
 use machine::position::Instructions;
 
-/// How steps treat what comes between.
+/// How steps treat other code that runs in between.
 #[derive(Debug, Default)]
 pub(super) struct Stepping {
-    /// Steps go into the handlers of interrupts and faults, and into other threads: they follow the CPU.
+    /// Whether steps follow the CPU: into the handlers of interrupts and faults, and into other threads.
     pub follow_cpu: bool,
-    /// Up to the next stop that gdb shows, single steps pass what a program asks of the kernel, as steps in a range do.
+    /// Whether single steps pass over system calls, as range steps do. Valid until the next stop that gdb shows.
     pub pass_calls: bool,
-    /// Where the guest's kernel was looked for in vain.
+    /// The place of the last failed search for the guest's kernel.
     pub no_kernel_at: Option<Instructions>,
 }

@@ -1,12 +1,12 @@
-//! Steps that follow their thread. An interrupt, a fault or another thread that comes between passes unseen, but for break- and
-//! watchpoints in it. `steps_back.rs` has the same backward.
+//! Steps that follow their thread. Interrupts, faults and other threads in between are not shown, except for break- and
+//! watchpoints in them. `steps_back.rs` does the same backward.
 //!
-//! A step of the CPU is one of three things. It delivers an event: the run goes on until a return from a handler leads back
-//! to the same [`Level`]. It switches to another thread: the run goes on until the kernel switches back. Or it is the
-//! thread's own instruction, and the step is done.
+//! A step of the CPU is one of three kinds. If it delivers an event, the run continues until a handler returns to the
+//! same [`Level`]. If it switches to another thread, the run continues until the kernel switches back. If it is the
+//! thread's own instruction, the step is done.
 //!
-//! A fault or an interrupt may lead elsewhere than back: to a signal's handler, or to code that repairs a fault. The thread goes
-//! on there, so the step ends there.
+//! A fault or an interrupt may not return to the same place, but to a signal handler or to code that repairs a fault.
+//! The thread continues there, so the step ends there.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use history::timeline::{Cause, Comparison, Filter, Relation, Stops, TravelStop, 
 use machine::Machine;
 use machine::position::Instructions;
 
-/// Whether something that came between has passed.
+/// How passing over other code ended.
 pub(super) enum Passed {
     /// The thread runs again.
     Back,
@@ -29,7 +29,7 @@ pub(super) enum Passed {
 }
 
 impl GdbTarget<'_> {
-    /// Executes one instruction of the thread that runs.
+    /// Executes one instruction of the running thread.
     pub(super) fn step_of_thread(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
         if self.stepping.follow_cpu {
             let stop = self.timeline.step_forward().map_err(refused)?;
@@ -44,7 +44,7 @@ impl GdbTarget<'_> {
         Ok(self.pass_what_program_asked(&here, poll)?.unwrap_or(stop))
     }
 
-    /// Executes instructions of the thread that runs, for as long as `goes_on` says so behind each.
+    /// Executes instructions of the running thread, as long as `goes_on` returns true after each.
     pub(super) fn steps_of_thread(
         &mut self,
         begin: &Level,
@@ -100,8 +100,8 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Executes instructions of the thread that runs while RIP is in a range. What a program asks of the kernel, and its handlers
-    /// of signals, pass as one instruction.
+    /// Executes instructions of the running thread while RIP is in a range. A system call of a program counts as one
+    /// instruction, and so does a signal handler.
     pub(super) fn steps_in_range(
         &mut self,
         range: &Range<u64>,
@@ -146,14 +146,14 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Runs on for a movement of gdb's that a thread began: it ends where that ends.
+    /// Runs forward for gdb, for a thread. The run ends when the thread ends.
     pub(super) fn run_of_thread(&mut self, thread: &Level, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
         let points = self.points();
         let stop = self.pass_run(thread, Stops::default(), &points, None, poll)?;
         self.end_of_pass(thread, stop)
     }
 
-    /// Where a step of a program from `before` has led into the kernel or to a signal's handler, goes on until it is back.
+    /// If a program's step from `before` led into the kernel or to a signal handler, continues until it has returned.
     fn pass_what_program_asked(
         &mut self,
         before: &Level,
@@ -178,14 +178,14 @@ impl GdbTarget<'_> {
         Ok(None)
     }
 
-    /// Goes on until a handler has led back to where it came.
+    /// Runs until a handler has returned to its origin.
     fn pass_handler(&mut self, here: &Level, points: &Stops, poll: &mut Poll<'_>) -> Result<Passed, Refusal> {
         let level = here.clone();
         let back = Filter::new(move |machine| level.is_back(machine));
         self.pass(here, returns(back), points, poll)
     }
 
-    /// Goes on until the kernel has switched back to the thread.
+    /// Runs until the kernel has switched back to the thread.
     fn pass_others(&mut self, here: &Level, points: &Stops, poll: &mut Poll<'_>) -> Result<Passed, Refusal> {
         let machine = self.timeline.machine();
         if here.has_ended(machine) {
@@ -198,7 +198,7 @@ impl GdbTarget<'_> {
         self.pass(here, back, points, poll)
     }
 
-    /// Goes on until what `back` waits for, unless the points stop the machine or the thread ends.
+    /// Runs until `back` stops the machine, unless the points stop it or the thread ends.
     fn pass(
         &mut self,
         here: &Level,
@@ -226,7 +226,8 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Runs on until what `back` waits for, one of the points, or the thread's end; but no more than so many steps.
+    /// Runs until `back` or one of the points stops the machine, or until the thread's end, but no more than a number
+    /// of steps.
     pub(super) fn pass_run(
         &mut self,
         here: &Level,
@@ -252,7 +253,7 @@ impl GdbTarget<'_> {
         stop.map_err(refused)
     }
 
-    /// Says how a run has ended that was for a thread.
+    /// Reports the end of a run for a thread.
     pub(super) fn end_of_pass(&mut self, here: &Level, stop: TravelStop) -> Result<Stop, Refusal> {
         let machine = self.timeline.machine();
         match stop {
@@ -270,12 +271,12 @@ impl GdbTarget<'_> {
         Ok(self.stopped(stop))
     }
 
-    /// Whether an address is that of the variable that says what runs.
+    /// Whether an address is the kernel's pointer to the running task.
     fn is_switch(&self, here: &Level, address: u64) -> bool {
         here.switches(self.timeline.machine()).is_some_and(|(place, _)| place == address)
     }
 
-    /// The thread has ended, and the machine stands where the next one has been chosen.
+    /// Stops because the thread has ended. The machine stands where the next thread has been chosen.
     fn ended(&mut self, thread: &Level) -> Stop {
         let name = thread.name(self.timeline.machine()).unwrap_or_default();
         self.message = Some(format!("The thread {name} has ended: this is where it ran last."));
@@ -283,13 +284,13 @@ impl GdbTarget<'_> {
         Stop::Elsewhere
     }
 
-    /// Where the machine stands.
+    /// The current place.
     pub(super) fn level(&mut self) -> Level {
         let tasks = self.known_tasks();
         Level::of(self.timeline.machine(), tasks.as_ref())
     }
 
-    /// As [`Self::level`], as well as `other` knew it.
+    /// Does the same as [`Self::level`], with the kernel knowledge of `other`.
     pub(super) fn level_with(&self, other: &Level) -> Level {
         Level::of(self.timeline.machine(), other.tasks())
     }
@@ -300,24 +301,24 @@ pub(super) fn deliveries() -> Traps {
     Traps { vectors: (0..=u8::MAX).collect(), ..Traps::default() }
 }
 
-/// Returns from handlers that a filter accepts.
+/// Returns from handlers, if a filter accepts them.
 fn returns(filter: Filter) -> Stops {
     let traps = Traps { returns: true, ..Traps::default() };
     Stops { traps, trap_filter: Some(filter), ..Stops::default() }
 }
 
-/// Writes to the variable that says what runs.
+/// Writes to the kernel's pointer to the running task.
 pub(super) fn switch(place: u64) -> Watchpoint {
     Watchpoint { space: AddressKind::Linear, address: place, length: 8, kind: WatchKind::Write }
 }
 
-/// Such a write after which this task runs.
+/// A write to the pointer after which this task runs.
 pub(super) fn switch_to(place: u64, task: u64) -> Watch {
     let comparison = Some(Comparison { relation: Relation::Equal, value: task });
     Watch { point: switch(place), changes_only: false, comparison }
 }
 
-/// A user's points with what a movement waits for besides.
+/// A user's points together with the stops of a movement.
 pub(super) fn with(points: &Stops, mut more: Stops) -> Stops {
     more.breakpoints.clone_from(&points.breakpoints);
     more.filters.clone_from(&points.filters);

@@ -1,7 +1,7 @@
 //! Steps backward that follow their thread: the mirror image of `steps.rs`.
 //!
-//! Where a step that is undone leads out of a handler, or switches to the thread, the place is looked for where the thread was left.
-//! If break- or watchpoints are set, the way from there is searched for them.
+//! If the step to undo leaves a handler or switches to the thread, a search finds the place where the thread was left.
+//! If break- or watchpoints are set, the part in between is searched for them.
 
 use cpu::{AddressKind, CodeSize, SystemCalls, Traps, WatchKind, Watchpoint};
 use gdb::{Poll, Refusal, Stop};
@@ -13,26 +13,26 @@ use history::timeline::{Breakpoint, Cause, Filter, Stops, TravelStop};
 use machine::Machine;
 use machine::position::Instructions;
 
-/// The system call at the end of a signal's handler.
+/// The system call at the end of a signal handler.
 const RT_SIGRETURN: u64 = 15;
-/// Instructions before a jump among which one may set the stack pointer.
+/// Instructions before a jump that are searched for a write to the stack pointer.
 const STEPS_TO_JUMP: u64 = 40;
 const RSP: u8 = 4;
 
-/// What a step is that has been undone.
+/// The kind of the undone step.
 enum Undone {
-    /// An instruction of the thread's own, or something else that ends a step backward.
+    /// An instruction of the thread, or another end of a backward step.
     Own(TravelStop),
-    /// What led back to where the thread had been left, at this place.
+    /// A return to the place where the thread had been left, and that place.
     Return(Instructions),
-    /// Nothing: the thread has begun here.
+    /// Nothing: the thread began here.
     Begin,
-    /// The person asked to stop.
+    /// The user interrupted the step.
     Interrupted,
 }
 
 impl GdbTarget<'_> {
-    /// Undoes one instruction of the thread that runs.
+    /// Undoes one instruction of the running thread.
     pub(super) fn step_back_of_thread(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
         if self.stepping.follow_cpu || self.timeline.forked_at().is_some() {
             let stop = self.timeline.step_backward(poll).map_err(refused)?;
@@ -63,7 +63,7 @@ impl GdbTarget<'_> {
         stop
     }
 
-    /// Runs backward for a movement of gdb's that a thread began, no farther than to the thread's beginning.
+    /// Runs backward for gdb, for a thread, at most to the thread's beginning.
     pub(super) fn run_back_of_thread(
         &mut self,
         thread: &Level,
@@ -110,7 +110,8 @@ impl GdbTarget<'_> {
             }
             let here = self.level_with(&there);
             let is_same = here.is_same(&there);
-            // What switched away was the thread's own instruction, as is a system call, and one whose fault led elsewhere.
+            // The switching instruction was the thread's own. So is a system call, and an instruction whose fault led
+            // elsewhere.
             if !is_same {
                 return Ok(self.stopped(TravelStop::Reached));
             }
@@ -145,7 +146,7 @@ impl GdbTarget<'_> {
         })
     }
 
-    /// The thread has run nothing of a program before `there`, at this place.
+    /// Stops because the thread begins here: it has run no program code before `there`.
     fn begin_of_thread(&mut self, at: Instructions, there: &Level) -> Result<Stop, Refusal> {
         self.timeline.seek(at, &mut || false).map_err(refused)?;
         let name = there.name(self.timeline.machine()).unwrap_or_default();
@@ -153,8 +154,8 @@ impl GdbTarget<'_> {
         Ok(Stop::HistoryStart)
     }
 
-    /// Before a return from a handler to `there`: goes back to where the handler began. Stays, and says
-    /// [`TravelStop::Start`], if it was no handler that was left. Says that it hit a breakpoint where the thread began.
+    /// From before a return of a handler to `there`, goes back to the handler's beginning. Stays and returns
+    /// [`TravelStop::Start`] if it was no handler. Returns a breakpoint hit if the thread began there.
     fn left_for_handler(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<TravelStop, Refusal> {
         let here = self.timeline.snapshot().map_err(refused)?;
         let level = there.clone();
@@ -192,7 +193,8 @@ impl GdbTarget<'_> {
         Ok(TravelStop::Start)
     }
 
-    /// Lets a search backward for a thread stop where the thread begins, if the kernel has a symbol there. Returns its address.
+    /// Adds a stop at the thread's beginning to a backward search, if the kernel has a symbol for it. Returns its
+    /// address.
     fn stop_at_begin(&mut self, thread: &Level, stops: &mut Stops) -> Option<u64> {
         thread.thread.task?;
         let begin = self.begin_of_threads()?;
@@ -204,13 +206,13 @@ impl GdbTarget<'_> {
         Some(begin)
     }
 
-    /// What the kernel has put down for a signal's handler, if this system call is the return from one.
+    /// The address of the signal frame, if this system call is the return from a signal handler.
     fn frame_of_signal(&self, system_call: u64) -> Option<u64> {
         let core = self.timeline.machine().cpu().core();
         (system_call == RT_SIGRETURN && core.code_size == CodeSize::Bits64).then(|| core.reg64(RSP))
     }
 
-    /// Before the return from a signal's handler: goes back to where the kernel was entered that let the handler run.
+    /// From before the return of a signal handler, goes back to the entry into the kernel that led to the handler.
     fn left_for_signal(
         &mut self,
         there: &Level,
@@ -219,7 +221,7 @@ impl GdbTarget<'_> {
     ) -> Result<TravelStop, Refusal> {
         let thread = there.clone();
         let traps = Traps { returns: true, ..Traps::default() };
-        // On top of the frame lies the address to which the handler returns.
+        // The handler's return address lies directly below the frame.
         let begins = Filter::new(move |machine: &Machine<Instructions>| {
             machine.cpu().core().reg64(RSP).wrapping_add(8) == frame && thread.is_program_of_thread(machine)
         });
@@ -241,8 +243,8 @@ impl GdbTarget<'_> {
         })
     }
 
-    /// Before a jump of a program to `there`: if a switch of stacks came with it, goes back to the call that began on this stack. So
-    /// `longjmp` is undone to where the function was called that it left. Stays if it was no such jump.
+    /// From before a program's jump to `there`: if the jump switched stacks, goes back to the call that began on this
+    /// stack. So `longjmp` is undone to the call of the function that it left. Stays for any other jump.
     fn back_over_jump(
         &mut self,
         there: &Level,
@@ -280,7 +282,7 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Whether one of the instructions that lead straight to this jump has set the stack pointer.
+    /// Whether one of the instructions directly before this jump has set the stack pointer.
     fn has_switched_stacks(&mut self) -> Result<bool, Refusal> {
         let jump = self.timeline.position();
         let begin = Instructions(jump.0.saturating_sub(STEPS_TO_JUMP));
@@ -300,7 +302,7 @@ impl GdbTarget<'_> {
         Ok(has_switched)
     }
 
-    /// Whether the next step delivers an event that no instruction asked for, whose handler leads to `there`.
+    /// Whether the next step delivers an event that no instruction asked for, and its handler returns to `there`.
     fn begins_handler(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<bool, Refusal> {
         let here = self.level_with(there);
         let begin = self.timeline.snapshot().map_err(refused)?;
@@ -308,7 +310,7 @@ impl GdbTarget<'_> {
         let stop = self.timeline.step_forward().map_err(refused)?;
         let mut is_event =
             matches!(stop, TravelStop::Hit(_)) && here.was_interrupted(self.timeline.machine());
-        // Kernels return to themselves without an event, too. An event of long ago may fit by chance.
+        // The kernel also returns to itself without an event, so an old event may match by chance.
         if is_event && !there.is_program {
             let level = here.clone();
             self.timeline.set_stops(Stops {
@@ -323,7 +325,8 @@ impl GdbTarget<'_> {
         Ok(is_event)
     }
 
-    /// Where another thread runs: goes back to where `there` ran last. Stays, and says [`TravelStop::Start`], if it never did.
+    /// While another thread runs, goes back to where `there` ran last. Stays and returns [`TravelStop::Start`] if it
+    /// never ran.
     fn left_for_others(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<TravelStop, Refusal> {
         let here = self.timeline.snapshot().map_err(refused)?;
         let Some((place, task)) = there.switches(self.timeline.machine()) else {
@@ -332,7 +335,7 @@ impl GdbTarget<'_> {
         self.timeline.set_stops(Stops { watches: vec![switch_to(place, task)], ..Stops::default() });
         let mut stop = self.timeline.run_backward(poll).map_err(refused)?;
         if matches!(stop, TravelStop::Hit(_)) {
-            // From where it began to run last, up to the next switch.
+            // From the start of its last run forward to the next switch.
             self.timeline.set_stops(Stops::default());
             self.timeline.step_forward().map_err(refused)?;
             self.timeline.set_stops(Stops { watches: vec![switch(place).into()], ..Stops::default() });
@@ -352,8 +355,8 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Goes from `from` back to `left_at`, where the machine stands, unless one of the points stops it between. The step that is
-    /// there enters the kernel, switches to another thread, or makes an access.
+    /// Goes back from `from` to `left_at`, where the machine stands, unless a point stops it in between. The step at
+    /// `left_at` enters the kernel, switches to another thread, or makes an access.
     fn go_back(
         &mut self,
         left_at: Instructions,
@@ -368,7 +371,7 @@ impl GdbTarget<'_> {
         let left = self.timeline.snapshot().map_err(refused)?;
         self.timeline.set_stops(points.clone());
         self.timeline.seek(from, poll).map_err(refused)?;
-        // The step that left the thread is a delivery, a system call, or the write that switches to another one.
+        // The step that left the thread is a delivery, a system call, or the write that switches to another thread.
         let level = self.level();
         let entries = Traps { system_calls: SystemCalls::All, ..deliveries() };
         let mut marks = Stops { traps: entries, ..Stops::default() };
@@ -397,13 +400,13 @@ fn is_jump(machine: &Machine<Instructions>) -> bool {
     const JUMP: u8 = 0xff;
     const RETURN: u8 = 0xc3;
     let code = code(machine);
-    // Prefixes: the target need not be marked, and registers from R8 on.
+    // Prefixes: NOTRACK or BND, and REX.B for registers from R8 on.
     let code = if [0x3e, 0xf2].contains(&code[0]) { &code[1..] } else { &code[..] };
     let code = if code[0] == 0x41 { &code[1..] } else { code };
     code[0] == RETURN || code[0] == JUMP && code[1] >> 3 & 7 == 4
 }
 
-/// Whether the next instruction copies something to RSP that is not a frame's pointer.
+/// Whether the next instruction copies to RSP from a register or memory other than a frame pointer.
 fn sets_stack(machine: &Machine<Instructions>) -> bool {
     let [prefix, opcode, operand, _] = code(machine);
     // The prefix is REX.W. Its lower bits are the high bits of the operand's register numbers.

@@ -11,29 +11,30 @@ use tempfile::TempDir;
 /// The files of one session.
 #[derive(Default)]
 pub(super) struct SymbolFiles {
-    /// Where files are made, if not in the host's folder for temporary ones.
+    /// The folder for the files, if not the host's folder for temporary files.
     folder: Option<PathBuf>,
     files: Option<TempDir>,
-    /// The files that gdb has loaded: it reads how functions were called when it first asks for that.
+    /// The files that gdb has loaded. gdb reads their unwind information only when it first needs it.
     loaded: Option<TempDir>,
-    /// Files that were made in this session.
+    /// The number of files made in this session.
     count: usize,
 }
 
 impl SymbolFiles {
-    /// Makes files in this folder from now on.
+    /// Chooses the folder for new files.
     pub fn make_in(&mut self, folder: &Path) {
         self.folder = Some(folder.to_path_buf());
     }
 
-    /// Keeps the newest files, which gdb has loaded, in place of those that it loaded before.
+    /// Keeps the newest files, which gdb has loaded. Drops the files that it loaded before.
     pub fn keep_loaded(&mut self) {
         if let Some(files) = self.files.take() {
             self.loaded = Some(files);
         }
     }
 
-    /// Writes a file, which stays until gdb has loaded others or the session ends. Returns the command that loads it.
+    /// Writes a file. The file stays until gdb has loaded others or the session ends. Returns the command that loads
+    /// it.
     pub fn write(&mut self, name: &str, symbols: &Symbols, debug: &DebugInfo) -> Result<String, Refusal> {
         let failed =
             |error: std::io::Error| Refusal::new(format!("cannot write a file with symbols: {error}"));

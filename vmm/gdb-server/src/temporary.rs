@@ -1,10 +1,10 @@
-//! Temporary breakpoints. gdb sets them for a step over a call, `finish` or `until`. Each counts in one thread only: the one that was
-//! stepped. One at a return address counts only once the function has returned.
+//! Temporary breakpoints. gdb sets them for a step over a call, `finish` or `until`. Each stops only the thread that
+//! was stepped. At a return address it stops only after the function has returned.
 //!
-//! gdb does not say which breakpoints are its own. With `gdb/commands/tt.py`, the user's addresses are known, and all others
-//! are temporary. Without these commands, two signs have to do. gdb sets the breakpoint between two
-//! movements, and does not show the place between them. Or the breakpoint is at a return address on the stack, and is set before a
-//! movement forward.
+//! gdb does not tell which breakpoints are its own. With `gdb/commands/tt.py` the user's addresses are known, and all
+//! other breakpoints are temporary. Without these commands, one of two signs must do. In the first, gdb sets the
+//! breakpoint between two movements, and does not show the place between them. In the second, the breakpoint is at a
+//! return address on the stack, and gdb sets it before a movement forward.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,29 +17,29 @@ use machine::position::Instructions;
 
 const RSP: u8 = 4;
 
-/// Which breakpoints are gdb's own, and where they count.
+/// gdb's own breakpoints, and their restrictions.
 #[derive(Default)]
 pub(super) struct Temporary {
-    /// The addresses of the user's breakpoints, if gdb has told.
+    /// The addresses of the user's breakpoints, if gdb has sent them.
     pub of_user: Option<BTreeSet<u64>>,
-    /// Breakpoints that have been set since the last movement.
+    /// Breakpoints set since the last movement.
     pub fresh: BTreeSet<u64>,
-    /// gdb has shown this place to its user.
+    /// Whether gdb has shown this place to its user.
     pub is_shown: bool,
-    /// Where each temporary breakpoint counts, by its address.
+    /// The restriction of each temporary breakpoint, by address.
     bound: BTreeMap<u64, Bound>,
 }
 
-/// Where a temporary breakpoint counts.
+/// The restriction of a temporary breakpoint.
 struct Bound {
     thread: Level,
     filter: Filter,
-    /// The functions that a program returns from before it comes there.
+    /// The functions that a program returns from before it reaches the breakpoint.
     frames: Option<Frames>,
 }
 
 impl Temporary {
-    /// A movement begins where `here` says, with these breakpoints.
+    /// Begins a movement from `here` with these breakpoints.
     pub fn begin(
         &mut self,
         breakpoints: &[u64],
@@ -77,12 +77,12 @@ impl Temporary {
         }
     }
 
-    /// What must hold for a breakpoint to count, if it is temporary.
+    /// The filter of a breakpoint, if it is temporary.
     pub fn filter(&self, address: u64) -> Option<&Filter> {
         self.bound.get(&address).map(|bound| &bound.filter)
     }
 
-    /// The thread for which there are temporary breakpoints.
+    /// The thread of the temporary breakpoints, if there are any.
     pub fn thread(&self) -> Option<Level> {
         self.bound.values().next().map(|bound| bound.thread.clone())
     }
@@ -92,15 +92,15 @@ impl Temporary {
         self.bound.values().find_map(|bound| bound.frames.as_ref())
     }
 
-    /// A breakpoint is gone.
+    /// Forgets a removed breakpoint.
     pub fn forget(&mut self, address: u64) {
         self.bound.remove(&address);
         self.fresh.remove(&address);
     }
 }
 
-/// Only in the thread that is at `here`. At an address to which a function `returns`, only behind the return; going back to
-/// where a function is `entered`, only in the frame in which the thread is or one of its callers.
+/// Accepts only the thread at `here`. At an address to which a function `returns`, accepts only after the return. At a
+/// function's entry (`is_entry`), when going back, accepts only the frame of the thread or one of its callers.
 fn in_thread(here: Level, returns: bool, is_entry: bool) -> Filter {
     Filter::new(move |machine| {
         let stack = machine.cpu().core().reg64(RSP);

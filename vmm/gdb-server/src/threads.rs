@@ -1,5 +1,4 @@
-//! The guest's threads that do not run, each as a thread of gdb's with the registers that it will go on with and the memory
-//! that it sees.
+//! The guest's threads that do not run. gdb shows each as a thread, with its saved registers and its memory.
 
 use std::sync::Arc;
 
@@ -11,9 +10,10 @@ use guest_symbols::tasks::{AddressSpace, Processes, Tasks};
 use super::registers::to_gdb;
 use machine::Machine;
 use machine::position::Instructions;
+use views::visible::in_a_line;
 
-/// The number for gdb of the thread with the kernel's number 0, which runs while no other does; that of thread 1 is the next.
-/// No process has a number as large (`PID_MAX_LIMIT` of Linux), and gdb knows the CPU as thread 1.
+/// gdb's number for the kernel's thread 0 (the idle thread); thread 1 has the next number. No process has such a large
+/// number (`PID_MAX_LIMIT` of Linux), and gdb's thread 1 is the CPU.
 const FIRST_TWO: u32 = 1 << 22;
 /// gdb's number for the CPU's thread.
 pub(super) const CPU: u32 = 1;
@@ -22,9 +22,9 @@ pub(super) const CPU: u32 = 1;
 pub(super) struct ShownThreads {
     tasks: Arc<Tasks>,
     frame: SwitchFrame,
-    /// Those at the place where gdb last asked for them.
+    /// The threads at the place of gdb's last query.
     sleepers: Vec<Sleeper>,
-    /// The thread that gdb's user looks at, where gdb does not name it when it reads memory (gdb 18): `None` for the CPU.
+    /// The thread that gdb's user looks at. gdb 18 does not name it when it reads memory. `None` for the CPU.
     pub looked_at: Option<u32>,
 }
 
@@ -33,28 +33,30 @@ struct Sleeper {
     number: u32,
     /// The address of its `task_struct`.
     task: u64,
-    /// The page tables with which it would run; a kernel thread takes any.
+    /// The page tables that it would run on; `None` for a kernel thread, which runs on any.
     cr3: Option<u64>,
     description: String,
 }
 
 impl ShownThreads {
-    /// Those of a kernel that keeps them so.
+    /// The threads of a kernel with these tasks and this switch frame.
     pub fn new(tasks: Arc<Tasks>, frame: SwitchFrame) -> ShownThreads {
         ShownThreads { tasks, frame, sleepers: Vec::new(), looked_at: None }
     }
 
-    /// Whether these threads were listed by `tasks`, and so belong to the same kernel.
+    /// Whether `tasks` has listed these threads, so that they belong to the same kernel.
     pub fn is_of(&self, tasks: &Arc<Tasks>) -> bool {
         Arc::ptr_eq(&self.tasks, tasks)
     }
 
-    /// All threads as of now.
+    /// Lists all threads now.
     pub fn list(&mut self, machine: &Machine<Instructions>) -> Threads {
         let processes = self.tasks.list(machine);
         self.sleepers = sleepers(&processes, |task| self.tasks.at(machine, task).map(|(_, state)| state));
         let running = processes.current.as_ref();
-        let running = running.map(|thread| format!("{}, pid {}", thread.name, thread.id)).unwrap_or_default();
+        let running = running
+            .map(|thread| format!("{}, pid {}", in_a_line(&thread.name), thread.id))
+            .unwrap_or_default();
         let sleeping = self.sleepers.iter().map(|sleeper| SleepingThread {
             number: sleeper.number,
             description: sleeper.description.clone(),
@@ -62,7 +64,7 @@ impl ShownThreads {
         Threads { running, sleeping: sleeping.collect() }
     }
 
-    /// The registers with which one of those that were listed goes on.
+    /// The saved registers of a listed thread.
     pub fn registers(&self, machine: &Machine<Instructions>, number: u32) -> Result<Registers, Refusal> {
         let none = || Refusal::new(format!("there is no thread {number} here"));
         let sleeper = self.sleeper(number).ok_or_else(none)?;
@@ -72,7 +74,7 @@ impl ShownThreads {
         Ok(Registers { cr3, ..in_kernel(&to_gdb(&machine.cpu().state()), saved) })
     }
 
-    /// Reads what one of those that were listed sees at an address. Returns how many bytes there are, from the first on.
+    /// Reads memory as a listed thread sees it. Returns the number of bytes that could be read from the start.
     pub fn read(&self, machine: &Machine<Instructions>, number: u32, address: u64, to: &mut [u8]) -> usize {
         self.sleeper(number).map_or(0, |sleeper| machine.read(self.tables(machine, sleeper), address, to))
     }
@@ -86,7 +88,7 @@ impl ShownThreads {
     }
 }
 
-/// All threads but the one that runs; `state` knows what each of them does.
+/// All threads except the running one; `state` returns the state of each.
 fn sleepers(processes: &Processes, state: impl Fn(u64) -> Option<char>) -> Vec<Sleeper> {
     let mut found = Vec::new();
     for process in &processes.all {
@@ -103,14 +105,19 @@ fn sleepers(processes: &Processes, state: impl Fn(u64) -> Option<char>) -> Vec<S
             let number = if id < 2 { FIRST_TWO + id } else { id };
             let of = if id == process.pid { String::new() } else { format!(" of {}", process.pid) };
             let state = state(task).unwrap_or('?');
-            found.push(Sleeper { number, task, cr3, description: format!("{name}, pid {id}{of}, {state}") });
+            found.push(Sleeper {
+                number,
+                task,
+                cr3,
+                description: format!("{}, pid {id}{of}, {state}", in_a_line(name)),
+            });
         }
     }
     found
 }
 
-/// The registers of a thread inside the kernel, where the running one may be in a program. What the kernel does not keep for it is
-/// zero; what is the same for all threads is as it is.
+/// The registers of a thread inside the kernel; the running thread may be in a program. Registers that the kernel does
+/// not save are zero. Registers that all threads share have their current values.
 fn in_kernel(running: &Registers, saved: SavedRegisters) -> Registers {
     const KERNEL_CODE: u16 = 0x10;
     const KERNEL_DATA: u16 = 0x18;

@@ -1,4 +1,4 @@
-//! What runs along a recording stop at: all of it, wherever the places lie that can be restored.
+//! The stops of runs along a recording: all stops are found, wherever snapshots and checkpoints lie.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -46,12 +46,12 @@ fn a_watch_that_is_rejected_hides_no_other() {
     let inner = writes(STIRRED + 0x1000, 0x800);
     let expected = all(&mut timeline, watching(&[inner]));
     assert!(expected.len() > 10, "{}", expected.len());
-    // The outer one comes first in any order.
+    // In any order the outer watchpoint comes first.
     let outer = writes(STIRRED, 0x4000);
     let never = Filter::new(|_| false);
     let stops = Stops { watch_filters: [(outer.point.address, never)].into(), ..watching(&[outer, inner]) };
     assert_eq!(all(&mut timeline, stops), expected);
-    // Nor does one that waits for other kinds of accesses, or for changes.
+    // A watchpoint for other kinds of accesses, or for changes, does not hide hits either.
     let reads = Watch { changes_only: true, ..writes(STIRRED, 0x4000) };
     let found = all(&mut timeline, watching(&[reads, inner]));
     assert!(places(&expected).iter().all(|at| places(&found).contains(at)));
@@ -64,12 +64,12 @@ fn changes_are_found_in_the_whole_of_a_range() {
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     let written = all(&mut timeline, watching(&[writes(STIRRED, STIRRED_BYTES)]));
     assert!(written.len() > 10_000);
-    // The guest's memory begins more than a megabyte behind the range's beginning.
+    // The guest's memory begins more than a megabyte after the start of the range.
     for range in [writes(0, STIRRED + STIRRED_BYTES), writes(0, 0x7fff_ffff_ffff_ffff)] {
         let changes = Watch { changes_only: true, ..range };
         assert_eq!(places(&all(&mut timeline, watching(&[changes]))), places(&written));
     }
-    // What is written to devices may change them.
+    // A write may also change a device.
     let elsewhere = Watch { changes_only: true, ..writes(STIRRED + STIRRED_BYTES, u64::MAX / 2) };
     assert_eq!(all(&mut timeline, watching(&[elsewhere])), []);
 }
@@ -80,7 +80,7 @@ fn of_all_writes_those_are_found_behind_which_memory_has_the_value() {
     let recording = recording(directory.path(), "r.ttvm", &[]);
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     let all_writes = all(&mut timeline, watching(&[writes(STIRRED, STIRRED_BYTES)]));
-    // The place that is written most often.
+    // The address that is written most often.
     let mut times = BTreeMap::new();
     for hit in &all_writes {
         let Cause::Watch { address, .. } = hit.cause else { panic!("{hit:?}") };
@@ -104,7 +104,7 @@ fn of_all_writes_those_are_found_behind_which_memory_has_the_value() {
     }
 }
 
-/// What stands in a watched range behind a write to it.
+/// The value in a watched range after a write to it.
 fn value_behind(timeline: &mut Timeline, hit: &Hit, range: Watchpoint) -> u64 {
     timeline.set_stops(Stops::default());
     timeline.seek(hit.after, &mut || false).unwrap();
@@ -113,7 +113,7 @@ fn value_behind(timeline: &mut Timeline, hit: &Hit, range: Watchpoint) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// A write of part of the memory that happens seldom, and what the guest executes there.
+/// A rarely written part of memory, and its hits.
 fn seldom(timeline: &mut Timeline) -> (Stops, Vec<Hit>) {
     for word in 0.. {
         let stops = watching(&[writes(STIRRED + word * 64, 64)]);
@@ -126,8 +126,8 @@ fn seldom(timeline: &mut Timeline) -> (Stops, Vec<Hit>) {
     unreachable!("some part of the memory is written seldom")
 }
 
-/// From behind a hit, backward to it, and from before it forward, in a recording with or without places to
-/// restore exactly there.
+/// Runs backward from after a hit, and forward from before it. The recording may have restorable places exactly there,
+/// or not.
 fn check_both_ways(timeline: &mut Timeline, stops: &Stops, hits: &[Hit], behind: &[u64]) {
     for (number, hit) in hits.iter().enumerate() {
         for &distance in behind {
@@ -159,10 +159,10 @@ fn a_hit_exactly_where_something_can_be_restored_is_found() {
     let mut timeline = Timeline::open_with(&bare, 1).unwrap();
     let (stops, hits) = seldom(&mut timeline);
     let far = timeline.end().number();
-    // The text of an approach: a place 128 steps before the one that is gone to is kept.
+    // Some of these distances belong to an approach, which keeps a snapshot 128 steps before its target.
     let snapshots_at = [0, 1, 127, 128, 129, 1024, far];
     check_both_ways(&mut timeline, &stops, &hits, &snapshots_at);
-    // Checkpoints before the step, behind it, and on both sides.
+    // Checkpoints before the step, after it, and on both sides.
     for (name, sides) in [("before", &[0][..]), ("behind", &[1]), ("both", &[0, 1])] {
         let more: Vec<u64> =
             hits.iter().flat_map(|hit| sides.iter().map(|side| hit.before.number() + side)).collect();
@@ -211,7 +211,7 @@ fn a_scratch_fork_has_no_past() {
     assert_eq!(timeline.position(), here - 1);
 }
 
-/// gdb asks for news when the guest stops next.
+/// gdb asks for the message at the guest's next stop.
 #[test]
 fn a_fork_that_was_left_is_no_news() {
     let directory = tempfile::tempdir().unwrap();
@@ -259,7 +259,7 @@ fn a_breakpoint_exactly_where_something_can_be_restored_is_found() {
             let stop = timeline.run_backward(&mut || false).unwrap();
             assert_eq!((stop, timeline.position()), (TravelStop::Hit(hit.cause), hit.before));
         }
-        // From one to the next one before it, wherever snapshots were left.
+        // Runs from each hit to the one before it, wherever snapshots were left.
         timeline.seek(timeline.end(), &mut || false).unwrap();
         for hit in hits.iter().rev().take(200) {
             timeline.run_backward(&mut || false).unwrap();
@@ -292,7 +292,7 @@ fn a_range_step_ends_behind_an_instruction_of_one_byte() {
     assert_eq!(target.read_registers().unwrap().rip, dec + 1);
     drop(target);
     assert_eq!(timeline.position(), at_dec + 1);
-    // From the round's beginning: the range ends right behind that one byte.
+    // From the beginning of the round: the range ends right after that one byte.
     timeline.step_forward().unwrap();
     let top = timeline.machine().cpu().rip();
     assert!(top < dec);

@@ -1,9 +1,9 @@
-//! Where RAM lies in guest-physical space: below the 32-bit device hole, the rest from 4 GiB up.
+//! The layout of RAM in guest-physical space: below the 32-bit device hole, the rest from 4 GiB up.
 
-/// RAM below the 32-bit device hole ends here at the latest.
+/// The upper limit of RAM below the 32-bit device hole.
 pub const LOW_RAM_LIMIT: u64 = 0xC000_0000;
 
-/// RAM that does not fit below the hole goes on here.
+/// The start of RAM that does not fit below the hole.
 pub const HIGH_RAM_START: u64 = 0x1_0000_0000;
 
 /// The split of RAM into the part below and the part above the device hole.

@@ -10,19 +10,19 @@
 //! # Ok::<(), guest_ram::RamError>(())
 //! ```
 //!
-//! Devices and loaders see `vm-memory` guest memory ([`GuestRam::memory`]). The CPU sees a flat array of pages with
+//! Devices and loaders use `vm-memory` guest memory ([`GuestRam::memory`]). The CPU uses a flat array of pages with
 //! fast, bounds-checked scalar access by offset.
 //!
-//! The only `unsafe` of the software engine's memory path lives here. No Rust reference to guest memory is ever formed:
-//! scalars move through raw pointer reads and writes, byte ranges through copies.
+//! All `unsafe` code of the software engine's memory path is in this crate. No Rust reference to guest memory is ever
+//! formed: scalars move through raw pointer reads and writes, byte ranges through copies.
 //!
-//! Every page has flags ([`PageFlags`]). One says whether the page was written since the flag was last cleared, for
-//! checkpoints. Another says whether the CPU holds knowledge derived from the page, such as decoded code or page-table
-//! walks. A write from outside the CPU to such a page is queued, and the CPU drops what it derived before it executes
-//! the next instruction ([`GuestRam::take_foreign_writes`]).
+//! Every page has flags ([`PageFlags`]). One tells whether the page was written since the flag was last cleared, for
+//! checkpoints. Another tells whether the CPU holds data derived from the page, such as decoded code or page-table
+//! walks. A write from outside the CPU to such a page is queued. The CPU drops the derived data before it executes the
+//! next instruction ([`GuestRam::take_foreign_writes`]).
 //!
-//! The CPU owns [`GuestRam`]. Devices and the host's side of a run have a [`RamView`] of the same memory. Both can change
-//! threads, and the mapping lives as long as either.
+//! The CPU owns [`GuestRam`]. Devices and the host's side of a run have a [`RamView`] of the same memory. Both can
+//! change threads. The mapping lives as long as one of them.
 
 mod layout;
 mod pages;
@@ -35,8 +35,8 @@ pub use view::RamView;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestRegionMmap};
 
-/// Gives memory that this process has freed back to the host. The allocator keeps most of it otherwise, because memory in use lies
-/// between (glibc's `malloc_trim`).
+/// Returns this process's freed memory to the host (glibc's `malloc_trim`). Otherwise the allocator keeps most freed
+/// memory, because memory in use lies in between.
 pub fn return_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: any thread may call this at any time.
@@ -45,7 +45,7 @@ pub fn return_freed_memory() {
     }
 }
 
-/// Why guest RAM could not be made.
+/// Why guest RAM could not be allocated.
 #[derive(Debug)]
 pub struct RamError(String);
 
@@ -57,10 +57,10 @@ impl std::fmt::Display for RamError {
 
 impl std::error::Error for RamError {}
 
-/// All RAM of one guest.
+/// All RAM of a guest.
 ///
-/// "Offset" below means a byte offset into RAM as if it were contiguous; [`RamLayout`] converts it from and
-/// to guest-physical addresses.
+/// "Offset" means a byte offset into RAM as if it were contiguous; [`RamLayout`] converts offsets from and to
+/// guest-physical addresses.
 pub struct GuestRam {
     memory: GuestMemory,
     /// Points into the mapping that `flags` keeps.
@@ -70,13 +70,13 @@ pub struct GuestRam {
     flags: PageFlags,
 }
 
-// SAFETY: `base` points into a private anonymous mapping, which `flags` keeps for as long as `self` lives. All access is
-// by value copies, and one thread at a time uses a `GuestRam`, which is not `Sync`.
+// SAFETY: `base` points into a private anonymous mapping, which `flags` keeps while `self` lives. All access is by
+// value copies. Only one thread at a time uses a `GuestRam`, which is not `Sync`.
 unsafe impl Send for GuestRam {}
 
 macro_rules! scalar_access {
     ($load:ident, $store:ident, $type:ty) => {
-        /// Reads a little-endian scalar at a RAM offset. Panics when it does not lie inside RAM.
+        /// Reads a little-endian scalar at a RAM offset. Panics if it does not lie inside RAM.
         #[inline(always)]
         pub fn $load(&self, offset: u64) -> $type {
             let pointer = self.pointer(offset, size_of::<$type>());
@@ -84,8 +84,8 @@ macro_rules! scalar_access {
             <$type>::from_le(unsafe { pointer.cast::<$type>().read_unaligned() })
         }
 
-        /// Writes a little-endian scalar at a RAM offset. Panics when it does not lie inside RAM. Page
-        /// flags are the caller's business.
+        /// Writes a little-endian scalar at a RAM offset. Panics if it does not lie inside RAM. The caller sets the
+        /// page flags.
         #[inline(always)]
         pub fn $store(&self, offset: u64, value: $type) {
             let pointer = self.pointer(offset, size_of::<$type>());
@@ -114,17 +114,17 @@ impl GuestRam {
         Ok(GuestRam { memory, base, size_bytes: size, layout, flags })
     }
 
-    /// RAM as devices and loaders see it. Writes through it mark pages dirty and queue foreign writes.
+    /// RAM for devices and loaders. Writes through it mark pages dirty and queue foreign writes.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
-    /// The same RAM, for devices and for the host's side of a run.
+    /// A view of this RAM, for devices and for the host's side of a run.
     pub fn view(&self) -> RamView {
         RamView::new(self.memory.clone(), self.layout)
     }
 
-    /// Where RAM lies in guest-physical space.
+    /// The layout of RAM in guest-physical space.
     pub fn layout(&self) -> &RamLayout {
         &self.layout
     }
@@ -140,17 +140,17 @@ impl GuestRam {
         &self.flags
     }
 
-    /// Pages with derived knowledge that devices, loaders or a debugger wrote since the last call.
+    /// Pages with derived data that devices, loaders or a debugger wrote since the last call.
     pub fn take_foreign_writes(&self) -> Vec<u64> {
         self.flags.take_foreign_writes()
     }
 
-    /// Address in this process of the page at a RAM offset. Panics when that page does not lie inside RAM.
+    /// Address in this process of the page at a RAM offset. Panics if that page does not lie inside RAM.
     pub fn host_address(&self, page_offset: u64) -> u64 {
         self.pointer(page_offset, PAGE_SIZE as usize) as u64
     }
 
-    /// RAM offset of an address in this process; larger than RAM for one outside.
+    /// RAM offset of an address in this process. For an address outside of RAM the result is beyond the end of RAM.
     #[inline(always)]
     pub fn offset_of_host(&self, address: u64) -> u64 {
         address.wrapping_sub(self.base as u64)
@@ -170,8 +170,7 @@ impl GuestRam {
     scalar_access!(load_u64, store_u64, u64);
     scalar_access!(load_u128, store_u128, u128);
 
-    /// Reads 16 bytes at a RAM offset, as a vector rather than as a scalar. Panics when they do not lie
-    /// inside RAM.
+    /// Reads 16 bytes at a RAM offset, as a vector. Panics if they do not lie inside RAM.
     #[inline(always)]
     pub fn load_vector(&self, offset: u64) -> [u8; 16] {
         let pointer = self.pointer(offset, 16);
@@ -193,8 +192,8 @@ impl GuestRam {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
     }
 
-    /// Copies bytes into RAM as a device's write does: pages become dirty, and the CPU is told if it
-    /// derived something from them.
+    /// Copies bytes into RAM like a device's write: pages become dirty, and the CPU is told if it holds data derived
+    /// from them.
     pub fn replace_bytes(&self, offset: u64, from: &[u8]) {
         self.write_bytes(offset, from);
         self.flags.foreign_write(offset, from.len() as u64);
@@ -223,7 +222,7 @@ fn guest_region(
     flags: &PageFlags,
 ) -> Result<GuestRegionMmap<PageTracker>, String> {
     let tracker = PageTracker::new(flags.clone(), offset);
-    // SAFETY: `RamLayout::ranges` yields disjoint ranges inside the mapping at `base`. Each region has a tracker with
+    // SAFETY: `RamLayout::ranges` yields disjoint ranges inside the mapping at `base`. Each region's tracker has
     // `flags`, which keep the mapping.
     let region = unsafe {
         MmapRegionBuilder::new_with_bitmap(length as usize, tracker)
@@ -234,13 +233,13 @@ fn guest_region(
     GuestRegionMmap::new(region, GuestAddress(gpa)).ok_or_else(|| "its address range overflows".to_string())
 }
 
-/// Guests touch most of their memory, and few large pages are cheaper to have and to find than many small
-/// ones.
+/// Asks for huge pages. Guests touch most of their memory, and few large pages cost less to allocate and to look up
+/// than many small pages.
 fn ask_for_huge_pages(base: *mut u8, size: usize) {
     let Some(address) = std::ptr::NonNull::new(base) else { return };
     // SAFETY: the range is a mapping of ours, and the advice changes nothing that a program can see.
     let advised = unsafe { madvise(address.cast(), size, MmapAdvise::MADV_HUGEPAGE) };
-    // A host without them is only slower.
+    // Without huge pages the guest is only slower.
     let _ = advised;
 }
 

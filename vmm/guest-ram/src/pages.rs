@@ -1,4 +1,4 @@
-//! Flags per page, and the `vm-memory` bitmap through which writes from outside the CPU reach them.
+//! The flags of each page, and the `vm-memory` bitmap that applies writes from outside the CPU to them.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
 use vm_memory::{GuestMemoryMmap, MmapRegion};
 
-/// Bytes in a guest page as tracked here, whatever page sizes the guest maps with.
+/// Bytes in a page of the flags, whatever page sizes the guest maps with.
 pub const PAGE_SIZE: u64 = 4096;
 
 /// Shared flags of all pages, indexed by RAM page number (RAM offset / 4096).
@@ -16,15 +16,15 @@ pub struct PageFlags(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     flags: Box<[AtomicU8]>,
-    /// For each group of pages, whether one of them may be dirty: most never are.
+    /// For each group of pages, whether one of them may be dirty. Most groups never are.
     groups: Box<[AtomicBool]>,
     any_foreign: AtomicBool,
     foreign_writes: Mutex<Vec<u64>>,
-    /// The host's mapping: whoever can reach RAM has its flags, and so keeps it.
+    /// The host's mapping. Every user of RAM has the flags, and so keeps the mapping.
     _mapping: MmapRegion<()>,
 }
 
-/// Pages that share a mark.
+/// Number of pages in a group.
 const GROUP_PAGES: usize = 64;
 
 impl PageFlags {
@@ -34,7 +34,7 @@ impl PageFlags {
     pub const CODE: u8 = 2;
     /// The CPU holds address translations read from this page.
     pub const PAGE_TABLE: u8 = 4;
-    /// Any kind of derived knowledge: a write needs more than setting `DIRTY`.
+    /// Any kind of derived data: a write must do more than set `DIRTY`.
     pub const DERIVED: u8 = Self::CODE | Self::PAGE_TABLE;
 
     pub(crate) fn new(pages: usize, mapping: MmapRegion<()>) -> PageFlags {
@@ -74,7 +74,7 @@ impl PageFlags {
         }
     }
 
-    /// Calls `each` with every dirty page, in order; it is dirty no longer.
+    /// Calls `each` with every dirty page, in order, and clears its dirty flag.
     pub fn take_dirty(&self, mut each: impl FnMut(u64)) {
         for (number, group) in self.0.groups.iter().enumerate() {
             if !group.load(Relaxed) {
@@ -125,7 +125,7 @@ impl PageFlags {
     }
 }
 
-/// The guest memory type that device models and loaders see.
+/// The guest memory type for device models and loaders.
 pub type GuestMemory = GuestMemoryMmap<PageTracker>;
 
 /// The `vm-memory` bitmap of one region: it forwards every write to the shared [`PageFlags`].

@@ -1,4 +1,4 @@
-//! Guest RAM as those see it who do not own it.
+//! A view of guest RAM for users that do not own it.
 
 use vm_memory::{Bytes, GuestAddress};
 
@@ -7,7 +7,7 @@ use crate::pages::GuestMemory;
 
 /// RAM of a guest whose CPU may be elsewhere: in another structure, or on another thread.
 ///
-/// Its accesses are `vm-memory`'s, which are volatile copies. What it writes marks pages dirty and queues foreign writes.
+/// Its accesses are `vm-memory`'s, which are volatile copies. Its writes mark pages dirty and queue foreign writes.
 #[derive(Clone)]
 pub struct RamView {
     memory: GuestMemory,
@@ -19,12 +19,12 @@ impl RamView {
         RamView { memory, layout }
     }
 
-    /// RAM as device models see it.
+    /// RAM for device models.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
-    /// Where RAM lies in guest-physical space.
+    /// The layout of RAM in guest-physical space.
     pub fn layout(&self) -> &RamLayout {
         &self.layout
     }
@@ -34,14 +34,14 @@ impl RamView {
         self.layout.size_bytes()
     }
 
-    /// Copies bytes into RAM as a device does. They must not reach over the end of the low part of RAM. Panics when they do
-    /// not lie inside RAM.
+    /// Copies bytes into RAM like a device. They must not cross the end of the low part of RAM. Panics if they do not
+    /// lie inside RAM.
     pub fn write_bytes(&self, offset: u64, from: &[u8]) {
         let gpa = GuestAddress(self.layout.gpa_of(offset));
         self.memory.write_slice(from, gpa).expect("the caller's offset lies inside RAM");
     }
 
-    /// Copies bytes out of RAM. They must not reach over the end of the low part of RAM. Panics when they do not lie inside
+    /// Copies bytes out of RAM. They must not cross the end of the low part of RAM. Panics if they do not lie inside
     /// RAM.
     pub fn read_bytes(&self, offset: u64, to: &mut [u8]) {
         let gpa = GuestAddress(self.layout.gpa_of(offset));

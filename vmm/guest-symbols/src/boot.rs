@@ -1,20 +1,21 @@
-//! One boot of a kernel: its release, its place in memory, and how it was started.
+//! One boot of a kernel: its release, its addresses, and how it was started.
 //!
-//! A guest may start a second kernel by kexec, or a crash kernel after a panic. Both may be the same build. KASLR moves each boot
-//! to other addresses; without KASLR, what the loader handed over tells boots apart.
+//! A guest may start a second kernel by kexec, or a crash kernel after a panic. Both may be the same build. KASLR moves
+//! each boot to other addresses. Without KASLR, the parameters from the loader tell boots apart.
 //!
-//! Follows Linux 6.1 to 7.2: `init/version-timestamp.c`, `arch/x86/kernel/head64.c`, `arch/x86/kernel/kexec-bzimage64.c`,
-//! `Documentation/arch/x86/boot.rst`. Guest memory is not to be trusted: every length has a limit.
+//! Follows Linux 6.1 to 7.2: `init/version-timestamp.c`, `arch/x86/kernel/head64.c`,
+//! `arch/x86/kernel/kexec-bzimage64.c`, `Documentation/arch/x86/boot.rst`. Guest memory is not trusted: every length
+//! has a limit.
 
 use super::guest_view::{GuestView, KernelView};
 use super::symbols::Symbols;
 
-/// What the kernel says first: `Linux version 6.1.0 (...) #1 SMP ...`. No such text is longer.
+/// The kernel's first message, `Linux version 6.1.0 (...) #1 SMP ...`, and the limit on its length.
 const BANNER: &str = "linux_banner";
 const BANNER_BYTES: usize = 512;
-/// The word with the release in it.
+/// The index of the word with the release.
 const RELEASE_WORD: usize = 2;
-/// What the loader handed over, and the part that does not change: from `type_of_loader` to `cmd_line_ptr`.
+/// The loader's parameters, and the range that does not change: from `type_of_loader` to `cmd_line_ptr`.
 const PARAMETERS: &str = "boot_params";
 const LOADER_AT: u64 = 0x210;
 const LOADER_BYTES: usize = 28;
@@ -32,7 +33,8 @@ pub struct Boot {
 }
 
 impl Boot {
-    /// The boot of the kernel with these symbols, which the guest runs now. `None` if the kernel has no symbols of variables.
+    /// The boot of the kernel with these symbols, which the guest runs now. `None` if the symbols do not include
+    /// variables.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Option<Boot> {
         let (banner_at, parameters_at) = (symbols.address_of(BANNER)?, symbols.address_of(PARAMETERS)?);
         KernelView::all(guest).find_map(|view| {
@@ -51,8 +53,8 @@ impl Boot {
         KernelView::all(guest).any(|view| self.is_mapped_in(view) && is_same(view))
     }
 
-    /// Whether this boot's symbols have their addresses now. That holds some instructions earlier than [`Boot::is_here`]: a kernel
-    /// that begins has yet to copy what its loader handed over.
+    /// Whether this boot's symbols have their addresses now. This becomes true some instructions earlier than
+    /// [`Boot::is_here`]: a starting kernel has not copied the loader's parameters yet.
     pub fn is_mapped(&self, guest: &dyn GuestView) -> bool {
         KernelView::all(guest).any(|view| self.is_mapped_in(view))
     }

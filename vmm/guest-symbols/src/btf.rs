@@ -1,17 +1,17 @@
-//! The kernel's type information: fields of its structures by name, and every type in full.
+//! The kernel's type information: fields of its structures by name, and complete types.
 //!
-//! Follows `Documentation/bpf/btf.rst`: a header, type records that are numbered from one in the order in
-//! which they come, and texts. Nothing in it is trusted: positions that lead outside give `None`.
+//! Follows `Documentation/bpf/btf.rst`: a header, type records that are numbered in order from one, and strings. The
+//! contents are not trusted: offsets outside give `None`.
 
 use std::ops::RangeInclusive;
 
 use super::guest_view::is_text;
 
-/// The bytes that type information begins with.
+/// The magic number of type information.
 const MAGIC: u16 = 0xeb9f;
-/// Structures without a name are looked into down to this depth.
+/// Anonymous structures are searched to this depth.
 const MAX_DEPTH: usize = 8;
-/// The longest name that is taken for one, `KSYM_NAME_LEN` of Linux.
+/// The longest accepted name, `KSYM_NAME_LEN` of Linux.
 const MAX_NAME_BYTES: usize = 512;
 
 const INT: u32 = 1;
@@ -34,11 +34,11 @@ const DECLARATION_TAG: u32 = 17;
 const TYPE_TAG: u32 = 18;
 const ENUM64: u32 = 19;
 
-/// Type information: the kernel's, or a module's, which goes on with numbers and names where the kernel's ends.
+/// Type information of the kernel or a module. A module's numbers and names continue where the kernel's end.
 pub struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// Where in `types` each record begins; the first is that of type 1, or of the first behind those of `base`.
+    /// Offset of each record in `types`. The first record has number 1, or the number after the last one of `base`.
     records: Vec<u32>,
     base: Option<&'a Btf<'a>>,
 }
@@ -46,25 +46,25 @@ pub struct Btf<'a> {
 /// A field of a structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its distance from the beginning of the structure, in bytes.
+    /// Its distance from the start of the structure, in bytes.
     pub offset: u64,
     /// The number of its type.
     pub kind: u32,
 }
 
-/// A type, or another thing that has a record.
+/// A type, or another item with a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Type<'a> {
-    /// Its name, if it has one that can be written.
+    /// Its name, if it is printable.
     pub name: Option<&'a str>,
-    /// What it is.
+    /// Its description.
     pub shape: Shape<'a>,
 }
 
-/// What a record describes. Numbers are those of other types; 0 is `void`.
+/// The description in a record. Numbers refer to other types; 0 is `void`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shape<'a> {
-    /// A number without a fraction, of so many bytes. `bits` are fewer in bit fields as they were once described.
+    /// An integer. `bits` is smaller than the size only in bit fields of the old encoding.
     Integer {
         /// Its size in bytes.
         size: u32,
@@ -75,7 +75,7 @@ pub enum Shape<'a> {
         /// Whether it is `_Bool`.
         is_bool: bool,
     },
-    /// A number with a fraction, of so many bytes.
+    /// A floating-point number of this size in bytes.
     Float(u32),
     /// A pointer to a type.
     Pointer(u32),
@@ -87,25 +87,25 @@ pub enum Shape<'a> {
     Volatile(u32),
     /// A pointer that is `restrict`.
     Restrict(u32),
-    /// A type with a mark for other programs than compilers.
+    /// A type with a tag that compilers ignore.
     Tagged(u32),
-    /// So many elements of a type.
+    /// An array.
     Array {
-        /// Their type.
+        /// The type of its elements.
         element: u32,
-        /// How many.
+        /// The number of elements.
         count: u32,
     },
     /// A structure, or a union.
     Structure {
-        /// Whether its members lie in the same place.
+        /// Whether it is a union.
         is_union: bool,
         /// Its size in bytes.
         size: u32,
-        /// What is in it.
+        /// Its members.
         members: Vec<Member<'a>>,
     },
-    /// A structure or union of which nothing is known but its name.
+    /// A structure or union that is only declared.
     Forward {
         /// Whether it is a union.
         is_union: bool,
@@ -114,16 +114,16 @@ pub enum Shape<'a> {
     Enumeration {
         /// Its size in bytes.
         size: u32,
-        /// Whether values are below zero.
+        /// Whether values may be negative.
         is_signed: bool,
         /// Names and values.
         values: Vec<(Option<&'a str>, i64)>,
     },
-    /// What a function takes and gives.
+    /// The signature of a function.
     Prototype {
-        /// The type of what it gives.
+        /// The type of its result.
         result: u32,
-        /// What it takes: names and types. The last one is void where more may follow.
+        /// Names and types of its parameters. The last one is void if the function is variadic.
         parameters: Vec<(Option<&'a str>, u32)>,
     },
     /// A function with a prototype.
@@ -134,16 +134,16 @@ pub enum Shape<'a> {
     Other,
 }
 
-/// A part of a structure or union.
+/// A member of a structure or union.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member<'a> {
     /// Its name.
     pub name: Option<&'a str>,
     /// The number of its type.
     pub kind: u32,
-    /// Its distance from the beginning of the structure, in bits.
+    /// Its distance from the start of the structure, in bits.
     pub bit_offset: u32,
-    /// The bits that it has, if it is a bit field.
+    /// Its number of bits, if it is a bit field.
     pub bit_size: Option<u8>,
 }
 
@@ -153,7 +153,7 @@ impl<'a> Btf<'a> {
         Btf::parse_with(bytes, None)
     }
 
-    /// The same of a module's, which refers to the kernel's.
+    /// Does the same for a module's type information, which refers to the kernel's.
     pub fn parse_module(bytes: &'a [u8], kernel: &'a Btf<'a>) -> Option<Btf<'a>> {
         Btf::parse_with(bytes, Some(kernel))
     }
@@ -175,7 +175,7 @@ impl<'a> Btf<'a> {
         Some(Btf { types, strings, records, base })
     }
 
-    /// How many types the kernel has, if these are a module's.
+    /// The number of types of the kernel, if this is a module's type information.
     pub fn base_count(&self) -> u32 {
         self.base.map_or(0, |base| base.records.len() as u32)
     }
@@ -188,7 +188,7 @@ impl<'a> Btf<'a> {
         self.numbers().find(wanted)
     }
 
-    /// A field of a structure, also when it lies in a part of it that has no name.
+    /// A field of a structure, or of an anonymous structure inside it.
     pub fn field(&self, structure: u32, name: &str) -> Option<Field> {
         self.field_within(structure, name, MAX_DEPTH)
     }
@@ -198,18 +198,18 @@ impl<'a> Btf<'a> {
         self.record(structure).filter(Record::has_fields).map(|record| u64::from(record.size))
     }
 
-    /// What an array consists of: the number of the type, and how many.
+    /// The element type's number and the element count of an array.
     pub fn array(&self, kind: u32) -> Option<(u32, u32)> {
         let record = self.record(kind).filter(|record| record.kind == ARRAY)?;
         Some((u32_at(record.types, record.rest)?, u32_at(record.types, record.rest + 8)?))
     }
 
-    /// The numbers of all types, from one on; of a module's, only of those that the kernel has not.
+    /// The numbers of all types, from one on. For a module, only its own types.
     pub fn numbers(&self) -> RangeInclusive<u32> {
         self.base_count() + 1..=self.base_count().saturating_add(self.records.len() as u32)
     }
 
-    /// A type in full. `None` where there is none with this number.
+    /// A complete type. `None` if no type has this number.
     pub fn full(&self, number: u32) -> Option<Type<'a>> {
         let record = self.record(number)?;
         let other = record.size;
@@ -255,8 +255,8 @@ impl<'a> Btf<'a> {
         Some(Type { name: self.name(record.name), shape })
     }
 
-    /// The type that one cannot be made without: what a pointer points to, an array consists of, a function gives. `None`
-    /// where a type stands by itself.
+    /// The type that another type is built from: a pointer's target, an array's element, a function's result. `None`
+    /// for a type that is not built from another.
     pub fn leads_to(&self, number: u32) -> Option<u32> {
         let record = self.record(number)?;
         match record.kind {
@@ -279,7 +279,7 @@ impl<'a> Btf<'a> {
         found
     }
 
-    /// The bits of a number without a fraction that has fewer than its bytes: so bit fields were once described.
+    /// The bits of an integer that is narrower than its bytes, as the old encoding of bit fields has them.
     pub fn narrow_bits(&self, number: u32) -> Option<u8> {
         let record = self.record(number).filter(|record| record.kind == INT)?;
         let Shape::Integer { size, bits, is_bool: false, .. } = self.integer(&record)? else { return None };
@@ -308,7 +308,7 @@ impl<'a> Btf<'a> {
         Member { name: self.name(name), kind, bit_offset, bit_size: (width != 0).then_some(width) }
     }
 
-    /// What a record consists of: so many words each, and zeroes up to three.
+    /// The parts of a record, each of this many words and filled up to three words with zeroes.
     fn parts(&self, record: &Record<'a>, words: usize) -> impl Iterator<Item = [u32; 3]> + use<'a> {
         let (start, types) = (record.rest, record.types);
         (0..record.count).map_while(move |number| {
@@ -320,7 +320,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// The texts from a place on.
+    /// The strings from an offset on.
     fn text(&self, at: u32) -> Option<&'a [u8]> {
         let mut at = at as usize;
         if let Some(base) = self.base {
@@ -335,7 +335,7 @@ impl<'a> Btf<'a> {
     fn name(&self, at: u32) -> Option<&'a str> {
         let text = self.text(at)?;
         let end = text.iter().take(MAX_NAME_BYTES).position(|&byte| byte == 0)?;
-        // Those of numbers have blanks in them: "long unsigned int".
+        // Names of integer types contain blanks: "long unsigned int".
         let is_word = |word: &str| !word.is_empty() && is_text(word.as_bytes());
         let is_name = |text: &&str| text.split(' ').all(is_word);
         str::from_utf8(&text[..end]).ok().filter(is_name)
@@ -346,7 +346,7 @@ impl<'a> Btf<'a> {
         (0..record.count).find_map(|number| {
             let at = record.rest + 12 * number;
             let (its_name, kind) = (u32_at(record.types, at)?, u32_at(record.types, at + 4)?);
-            // With bit fields in the structure, the upper byte is a width.
+            // If the structure has bit fields, the upper byte is a width.
             let mask = if record.flag { 0x00ff_ffff } else { u32::MAX };
             let offset = u64::from((u32_at(record.types, at + 8)? & mask) / 8);
             if self.is_named(its_name, name) {
@@ -385,15 +385,15 @@ impl<'a> Btf<'a> {
 
 /// `struct btf_type`.
 struct Record<'a> {
-    /// What it is a part of.
+    /// The types that contain the record.
     types: &'a [u8],
     name: u32,
     kind: u32,
     count: usize,
-    /// With structures: there may be bit fields in it. With enumerations: values may be below zero.
+    /// For structures: bit fields are possible. For enumerations: values may be negative.
     flag: bool,
     size: u32,
-    /// Where what depends on the kind begins.
+    /// Offset of the part that depends on the kind.
     rest: usize,
 }
 
@@ -403,17 +403,18 @@ impl Record<'_> {
     }
 }
 
-/// What a record is, by its second word: the bits that Linux 7 uses, two of which were zero before.
+/// The kind of a record, from its second word. Linux 7 uses these bits; earlier versions leave two of them zero.
 fn kind_of(info: u32) -> u32 {
     info >> 24 & 0x7f
 }
 
-/// How many fields or other parts a record has, by its second word: 16 bits before Linux 7, the others zero.
+/// The number of members or other parts of a record, from its second word. Before Linux 7 it has 16 bits, and the
+/// others are zero.
 fn count_of(info: u32) -> usize {
     (info & 0x00ff_ffff) as usize
 }
 
-/// The size of a record, by its second word.
+/// The size of a record, from its second word.
 fn record_bytes(info: u32) -> Option<usize> {
     let count = count_of(info);
     let rest = match kind_of(info) {

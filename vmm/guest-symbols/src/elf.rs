@@ -1,8 +1,9 @@
-//! An ELF file with symbols and debug information, for gdb: `symbol-file`, `add-symbol-file`, or as the program itself.
+//! An ELF file with symbols and debug information, for gdb: for `symbol-file` or `add-symbol-file`, or as the program
+//! itself.
 //!
-//! Its sections are allocated but hold no bytes (`SHT_NOBITS`), as in files that `objcopy --only-keep-debug`
-//! leaves, so that debuggers read memory from the target. Local symbols come first, in groups that each begin
-//! with the name of their module as a file. The crate `object` writes the file's structures.
+//! Its sections are allocated but hold no bytes (`SHT_NOBITS`), as after `objcopy --only-keep-debug`. So debuggers read
+//! memory from the target. Local symbols come first, in groups by module. Each group begins with a file symbol that has
+//! the module's name. The crate `object` writes the file's structures.
 
 use std::iter;
 
@@ -19,19 +20,20 @@ use super::dwarf::DebugInfo;
 use super::sections::{Access, Section};
 use super::symbols::{Symbol, Symbols};
 
-/// Beside these: the null section, the symbols, their names, the sections' names, and debug information.
+/// Most sections of the kernel and its modules. The rest: the null section, the symbols, their names, the sections'
+/// names, and debug information.
 const MAX_SECTIONS: usize = SHN_LORESERVE as usize - 4 - 8;
 
-/// The kernel's names take some megabytes, and the offsets have 32 bits.
+/// The kernel's names have some megabytes, and the offsets have 32 bits.
 const FITS: &str = "names are shorter than four gigabytes";
 
-/// A symbol. The place of its name is known once all names are.
+/// A symbol. The offset of its name is known once all names are.
 struct NamedSym {
     name: StringId,
     sym: Sym,
 }
 
-/// The contents of a file with symbols alone.
+/// The contents of a file with only symbols.
 pub fn file(symbols: &Symbols) -> Vec<u8> {
     with_debug_info(symbols, &DebugInfo::default())
 }
@@ -43,8 +45,8 @@ pub fn with_debug_info(symbols: &Symbols, debug: &DebugInfo) -> Vec<u8> {
     bytes
 }
 
-/// The order of things in the file is the order of the two groups of calls to the writer: first all room is
-/// reserved, then all is written.
+/// Writes the file. The two groups of calls to the writer determine the order in the file: the first group reserves all
+/// room, the second writes.
 fn write<'a>(symbols: &'a Symbols, debug: &'a DebugInfo, writer: &mut Writer<'a>) {
     let sections = &symbols.sections()[..symbols.sections().len().min(MAX_SECTIONS)];
     let section_names: Vec<StringId> =
@@ -98,7 +100,7 @@ fn write<'a>(symbols: &'a Symbols, debug: &'a DebugInfo, writer: &mut Writer<'a>
     writer.write_shstrtab_section_header();
 }
 
-/// A part of the kernel, whose bytes are not in the file.
+/// A section of the kernel, whose bytes are not in the file.
 fn kernel_section(name: u32, section: &Section) -> SectionHeader {
     let flags = match section.access {
         Access::Code => SHF_ALLOC | SHF_EXECINSTR,
@@ -119,7 +121,7 @@ fn kernel_section(name: u32, section: &Section) -> SectionHeader {
     }
 }
 
-/// A section with debug information, which is in the file and not in memory.
+/// A section with debug information, which is in the file but not in memory.
 fn debug_section(name: u32, place: u64, bytes: &[u8]) -> SectionHeader {
     SectionHeader {
         sh_name: name,
@@ -135,7 +137,7 @@ fn debug_section(name: u32, place: u64, bytes: &[u8]) -> SectionHeader {
     }
 }
 
-/// The local symbols: first the kernel's, then each module's, each with a file's symbol before them.
+/// The local symbols: first the kernel's, then each module's. A file symbol precedes each group.
 fn local_symbols<'a>(
     symbols: &'a Symbols,
     sections: &[SectionIndex],
@@ -191,7 +193,7 @@ fn sym(name: StringId, section: Option<SectionIndex>, info: SymbolInfo, value: u
     NamedSym { name, sym }
 }
 
-/// A name up to its first NUL: the writer takes none, and the file could not hold it.
+/// A name up to its first NUL. The writer rejects NULs, and the file cannot store them.
 fn name_bytes(name: &str) -> &[u8] {
     name.split('\0').next().unwrap_or_default().as_bytes()
 }

@@ -1,11 +1,11 @@
-//! The pages of memory that the guest's kernel has free, read from its memory as of now.
+//! The free pages of the guest's kernel, read from its current memory.
 //!
-//! Linux keeps free memory in blocks of 2^n pages. Each zone of each node has a list of the blocks of every size and kind. A
-//! list leads from one block's first `struct page` to the next. These structures lie in one large table (`vmemmap`), in the
-//! order of the pages. Pages that wait in a CPU's own lists are not counted as free here: they are few.
+//! Linux keeps free memory in blocks of 2^n pages. Each zone of each node has a list of the blocks of every size and
+//! kind. A list links the first `struct page` of each block to the next. These structures lie in one large table
+//! (`vmemmap`), in the order of the pages. Pages in the per-CPU lists are not counted as free: they are few.
 //!
-//! Follows Linux 5.10 to 7.2: `include/linux/mmzone.h`, `mm/page_alloc.c`, `arch/x86/include/asm/page_types.h`. Guest memory is
-//! not to be trusted: no list is followed in circles or without a limit.
+//! Follows Linux 5.10 to 7.2: `include/linux/mmzone.h`, `mm/page_alloc.c`, `arch/x86/include/asm/page_types.h`. Guest
+//! memory is not trusted: circular lists are detected, and every list has a limit.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -18,23 +18,23 @@ use super::tasks::{NoTasks, field};
 
 /// `MAX_NUMNODES` of the largest usual kernels.
 const MAX_NODES: u64 = 1024;
-/// No more blocks and lists are looked at, all in all.
+/// Limit on all blocks and lists that are read.
 const MAX_BLOCKS: usize = 1 << 22;
-/// No array of zones, sizes or kinds is longer.
+/// Limit on the length of arrays of zones, sizes and kinds.
 const MAX_ELEMENTS: u64 = 64;
-/// No block has more than 2^this pages.
+/// No block has more than 2^MAX_ORDER pages.
 const MAX_ORDER: u32 = 20;
-/// `__VMEMMAP_BASE_L4`: where the table of pages lies in kernels that do not move it.
+/// `__VMEMMAP_BASE_L4`: the address of the array of `struct page` in kernels that do not move it.
 const FIXED_TABLE: u64 = 0xffff_ea00_0000_0000;
 
-/// Where a kernel has its lists.
+/// The location of a kernel's lists.
 struct Lists {
-    /// The places of the nodes.
+    /// The addresses of the nodes.
     nodes: Vec<u64>,
-    /// Where the table of pages begins, and the size of an entry.
+    /// The start of the table of pages, and the size of an entry.
     table: u64,
     page_bytes: u64,
-    /// In `struct page`: the link to the next block.
+    /// Offset of the link to the next block in `struct page`.
     link: u64,
     /// In `struct pglist_data`.
     zones: Array,
@@ -59,8 +59,8 @@ impl Array {
     }
 }
 
-/// The pages that are free in the guest as it stands, by number, in any order. Page 0 is the one at physical address 0. What the
-/// guest says of itself may be wrong: pages may be named twice, or not be there.
+/// The guest's free pages now, as ranges of page numbers in any order. Page 0 is at physical address 0. The guest's
+/// data may be wrong: a page may be listed twice, or may not exist.
 pub fn free_pages(guest: &dyn GuestView) -> Result<Vec<Range<u64>>, NoTasks> {
     let symbols = Symbols::of_guest(guest)?;
     Ok(KernelView::first_with(guest, |view| find(view, &|name| symbols.address_of(name)))?)
@@ -109,8 +109,8 @@ impl Lists {
         })
     }
 
-    /// The numbers of the first pages of a list's blocks, as far as the list can be followed. `room` is how many there may
-    /// still be.
+    /// The numbers of the first pages of a list's blocks, as far as the list can be followed. `room` limits how many
+    /// more may be read.
     fn blocks(&self, memory: KernelView<'_>, head: u64, room: &mut usize) -> Vec<u64> {
         let (mut found, mut seen, mut at) = (Vec::new(), BTreeSet::new(), head);
         while *room > 0
@@ -128,7 +128,7 @@ impl Lists {
     }
 }
 
-/// Kernels for machines with several nodes have a table of pointers, others one node.
+/// The addresses of the nodes. Kernels for machines with several nodes have a table of pointers, others have one node.
 fn nodes(
     memory: KernelView<'_>,
     address_of: &dyn Fn(&'static str) -> Option<u64>,
@@ -146,7 +146,7 @@ fn size(btf: &Btf<'_>, structure: &'static str) -> Result<u64, Missing> {
     size.ok_or(Missing::Field { structure, field: "size" })
 }
 
-/// An array of structures, or of arrays' elements that are lists' heads.
+/// An array field: of structures, or of arrays of list heads.
 fn array(btf: &Btf<'_>, structure: &'static str, name: &'static str) -> Result<Array, Missing> {
     let missing = Missing::Field { structure, field: name };
     let found = || {

@@ -1,29 +1,28 @@
-//! The guest as this package sees it, and the kernel's address space in it: also while a program runs that
+//! The guest as this crate sees it, and the address space of its kernel. The view also works while a program runs that
 //! must not see the kernel.
 //!
-//! Kernels that isolate page tables (PTI) run programs on tables which hold next to nothing of the kernel.
-//! The root of those lies one page above the root of the kernel's own (`arch/x86/entry/calling.h`,
-//! `PTI_USER_PGTABLE_BIT`).
+//! Kernels that isolate page tables (PTI) run programs on tables with almost no kernel mappings. The root of these
+//! tables lies one page above the root of the kernel's tables (`arch/x86/entry/calling.h`, `PTI_USER_PGTABLE_BIT`).
 
-/// What the root of a program's tables has and that of the kernel's own has not, where both exist.
+/// The address bit that is set in the root of a program's tables and clear in the root of the kernel's, if both exist.
 pub const USER_ROOT_BIT: u64 = 1 << 12;
 /// The bits of CR3 that are an address.
 const ROOT: u64 = 0x000f_ffff_ffff_f000;
 
-/// A guest that stands still. Looking at it changes nothing: no accessed bits, no devices.
+/// A stopped guest. Reading it changes nothing: it sets no accessed bits and reaches no devices.
 pub trait GuestView {
-    /// CR3 as it is now.
+    /// The current CR3.
     fn cr3(&self) -> u64;
 
-    /// Reads at a virtual address through the page tables that `cr3` names, whatever their rights. Returns
-    /// how many bytes there are, from the first on.
+    /// Reads at a virtual address through the page tables of `cr3`, ignoring access rights. Returns the number of bytes
+    /// that could be read from the start.
     fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize;
 
-    /// Where in physical memory a virtual address is by the page tables that `cr3` names.
+    /// The physical address of a virtual address, by the page tables of `cr3`.
     fn physical(&self, cr3: u64, address: u64) -> Option<u64>;
 }
 
-/// The physical address of the topmost page table, without what else is in CR3.
+/// The physical address of the topmost page table, without the other bits of CR3.
 pub fn page_table_root(cr3: u64) -> u64 {
     cr3 & ROOT
 }
@@ -41,18 +40,18 @@ impl<'a> KernelView<'a> {
         KernelView { guest, cr3: guest.cr3() }
     }
 
-    /// The view through what would be the kernel's page tables if the current ones were a program's.
+    /// The view through the kernel's page tables, if the current tables are a program's.
     pub fn behind_user(guest: &'a dyn GuestView) -> Option<KernelView<'a>> {
         let cr3 = guest.cr3();
         (cr3 & USER_ROOT_BIT != 0).then_some(KernelView { guest, cr3: cr3 & !USER_ROOT_BIT })
     }
 
-    /// Both views, the current one first: what neither shows is not in the kernel's memory.
+    /// Both views, the current one first. An address in neither view is not in the kernel's memory.
     pub fn all(guest: &'a dyn GuestView) -> impl Iterator<Item = KernelView<'a>> {
         [KernelView::current(guest)].into_iter().chain(KernelView::behind_user(guest))
     }
 
-    /// What `find` finds in the current view, or else in the other one. If neither has it, the last error.
+    /// The result of `find` in the current view, or else in the other one. If both fail, the last error.
     pub(crate) fn first_with<T, E>(
         guest: &'a dyn GuestView,
         find: impl Fn(KernelView<'a>) -> Result<T, E>,
@@ -64,12 +63,12 @@ impl<'a> KernelView<'a> {
         }
     }
 
-    /// Reads at a virtual address. Returns how many bytes there are, from the first on.
+    /// Reads at a virtual address. Returns the number of bytes that could be read from the start.
     pub fn read(&self, address: u64, to: &mut [u8]) -> usize {
         self.guest.read(self.cr3, address, to)
     }
 
-    /// Where in physical memory a virtual address is.
+    /// The physical address of a virtual address.
     pub fn physical(&self, address: u64) -> Option<u64> {
         self.guest.physical(self.cr3, address)
     }
@@ -80,7 +79,7 @@ impl<'a> KernelView<'a> {
         (self.read(address, &mut bytes[..N]) == N).then(|| u64::from_le_bytes(bytes))
     }
 
-    /// Reads a text that ends with a NUL within `limit` bytes.
+    /// Reads a NUL-terminated string of less than `limit` bytes.
     pub(crate) fn text(&self, address: u64, limit: usize) -> Option<String> {
         let mut bytes = vec![0; limit];
         let count = self.read(address, &mut bytes);
@@ -89,7 +88,7 @@ impl<'a> KernelView<'a> {
     }
 }
 
-/// Whether these bytes can be a name: visible ASCII characters, and those that Rust's symbols may have.
+/// Whether these bytes can be a name: visible ASCII characters, or the bytes of UTF-8 in Rust's symbols.
 pub(crate) fn is_text(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte > b' ' && byte != 0x7f)
 }

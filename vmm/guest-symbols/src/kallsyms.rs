@@ -1,7 +1,7 @@
 //! The kernel's own symbol tables in its memory.
 //!
-//! `scripts/kallsyms.c` writes them into the read-only data in one of these orders, each aligned to eight
-//! bytes, from Linux 7.0 on to four:
+//! `scripts/kallsyms.c` writes them into the read-only data in one of these orders. Each is aligned to eight bytes, or
+//! to four from Linux 7.0 on:
 //!
 //! ```text
 //! up to 6.3       6.4 to 6.19     from 7.0 on
@@ -15,11 +15,11 @@
 //! token_index
 //!
 //! offsets        i32 each, one of:
-//!                of 7.0   what to add to the address of the offset itself
-//!                all from zero on: relative_base + offset (from 6.15 on, and before that without
-//!                         CONFIG_KALLSYMS_ABSOLUTE_PERCPU)
-//!                below zero  relative_base - 1 - offset
-//!                otherwise   the address itself (variables that each CPU has)
+//!                from 7.0 on         the address of the offset itself + offset
+//!                no negative offset  relative_base + offset (from 6.15 on, and before that without
+//!                                    CONFIG_KALLSYMS_ABSOLUTE_PERCPU)
+//!                otherwise           relative_base - 1 - offset if it is negative, else the offset is the address
+//!                                    (per-CPU variables)
 //! relative_base  u64, moved by KASLR
 //! num_syms       u32
 //! names          for each symbol its length (one byte, or two from 128 on) and that many tokens
@@ -28,59 +28,59 @@
 //! token_index    u16 each: where in the token table each begins
 //! ```
 //!
-//! What is looked for is therefore: the token index with its table, which hardly anything else looks like;
-//! then the names before that, which agree with markers right behind them; then offsets at one of the two
-//! places that give ascending addresses. Kernels that store 64-bit addresses instead of offsets are not known
-//! here.
+//! So the search looks for the token index with its table, because hardly any other data looks like them. It then looks
+//! for the names before the table; markers that agree with them must follow. Then it tries the offsets at the two
+//! possible places: they must give ascending addresses. Kernels that store 64-bit addresses instead of offsets are not
+//! supported.
 
 use std::ops::Range;
 
 use super::guest_view::{KernelView, is_text};
 
-/// The longest name that is kept, in bytes: `KSYM_NAME_LEN` of Linux.
+/// The longest name, in bytes: `KSYM_NAME_LEN` of Linux.
 pub const MAX_NAME_BYTES: usize = 512;
-/// No more symbols are read, of the kernel and of all modules each.
+/// Limit on symbols, for the kernel and for all modules each.
 pub const MAX_SYMBOLS: usize = 1 << 20;
-/// No more bytes of names are kept, of the kernel and of all modules each.
+/// Limit on bytes of names, for the kernel and for all modules each.
 pub const MAX_NAMES_BYTES: usize = 64 << 20;
 
-/// Where the kernel's image is, wherever KASLR puts it (`Documentation/x86/x86_64/mm.rst`).
+/// The address range of the kernel's image, wherever KASLR puts it (`Documentation/x86/x86_64/mm.rst`).
 pub const IMAGE: Range<u64> = 0xffff_ffff_8000_0000..0xffff_ffff_c000_0000;
 
-/// Memory is looked at in pieces of at most this size; tables have to lie in one.
+/// Memory is searched in pieces of at most this size. All tables must lie in one piece.
 const PIECE_BYTES: usize = 64 << 20;
-/// When a piece is full, the next one begins with the end of this one.
+/// When a piece is full, the next piece begins with the end of the previous one.
 const OVERLAP_BYTES: usize = 16 << 20;
 const PAGE_BYTES: usize = 4096;
-/// What tables are aligned to: first that of kernels before 7.0.
+/// The alignment of the tables: first for kernels before 7.0.
 const ALIGNMENTS: [usize; 2] = [8, 4];
-/// How many things that look like a token index are looked into.
+/// Limit on the candidates for a token index.
 const MAX_TOKEN_TABLES: usize = 16;
-/// A kernel has more symbols than this.
+/// Every kernel has more symbols than this.
 const MIN_SYMBOLS: usize = 64;
-/// The steps that all attempts at reading names may take: a kernel needs as many as it has symbols, and some
-/// for each place among the names that looks like their number.
+/// Limit on the steps of all attempts to read names. A kernel needs one step for each symbol, and some for each place
+/// among the names that looks like the symbol count.
 const MAX_NAME_STEPS: usize = 1 << 28;
 
-/// A symbol as a table has it.
+/// A symbol as stored in a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawSymbol {
     /// Its name.
     pub name: String,
     /// Its address.
     pub address: u64,
-    /// Its size in bytes; 0 when not known.
+    /// Its size in bytes; 0 if unknown.
     pub size: u64,
     /// Its class, as `nm` prints it.
     pub class: u8,
 }
 
-/// Whether a class is one of code.
+/// Whether a class means code.
 pub(crate) fn is_code(class: u8) -> bool {
     matches!(class, b't' | b'T')
 }
 
-/// Searches the kernel's part of the address space for its tables. The symbols come by address.
+/// Searches the kernel's part of the address space for its tables. The symbols are ordered by address.
 pub fn search(memory: KernelView<'_>) -> Option<Vec<RawSymbol>> {
     let mut piece = Vec::new();
     let mut page = [0; PAGE_BYTES];
@@ -101,10 +101,10 @@ pub fn search(memory: KernelView<'_>) -> Option<Vec<RawSymbol>> {
     tables_in(&piece, IMAGE.end - piece.len() as u64)
 }
 
-/// The symbols, when all tables lie in `bytes`, which begin at `address`, a multiple of eight.
+/// The symbols, if all tables lie in `bytes`, which begin at `address`, a multiple of eight.
 pub fn tables_in(bytes: &[u8], address: u64) -> Option<Vec<RawSymbol>> {
     let mut steps = MAX_NAME_STEPS;
-    // An index begins with 0 and something greater: nearly all places are left out by that.
+    // An index begins with 0 and a greater number. This rules out nearly all places.
     let begins = |word: &[u8; 4]| word[..2] == [0; 2] && word[2..] != [0; 2];
     let places = bytes.as_chunks::<4>().0.iter().enumerate().filter(|(_, word)| begins(word));
     let tables = places.filter_map(|(number, _)| Tokens::with_index_at(bytes, 4 * number));
@@ -114,12 +114,12 @@ pub fn tables_in(bytes: &[u8], address: u64) -> Option<Vec<RawSymbol>> {
 /// The token table.
 struct Tokens<'a> {
     texts: Vec<&'a [u8]>,
-    /// Where the texts begin, and where the index ends.
+    /// From the start of the texts to the end of the index.
     range: Range<usize>,
 }
 
 impl<'a> Tokens<'a> {
-    /// The table whose index begins at `at`, if it does.
+    /// The table whose index begins at `at`, if there is one.
     fn with_index_at(bytes: &'a [u8], at: usize) -> Option<Tokens<'a>> {
         let index = bytes.get(at..at + 512)?;
         let start =
@@ -135,7 +135,7 @@ impl<'a> Tokens<'a> {
         })
     }
 
-    /// The texts that begin where `start` says, when `table` is these texts and up to seven zeros.
+    /// The texts at the offsets in `start`, if `table` is these texts and up to seven zeros.
     fn texts(table: &'a [u8], start: &dyn Fn(usize) -> usize) -> Option<Vec<&'a [u8]>> {
         let last = table.get(start(255)..)?;
         let end = start(255) + last.iter().position(|&byte| byte == 0)? + 1;
@@ -154,7 +154,7 @@ impl<'a> Tokens<'a> {
 }
 
 fn symbols(bytes: &[u8], address: u64, tokens: &Tokens<'_>, steps: &mut usize) -> Option<Vec<RawSymbol>> {
-    // The nearest candidate is tried first: nothing but names lies in between, usually.
+    // Tries the nearest candidate first: usually only names lie in between.
     (0..tokens.range.start & !3).step_by(4).rev().find_map(|at| {
         let count = count_at(bytes, at)?;
         let alignments = ALIGNMENTS.into_iter().filter(|alignment| at % alignment == 0);
@@ -171,14 +171,14 @@ fn symbols(bytes: &[u8], address: u64, tokens: &Tokens<'_>, steps: &mut usize) -
     })
 }
 
-/// What can be a number of symbols.
+/// The number at `at`, if it can be a number of symbols.
 fn count_at(bytes: &[u8], at: usize) -> Option<usize> {
     let count = u32_at(bytes, at)? as usize;
     (MIN_SYMBOLS..=MAX_SYMBOLS).contains(&count).then_some(count)
 }
 
-/// Where each of `count` names is, if they come after the number at `number_at` and markers that agree with
-/// them follow, before the tokens.
+/// The ranges of `count` names behind the number at `number_at`. Markers that agree with the names must follow, before
+/// the tokens.
 fn names_at(
     bytes: &[u8],
     number_at: usize,
@@ -189,7 +189,7 @@ fn names_at(
 ) -> Option<Vec<Range<usize>>> {
     let (start, end) = (number_at + alignment, tokens.range.start);
     let padding = bytes.get(number_at + 4..start)?;
-    // A name has two bytes at least: its length and its class.
+    // A name has at least two bytes: its length and its class.
     if padding.iter().any(|&byte| byte != 0) || end.checked_sub(start)? < 2 * count {
         return None;
     }
@@ -223,8 +223,8 @@ fn offsets(bytes: &[u8], start: usize, count: usize) -> Option<impl Iterator<Ite
     Some(table.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)))
 }
 
-/// The addresses that offsets with a base behind them stand for, if they are those of a kernel: a base in its
-/// image, ascending from there.
+/// The addresses of offsets with a base behind them. `None` if they cannot be a kernel's: the base must lie in its
+/// image, and the addresses must ascend from there.
 fn from_base(bytes: &[u8], start: usize, count: usize) -> Option<Vec<u64>> {
     let offsets = offsets(bytes, start, count)?;
     let base = u64_at(bytes, start + (4 * count).next_multiple_of(8)).filter(|base| IMAGE.contains(base))?;
@@ -237,8 +237,8 @@ fn from_base(bytes: &[u8], start: usize, count: usize) -> Option<Vec<u64>> {
     ascending(offsets.map(address))
 }
 
-/// The addresses that offsets from their own places stand for, if all are in the kernel's image and ascend.
-/// `address` is that of the first byte.
+/// The addresses of offsets from their own places, if all are in the kernel's image and ascend. `address` is the
+/// address of the first byte.
 fn from_place(bytes: &[u8], address: u64, start: usize, count: usize) -> Option<Vec<u64>> {
     let places = (address + start as u64..).step_by(4);
     let addresses =
@@ -251,7 +251,7 @@ fn ascending(addresses: impl Iterator<Item = u64>) -> Option<Vec<u64>> {
     addresses.is_sorted().then_some(addresses)
 }
 
-/// The names written out. The first character is the class.
+/// Expands the names. The first character is the class.
 fn expand(
     bytes: &[u8],
     names: &[Range<usize>],
@@ -270,7 +270,7 @@ fn expand(
         }
         let (&class, name) = text.split_first()?;
         room = room.checked_sub(text.len())?;
-        // `nm` has a question mark for what it does not know: `__nosave_begin` of some kernels.
+        // `nm` prints a question mark for an unknown class: `__nosave_begin` of some kernels.
         if !(class.is_ascii_alphabetic() || class == b'?') || name.is_empty() {
             return None;
         }

@@ -26,21 +26,28 @@
 //! assert!(function_at(&Empty, 0xffff_ffff_8100_0000).is_err());
 //! ```
 //!
-//! A running Linux carries the names and addresses of all its functions and variables (kallsyms), already moved to
-//! where this boot has put them (KASLR), and those of loaded modules. [`kallsyms`] finds the kernel's tables by their
-//! structure. [`modules`] walks the list of modules with the help of the kernel's type information ([`btf`]). [`elf`]
-//! makes a file for gdb from both, with types and frames ([`dwarf`]); the file has no source lines and nothing about
-//! user programs. [`vmlinux`] says how far a kernel with debug information was moved. [`tasks`] lists processes,
-//! [`switched_out`] says where those that do not run go on, [`mappings`] which files a process has mapped where,
-//! [`module_sections`] where the sections of a module's file are, [`orc`] unwinds the stack, [`messages`] reads the kernel's
-//! log, [`reports`] finds panics, oopses and warnings in its text, and [`vmcoreinfo`] is its note for other tools. [`boot`] tells
-//! the kernels apart that a guest starts one after the other by kexec. [`free_pages`] says which memory is in use by nobody.
+//! A running Linux has the names and addresses of all its functions and variables in memory (kallsyms), and also the
+//! symbols of loaded modules. The addresses are the ones of this boot (KASLR). The modules of this crate:
 //!
-//! kallsyms, BTF and ORC are read by hand, because they lie in a guest's live memory and not in files. ELF files are
+//! - [`kallsyms`] finds the kernel's tables by their structure.
+//! - [`modules`] walks the list of modules, by the kernel's type information ([`btf`]).
+//! - [`elf`] makes a file for gdb from both, with types and frames ([`dwarf`]). The file has no source lines and
+//!   nothing about user programs.
+//! - [`vmlinux`] finds how far a kernel with debug information was moved.
+//! - [`tasks`] lists processes, and [`switched_out`] finds the registers of threads that do not run.
+//! - [`mappings`] lists the files that a process has mapped.
+//! - [`module_sections`] finds the sections of a module's file in memory.
+//! - [`orc`] unwinds the stack.
+//! - [`messages`] reads the kernel's log, and [`reports`] finds panics, oopses and warnings in it.
+//! - [`vmcoreinfo`] reads the kernel's note for other tools.
+//! - [`boot`] tells apart the kernels that a guest starts one after the other by kexec.
+//! - [`free_pages`] finds unused memory.
+//!
+//! kallsyms, BTF and ORC are parsed by hand, because they lie in a guest's live memory and not in files. ELF files are
 //! written with `object`, DWARF with `gimli`.
 //!
 //! Follows Linux 6.1 to 7.2: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c`,
-//! `Documentation/bpf/btf.rst`. Guest memory is not to be trusted: every length has a limit.
+//! `Documentation/bpf/btf.rst`. Guest memory is not trusted: every length has a limit.
 
 #![forbid(unsafe_code)]
 

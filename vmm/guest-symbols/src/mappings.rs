@@ -1,11 +1,11 @@
-//! The files that a process has mapped, and where: what `/proc/PID/maps` shows of files, from its `mm_struct`.
+//! The files that a process has mapped: the file lines of `/proc/PID/maps`, read from the process's `mm_struct`.
 //!
-//! Up to Linux 6.0 a process's areas hang in a list. From 6.1 on they are in a maple tree: a node has ascending pivots, each
-//! of which ends the range of the slot beside it, and slots that lead to further nodes or, in a leaf, to areas. A
-//! pointer to a node has the node's kind in its low bits.
+//! Up to Linux 6.0 a process's areas are in a list. From 6.1 on they are in a maple tree. A node has ascending pivots,
+//! and each pivot ends the range of the slot beside it. Slots point to further nodes or, in a leaf, to areas. A pointer
+//! to a node has the node's kind in its low bits.
 //!
-//! Follows Linux 5.10 to 7.2: `include/linux/mm_types.h`, `include/linux/maple_tree.h`, `fs/d_path.c`. Guest memory is not to be
-//! trusted: nodes, areas and the parts of paths have limits.
+//! Follows Linux 5.10 to 7.2: `include/linux/mm_types.h`, `include/linux/maple_tree.h`, `fs/d_path.c`. Guest memory is
+//! not trusted: nodes, areas and the parts of paths have limits.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,31 +17,31 @@ use super::modules::{Missing, types};
 use super::symbols::Symbols;
 use super::tasks::field;
 
-/// No more areas of a process are looked at: Linux allows this many.
+/// Limit on the areas of a process: Linux allows this many.
 const MAX_AREAS: usize = 1 << 16;
-/// No more nodes of a tree are looked at.
+/// Limit on the nodes of a tree.
 const MAX_NODES: usize = 1 << 16;
-/// A tree is not as deep.
+/// Limit on the depth of a tree.
 const MAX_DEPTH: usize = 16;
-/// No more names and mount points of one path are looked at.
+/// Limit on the names and mount points of one path.
 const MAX_PARTS: usize = 512;
 /// The longest path, `PATH_MAX`.
 const MAX_PATH_BYTES: usize = 4096;
-/// The longest name of a file, `NAME_MAX`, and its NUL.
+/// The longest file name, `NAME_MAX`, and its NUL.
 const MAX_NAME_BYTES: usize = 256;
-/// Read, write, execute and `VM_MAYSHARE`, of `vm_area_struct::vm_flags`.
+/// Read, write, execute and `VM_MAYSHARE`, in `vm_area_struct::vm_flags`.
 const RIGHTS: [(u64, char, char); 4] = [(1, 'r', '-'), (2, 'w', '-'), (4, 'x', '-'), (0x80, 's', 'p')];
 /// Offsets are counted in pages.
 const PAGE_BITS: u32 = 12;
 
-/// A part of a file in a process's address space.
+/// A mapped part of a file in a process's address space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Where.
+    /// The addresses.
     pub range: Range<u64>,
-    /// What it may be used for, as `/proc/PID/maps` writes it: `r-xp`.
+    /// The access rights, as in `/proc/PID/maps`: `r-xp`.
     pub rights: String,
-    /// Where in the file it begins, in bytes.
+    /// The offset in the file, in bytes.
     pub offset: u64,
     /// The file. Control characters are replaced.
     pub path: String,
@@ -54,7 +54,7 @@ impl fmt::Display for Mapping {
     }
 }
 
-/// How a kernel keeps what processes have mapped. That stays so for as long as it runs.
+/// The layout of a kernel's mappings. It is constant while the kernel runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mappings {
     mm: u64,
@@ -64,29 +64,30 @@ pub struct Mappings {
     flags: u64,
     page: u64,
     file: u64,
-    /// In `struct file`: of the mount, and of the directory entry.
+    /// In `struct file`: offsets of the mount and of the directory entry.
     file_mount: u64,
     file_entry: u64,
     /// In `struct dentry`.
     parent: u64,
     name: u64,
-    /// In `struct mount`, but for the second, which is in the `struct vfsmount` inside.
+    /// In `struct mount`, except for `root`, which is in its inner `struct vfsmount`.
     inner: u64,
     root: u64,
     mount_parent: u64,
     mount_point: u64,
 }
 
-/// Where a process's areas are.
+/// The location of a process's areas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Areas {
-    /// The first, in `struct mm_struct`, and the next, in `struct vm_area_struct`.
+    /// Offsets of the first area in `struct mm_struct`, and of the next in `struct vm_area_struct`.
     List { first: u64, next: u64 },
-    /// The root of a tree, in `struct mm_struct`, and how its nodes are made: of a range, and of one with gaps.
+    /// Offset of the root of a tree in `struct mm_struct`, and the layouts of its nodes: range nodes, and range nodes
+    /// with gaps.
     Tree { root: u64, range: Node, with_gaps: Node },
 }
 
-/// A kind of node of a tree.
+/// The layout of a kind of tree node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
     pivots: u64,
@@ -95,14 +96,14 @@ struct Node {
     slot_count: u64,
 }
 
-/// What is being found, and how many nodes may still be looked at.
+/// The areas found so far, and the number of nodes that may still be read.
 struct Walk {
     found: Vec<u64>,
     room: usize,
 }
 
 impl Mappings {
-    /// How the kernel with these symbols keeps them.
+    /// The layout in the kernel with these symbols.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Mappings, Missing> {
         KernelView::first_with(guest, |view| Mappings::find(view, symbols))
     }
@@ -131,8 +132,8 @@ impl Mappings {
         })
     }
 
-    /// The files that a process has mapped, by address. `task` is the address of the `task_struct` of one of its threads. None where
-    /// the process has no memory of its own.
+    /// The files that a process has mapped, by address. `task` is the address of the `task_struct` of one of its
+    /// threads. The list is empty if the process has no memory of its own.
     pub fn of_task(&self, guest: &dyn GuestView, task: u64) -> Vec<Mapping> {
         let found = KernelView::all(guest).map(|view| self.in_view(view, task));
         found.reduce(|first, second| if first.is_empty() { second } else { first }).unwrap_or_default()
@@ -145,7 +146,7 @@ impl Mappings {
         areas.into_iter().filter_map(|area| self.mapping(memory, area, &mut paths)).collect()
     }
 
-    /// An area of memory, if a file is mapped there. `paths` has the paths that were read before, by mount and directory entry.
+    /// The mapping of an area, if a file is mapped there. `paths` caches the paths by mount and directory entry.
     fn mapping(
         &self,
         memory: KernelView<'_>,
@@ -219,7 +220,7 @@ impl Areas {
             }
             Areas::Tree { root, .. } => {
                 let mut walk = Walk { found: Vec::new(), room: MAX_NODES };
-                // What leads to a node, at the root as elsewhere in the tree.
+                // Whether an entry points to a node, at the root or elsewhere in the tree.
                 let is_node = |entry: &u64| entry & 3 == 2 && *entry > 4096;
                 if let Some(root) = memory.number::<8>(mm.wrapping_add(root)).filter(is_node) {
                     self.walk(memory, root, u64::MAX, MAX_DEPTH, &mut walk);
@@ -250,14 +251,14 @@ impl Areas {
         let word = |offset: u64, number: u64| memory.number::<8>(at.wrapping_add(offset + 8 * number));
         for number in 0..node.slot_count {
             let pivot = if number < node.pivot_count { word(node.pivots, number)? } else { max };
-            // A zero behind the first ends the node.
+            // A zero pivot after the first ends the node.
             let end = if pivot == 0 && number > 0 { max } else { pivot.min(max) };
             match word(node.slots, number)? {
                 0 => {}
                 slot if !is_leaf && depth > 0 => {
                     self.walk(memory, slot, end, depth - 1, walk);
                 }
-                // Others are the tree's own marks.
+                // Other entries are the tree's own marks.
                 slot if is_leaf && slot & 3 == 0 && walk.found.len() < MAX_AREAS => walk.found.push(slot),
                 _ => {}
             }
@@ -283,7 +284,7 @@ impl Node {
     }
 }
 
-/// A file's name, with what a terminal would obey taken out.
+/// A file's name, with control characters replaced.
 fn name(memory: KernelView<'_>, address: u64) -> Option<String> {
     let mut bytes = [0; MAX_NAME_BYTES];
     let count = memory.read(address, &mut bytes);

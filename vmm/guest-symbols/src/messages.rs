@@ -1,5 +1,5 @@
-//! The messages of the guest's kernel (`dmesg`), read from the ring buffer in its memory: also those that no console has
-//! shown yet, or ever does.
+//! The messages of the guest's kernel (`dmesg`), read from the ring buffer in its memory. They include messages that no
+//! console has shown.
 //!
 //! ```text
 //! descriptors    one for each message, by its number: its state, and where its text is in the ring of texts
@@ -8,39 +8,39 @@
 //!                at the ring's beginning
 //! ```
 //!
-//! Follows Linux 6.1 to 7.2: `kernel/printk/printk_ringbuffer.[ch]`. Guest memory is not to be trusted: the rings' sizes
-//! have limits.
+//! Follows Linux 6.1 to 7.2: `kernel/printk/printk_ringbuffer.[ch]`. Guest memory is not trusted: the rings' sizes have
+//! limits.
 
 use super::btf::Btf;
 use super::guest_view::{GuestView, KernelView};
 use super::modules::{Missing, types};
 use super::symbols::Symbols;
 
-/// A kernel has fewer descriptors than two to the power of this, and fewer bytes of texts than to the power of that.
+/// Limits, as powers of two: the number of descriptors, and the bytes of texts.
 const MAX_COUNT_BITS: u64 = 22;
 const MAX_SIZE_BITS: u64 = 30;
-/// The states of a descriptor, in its two highest bits, in which its message is whole: committed and finalized.
+/// The states, in a descriptor's two highest bits, in which its message is complete: committed and finalized.
 const WHOLE: [u64; 2] = [1, 2];
 const STATE_SHIFT: u32 = 62;
 const NUMBER: u64 = (1 << STATE_SHIFT) - 1;
 /// A block begins with its message's number.
 const BLOCK_HEAD_BYTES: u64 = 8;
-/// The urgency lies above five bits of flags.
+/// The level lies above five bits of flags.
 const LEVEL_SHIFT: u32 = 5;
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// When it was said, by the kernel's clock.
+    /// Its time, by the kernel's clock.
     pub time_ns: u64,
-    /// How urgent it is: 0 is an emergency, 7 is for debugging.
+    /// Its level: 0 is an emergency, 7 is for debugging.
     pub level: u8,
     /// Its text, of one or more lines. Control characters are replaced.
     pub text: String,
 }
 
 impl std::fmt::Display for Message {
-    /// As `dmesg` prints it, each line with the time.
+    /// Formats the message as `dmesg` does, each line with the time.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (seconds, micros) = (self.time_ns / 1_000_000_000, self.time_ns / 1000 % 1_000_000);
         for (number, line) in self.text.split('\n').enumerate() {
@@ -51,7 +51,7 @@ impl std::fmt::Display for Message {
     }
 }
 
-/// A message, and where the kernel keeps the word that says whether the message is whole.
+/// A message, and the address of its state in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// The message.
@@ -60,12 +60,12 @@ pub struct Kept {
     pub sequence: u64,
     /// The address of its descriptor's state.
     pub state_at: u64,
-    /// Its number as the descriptor's state has it, without the state.
+    /// Its number in the descriptor's state, without the state bits.
     pub id: u64,
 }
 
 impl Kept {
-    /// What the word at `state_at` says of this message when it has this value; `None` where the word is about another one.
+    /// The message's state, if the word at `state_at` has this value. `None` if the word belongs to another message.
     pub fn state_of(&self, word: u64) -> Option<State> {
         (word & NUMBER == self.id).then_some(match word >> STATE_SHIFT {
             1 => State::Committed,
@@ -78,21 +78,21 @@ impl Kept {
 /// The state of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It is being written, or its place is free for another.
+    /// The message is being written, or its place is free for another.
     Unwritten,
-    /// It is whole, but may be opened again, and added to.
+    /// The message is complete, but the kernel may reopen it to add text.
     Committed,
-    /// It is whole.
+    /// The message is complete.
     Finalized,
 }
 
-/// All messages that the kernel with these symbols still has, the oldest first.
+/// All messages that the kernel with these symbols still keeps, the oldest first.
 pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Vec<Message>, Missing> {
     let kept = KernelLog::of_kernel(guest, symbols)?.kept(guest).ok_or(Missing::Symbol("prb"))?;
     Ok(kept.into_iter().map(|kept| kept.message).collect())
 }
 
-/// Where a kernel keeps its messages. That stays so for as long as it runs.
+/// The location of a kernel's messages. It is constant while the kernel runs.
 #[derive(Clone, Debug)]
 pub struct KernelLog {
     /// The address of the variable that points to the ring buffer.
@@ -101,7 +101,7 @@ pub struct KernelLog {
 }
 
 impl KernelLog {
-    /// Where the kernel with these symbols keeps its messages.
+    /// The location of the messages in the kernel with these symbols.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<KernelLog, Missing> {
         KernelView::first_with(guest, |view| KernelLog::find(view, symbols))
     }
@@ -113,12 +113,12 @@ impl KernelLog {
         Ok(KernelLog { pointer, layout })
     }
 
-    /// All messages that are still there, the oldest first; `None` where the ring buffer is not mapped.
+    /// All messages that the kernel still keeps, the oldest first. `None` if the ring buffer is not mapped.
     pub fn kept(&self, guest: &dyn GuestView) -> Option<Vec<Kept>> {
         KernelView::all(guest).find_map(|view| Some(self.ring(view)?.messages()))
     }
 
-    /// The number of messages that there have been. Only grows along a run; `None` where the ring buffer is not mapped.
+    /// The number of messages so far. It only grows along a run. `None` if the ring buffer is not mapped.
     pub fn length(&self, guest: &dyn GuestView) -> Option<u64> {
         KernelView::all(guest).find_map(|view| {
             let ring = self.ring(view)?;
@@ -132,7 +132,7 @@ impl KernelLog {
     }
 }
 
-/// Where the fields are, in bytes.
+/// The offsets of the fields, in bytes.
 #[derive(Clone, Debug)]
 struct Layout {
     /// In `struct printk_ringbuffer`.
@@ -169,7 +169,7 @@ impl Layout {
         let descriptors = field("printk_ringbuffer", "desc_ring")?;
         let texts = field("printk_ringbuffer", "text_data_ring")?;
         let place = field("prb_desc", "text_blk_lpos")?;
-        // The urgency is a part of the byte behind this one.
+        // The level is part of the byte behind the facility.
         let facility = field("printk_info", "facility")?;
         Ok(Layout {
             count_bits: descriptors + field("prb_desc_ring", "count_bits")?,
@@ -198,7 +198,7 @@ struct Ring<'a> {
     layout: &'a Layout,
     descriptors: u64,
     infos: u64,
-    /// How many descriptors there are.
+    /// The number of descriptors.
     count: u64,
     texts: u64,
     texts_bytes: u64,
@@ -248,9 +248,9 @@ impl<'a> Ring<'a> {
         Some(Kept { message, sequence, state_at: descriptor.wrapping_add(self.layout.state), id: number })
     }
 
-    /// The text of a block, which lies between two places of the ring that count on for ever.
+    /// The text of a block between two positions. Positions grow without wrapping.
     fn text(&self, begin: u64, next: u64, length: u64) -> Option<String> {
-        // An odd place stands for a message without a text.
+        // An odd position means a message without text.
         if begin & 1 != 0 {
             return None;
         }

@@ -1,8 +1,8 @@
-//! Where the sections of a loaded module are, by the names that its file gives them: what
-//! `/sys/module/NAME/sections` shows, from `struct module_sect_attrs`.
+//! The addresses of a loaded module's sections, by their names in its file. They are the contents of
+//! `/sys/module/NAME/sections`, read from `struct module_sect_attrs`.
 //!
-//! Follows Linux 5.10 to 7.2: `kernel/module/sysfs.c`. The group of attributes has a pointer to each, with a null pointer
-//! behind the last. The address is beside the attribute, or from Linux 6.14 on in `bin_attribute::private`.
+//! Follows Linux 5.10 to 7.2: `kernel/module/sysfs.c`. The group of attributes is an array of pointers that ends with a
+//! null pointer. The address is beside the attribute, or from Linux 6.14 on in `bin_attribute::private`.
 
 use super::btf::Btf;
 use super::guest_view::{GuestView, KernelView};
@@ -10,13 +10,13 @@ use super::modules::{MAX_MODULE_NAME_BYTES, Missing, addresses, types};
 use super::symbols::Symbols;
 use super::tasks::field;
 
-/// No more sections of a module are looked at.
+/// Limit on the sections of a module.
 const MAX_SECTIONS: u64 = 4096;
-/// The longest name of a section.
+/// The longest section name.
 const MAX_NAME_BYTES: usize = 256;
 
-/// The sections of a loaded module, with their addresses. Those that the kernel has freed (`.init.text`) are left out. None where the
-/// module is not loaded, or the kernel keeps no such list.
+/// The sections of a loaded module, with their addresses. Freed sections (`.init.text`) are left out. The list is empty
+/// if the module is not loaded, or if the kernel has no such data.
 pub fn of_module(guest: &dyn GuestView, symbols: &Symbols, name: &str) -> Vec<(String, u64)> {
     let found = KernelView::all(guest).filter_map(|view| find(view, symbols, name).ok());
     found.reduce(|first, second| if first.is_empty() { second } else { first }).unwrap_or_default()
@@ -46,18 +46,18 @@ pub(super) fn find(
     Ok(sections)
 }
 
-/// Where the fields are, in bytes.
+/// The offsets of the fields, in bytes.
 struct Layout {
     list: u64,
     name: u64,
     sect_attrs: u64,
-    /// Of the pointer to the array of pointers, in `struct module_sect_attrs`.
+    /// Offset of the pointer to the array of pointers, in `struct module_sect_attrs`.
     attributes: u64,
-    /// In `struct bin_attribute`.
+    /// Offset in `struct bin_attribute`.
     attribute_name: u64,
-    /// The address, counted from the beginning of `struct bin_attribute`.
+    /// Offset of the address, from the start of `struct bin_attribute`.
     address: u64,
-    /// The variables of which each CPU has one, in a kernel that has several CPUs.
+    /// The per-CPU variables, in a kernel for several CPUs: offsets of address and size.
     percpu: Option<(u64, u64)>,
 }
 
@@ -78,7 +78,7 @@ impl Layout {
         })
     }
 
-    /// The sections that the kernel shows.
+    /// The sections in the kernel's attributes.
     fn listed(&self, memory: KernelView<'_>, module: u64) -> Vec<(String, u64)> {
         let pointer = |at: u64| memory.number::<8>(at).filter(|&to| to != 0);
         let attributes = pointer(module.wrapping_add(self.sect_attrs))
@@ -93,7 +93,7 @@ impl Layout {
         each.filter_map(section).collect()
     }
 
-    /// The section of variables of which each CPU has one: its address is an offset, as the kernel's own are.
+    /// The section of per-CPU variables. Its address is an offset, like the addresses of the kernel's own.
     fn of_each_cpu(&self, memory: KernelView<'_>, module: u64) -> Option<(String, u64)> {
         let (place, size) = self.percpu?;
         let is_there = memory.number::<4>(module.wrapping_add(size))? != 0;

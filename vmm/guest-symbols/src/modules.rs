@@ -1,9 +1,8 @@
-//! The modules that are loaded, and their symbols.
+//! The loaded modules, and their symbols.
 //!
-//! They hang in a list that begins with the kernel's variable `modules`. Where the fields of `struct module`
-//! are differs from one configuration of the kernel to the next, so it is taken from the kernel's type
-//! information, which lies between `__start_BTF` and `__stop_BTF`. Known are Linux 6.1 (`core_layout` and
-//! `init_layout`) and, from 6.4 on, the array `mem`.
+//! The modules are in a list whose head is the kernel's variable `modules`. The offsets of the fields of `struct
+//! module` depend on the kernel's configuration. So they come from the kernel's type information, between `__start_BTF`
+//! and `__stop_BTF`. Supported are Linux 6.1 (`core_layout` and `init_layout`) and, from 6.4 on, the array `mem`.
 
 use object::LittleEndian;
 use object::elf::{SHN_UNDEF, Sym64};
@@ -14,13 +13,13 @@ use super::guest_view::KernelView;
 use super::kallsyms::{MAX_NAME_BYTES, MAX_NAMES_BYTES, MAX_SYMBOLS, RawSymbol};
 use super::sections::{Access, Section};
 
-/// No more modules are looked at.
+/// Limit on modules.
 const MAX_MODULES: usize = 4096;
-/// The most type information that is read.
+/// Limit on the bytes of type information.
 const MAX_BTF_BYTES: u64 = 64 << 20;
-/// The longest name of a module, `MODULE_NAME_LEN`.
+/// The longest module name, `MODULE_NAME_LEN`.
 pub(super) const MAX_MODULE_NAME_BYTES: usize = 64;
-/// `MODULE_STATE_UNFORMED`: nothing in it can be relied on yet.
+/// `MODULE_STATE_UNFORMED`: the structure is not valid yet.
 const UNFORMED: u64 = 3;
 
 /// A loaded module.
@@ -28,36 +27,36 @@ const UNFORMED: u64 = 3;
 pub struct Module {
     /// Its name.
     pub name: String,
-    /// Where it is.
+    /// Its sections.
     pub sections: Vec<Section>,
-    /// What it defines.
+    /// Its symbols.
     pub symbols: Vec<RawSymbol>,
 }
 
-/// Why the modules, or other things of the kernel, could not be found.
+/// Why the modules or other parts of the kernel could not be found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
-    /// A kernel that has no such thing (that cannot load modules, say), or that leaves variables out of its
-    /// tables (no `CONFIG_KALLSYMS_ALL`).
+    /// The kernel lacks the symbol. It lacks the feature (it cannot load modules, say), or its tables have no variables
+    /// (no `CONFIG_KALLSYMS_ALL`).
     #[error("the kernel's symbols do not include '{0}'")]
     Symbol(&'static str),
-    /// No type information where it should be.
+    /// There is no type information at its place.
     #[error("the kernel's type information (CONFIG_DEBUG_INFO_BTF) cannot be read")]
     Types,
-    /// Where the list should begin there is no memory.
+    /// The head of the list is not in memory.
     #[error("the kernel's list of modules cannot be read")]
     List,
-    /// A structure of a kernel with another layout than the known ones.
+    /// A structure of the kernel has an unknown layout.
     #[error("'struct {structure}' of this kernel has no '{field}'")]
     Field {
-        /// Which structure.
+        /// The structure.
         structure: &'static str,
-        /// What should be in it.
+        /// The field that it lacks.
         field: &'static str,
     },
 }
 
-/// The kernel's type information; `address_of` knows the kernel's symbols.
+/// Reads the kernel's type information; `address_of` looks up the kernel's symbols.
 pub(super) fn types(
     memory: KernelView<'_>,
     address_of: &dyn Fn(&'static str) -> Option<u64>,
@@ -72,8 +71,8 @@ pub(super) fn types(
     Ok(bytes)
 }
 
-/// The type information of all modules, as the kernel keeps it beside its own, which is `kernel`. Kernels that keep none, or
-/// keep it in another way than the known ones, have none here. `address_of` knows the kernel's symbols.
+/// Reads the type information of all modules, which the kernel keeps beside its own, `kernel`. Returns none for kernels
+/// that do not keep it, or keep it in an unknown way. `address_of` looks up the kernel's symbols.
 ///
 /// Follows Linux 6.1 to 7.2: `kernel/bpf/btf.c`, `btf_modules`.
 pub(super) fn types_of_modules(
@@ -102,7 +101,7 @@ pub(super) fn types_of_modules(
     addresses(memory, head, list).into_iter().filter_map(read).collect()
 }
 
-/// Reads all modules. A list that leads nowhere gives those before that place.
+/// Reads all modules. A broken list gives the modules before the break.
 pub fn loaded(memory: KernelView<'_>, kernel: &[RawSymbol]) -> Result<Vec<Module>, Missing> {
     let address_of =
         |name: &'static str| kernel.iter().find(|symbol| symbol.name == name).map(|found| found.address);
@@ -113,8 +112,8 @@ pub fn loaded(memory: KernelView<'_>, kernel: &[RawSymbol]) -> Result<Vec<Module
     Ok(layout.walk(memory, head))
 }
 
-/// Where the structures of all modules are that hang in the list at `head`, by the field at `list` in them. A list that
-/// leads nowhere gives those before that place.
+/// The addresses of the structures in the list at `head`, linked by the field at `list`. A broken list gives the
+/// structures before the break.
 pub(super) fn addresses(memory: KernelView<'_>, head: u64, list: u64) -> Vec<u64> {
     let (mut found, mut at) = (Vec::new(), head);
     for _ in 0..MAX_MODULES {
@@ -127,7 +126,7 @@ pub(super) fn addresses(memory: KernelView<'_>, head: u64, list: u64) -> Vec<u64
     found
 }
 
-/// Where the fields are, in bytes.
+/// The offsets of the fields, in bytes.
 struct Layout {
     list: u64,
     state: u64,
@@ -137,15 +136,15 @@ struct Layout {
     symtab: u64,
     num_symtab: u64,
     strtab: u64,
-    /// Older kernels have the class in the symbol.
+    /// Older kernels store the class in the symbol.
     typetab: Option<u64>,
 }
 
-/// Where a stretch of memory of a module is described.
+/// The offsets that describe a memory region of a module.
 struct Region {
     base: u64,
     size: u64,
-    /// How it is divided: what it is, and where the end of that is, relative to the base.
+    /// Its parts, in order: name, access, and the offset of the field with the part's end (relative to the base).
     parts: Vec<(&'static str, Access, u64)>,
 }
 
@@ -190,7 +189,7 @@ impl Layout {
         Some(Module { name, sections, symbols })
     }
 
-    /// The symbols of `struct mod_kallsyms` at an address.
+    /// Reads the symbols of the `struct mod_kallsyms` at an address.
     fn symbols(&self, memory: KernelView<'_>, at: u64, budget: &mut ReadBudget) -> Option<Vec<RawSymbol>> {
         let field = |offset: u64| memory.number::<8>(at.wrapping_add(offset));
         let (symtab, strtab) = (field(self.symtab)?, field(self.strtab)?);
@@ -211,7 +210,7 @@ impl Layout {
     }
 }
 
-/// What may still be read of all modules.
+/// How much may still be read for all modules.
 struct ReadBudget {
     symbols: usize,
     name_bytes: usize,
@@ -223,7 +222,7 @@ impl Default for ReadBudget {
     }
 }
 
-/// An entry of a symbol table, unless it is undefined or only of use to the linker.
+/// Reads an entry of a symbol table. Undefined symbols and symbols that only the linker uses give `None`.
 fn symbol(
     memory: KernelView<'_>,
     entry: &Sym64<LittleEndian>,
@@ -286,7 +285,7 @@ fn regions_6_4(btf: &Btf<'_>) -> Option<Vec<Region>> {
 }
 
 impl Region {
-    /// The sections of the module whose structure is at an address.
+    /// The sections of the module with its structure at an address.
     fn sections(&self, memory: KernelView<'_>, module: u64, name: &str) -> Vec<Section> {
         let base = memory.number::<8>(module.wrapping_add(self.base)).unwrap_or(0);
         let size = |offset: u64| memory.number::<4>(module.wrapping_add(offset)).unwrap_or(0);

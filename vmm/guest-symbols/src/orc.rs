@@ -1,8 +1,8 @@
-//! Who called whom in the kernel, by the tables with which it finds that out itself (ORC): for each range of code, where
-//! the caller's stack pointer is, and what of its registers has been saved where.
+//! Unwinds the kernel's stack by the kernel's own tables (ORC). For each range of code they describe the caller's stack
+//! pointer, and the places of saved registers.
 //!
-//! The kernel's own tables lie between marks, `__start_orc_unwind_ip` and others; a module has its own in its
-//! `struct mod_arch_specific`. A table of addresses, each relative to its own place, goes with one of entries:
+//! The kernel's own tables lie between symbols, `__start_orc_unwind_ip` and others; a module's are in its `struct
+//! mod_arch_specific`. There is a table of addresses, each relative to its own place, and a table of entries:
 //!
 //! ```text
 //! i16 sp_offset, i16 bp_offset, u16: sp_reg 4 bits, bp_reg 4 bits, then
@@ -10,11 +10,11 @@
 //!                                     from 6.4    type 3 bits (the same from 2 on)
 //! ```
 //!
-//! Linux 7 has numbered the registers anew. Which numbers are meant is seen at `null_orc_entry`, the kernel's entry for calls to
-//! nowhere, where the stack pointer counts.
+//! Linux 7 has renumbered the registers. `null_orc_entry`, the kernel's entry for calls to address 0, uses the stack
+//! pointer and so shows which numbers are used.
 //!
 //! Follows Linux 6.1 to 7.2: `arch/x86/include/asm/orc_types.h`, `arch/x86/kernel/unwind_orc.c`,
-//! `arch/x86/include/asm/ptrace.h`. Guest memory is not to be trusted: tables and walks have limits.
+//! `arch/x86/include/asm/ptrace.h`. Guest memory is not trusted: tables and walks have limits.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use super::modules::{self, Missing, types};
 use super::sections::{Access, Section};
 use super::symbols::Symbols;
 
-/// A kernel with its modules has fewer entries than this.
+/// Limit on entries. A kernel with its modules has fewer.
 const MAX_ENTRIES: u64 = 1 << 22;
-/// No more frames are followed.
+/// Limit on frames.
 pub const MAX_FRAMES: usize = 256;
 /// The size of an entry in memory.
 const ENTRY_BYTES: usize = 6;
 
-/// What a walk needs to know of a CPU that stands still.
+/// The registers of a stopped CPU that a walk needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the architecture's")]
 pub struct Registers {
@@ -43,26 +43,27 @@ pub struct Registers {
     pub rdi: u64,
     pub r10: u64,
     pub r13: u64,
-    /// It runs a program and not the kernel.
+    /// Whether it runs a program and not the kernel.
     pub is_user: bool,
 }
 
 /// A function that has not returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The next instruction, or where a call returns to.
+    /// The next instruction, or the return address of a call.
     pub address: u64,
-    /// It is where a call returns to.
+    /// Whether it is a return address.
     pub is_return: bool,
 }
 
 impl Frame {
-    /// An address inside the function: a call may be the last thing in one.
+    /// An address inside the function. A call may be the last instruction of a function, so a return address may lie
+    /// behind it.
     pub fn inside(&self) -> u64 {
         self.address.wrapping_sub(u64::from(self.is_return))
     }
 
-    /// The function as the kernel writes it: `vfs_write+0xc7/0x3f0`, and a module's with `[name]` behind it.
+    /// The function in the kernel's notation: `vfs_write+0xc7/0x3f0`, with `[name]` behind it for a module's.
     pub fn name(&self, symbols: &Symbols) -> Option<String> {
         let (symbol, offset) = symbols.at(self.inside())?;
         let offset = offset + u64::from(self.is_return);
@@ -71,14 +72,14 @@ impl Frame {
     }
 }
 
-/// Where a walk ended.
+/// The end of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// At a program's instruction, which entered the kernel or runs.
+    /// At a program's instruction, which entered the kernel or is running.
     Program(u64),
-    /// Where the stack begins: of a kernel thread, or at the kernel's very start.
+    /// At the base of the stack: of a kernel thread, or at the kernel's first code.
     Stack,
-    /// The kernel's tables know nothing of the code there, or memory is not readable.
+    /// The kernel's tables have nothing for this code, or memory is not readable.
     Lost,
 }
 
@@ -92,16 +93,16 @@ impl std::fmt::Display for End {
     }
 }
 
-/// What a walk found, the innermost function first.
+/// The result of a walk, the innermost function first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backtrace {
     /// The functions.
     pub frames: Vec<Frame>,
-    /// What is behind the last of them.
+    /// The end behind the last function.
     pub end: End,
 }
 
-/// How to get from a function to its caller, somewhere in the code.
+/// How to unwind from an address in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub sp_offset: i16,
@@ -117,7 +118,7 @@ pub(super) enum Kind {
     Call,
     Registers,
     InterruptFrame,
-    /// Nothing, or it is not known.
+    /// Nothing, or unknown.
     None,
 }
 
@@ -134,12 +135,12 @@ pub(super) mod register {
     pub const SP_INDIRECT: u16 = 9;
 }
 
-/// How a kernel writes its entries.
+/// The encoding of a kernel's entries.
 #[derive(Clone, Copy, Debug)]
 struct Format {
-    /// The type has two bits, not three.
+    /// Whether the type has two bits, not three.
     is_old: bool,
-    /// Registers have the numbers of Linux 7.
+    /// Whether registers have the numbers of Linux 7.
     is_renumbered: bool,
 }
 
@@ -155,8 +156,8 @@ impl Format {
         Ok(Format { is_old, is_renumbered: stack_pointer == Some(RENUMBERED_SP) })
     }
 
-    /// What a register's number is up to Linux 6. Those of Linux 7.2 stand in its `arch/x86/include/asm/orc_types.h`; 1 is RAX
-    /// there, which earlier kernels have no number for.
+    /// A register's number as up to Linux 6. The numbers of Linux 7.2 are in its `arch/x86/include/asm/orc_types.h`.
+    /// There 1 is RAX, which earlier kernels have no number for.
     fn register(self, number: u16) -> u16 {
         match number {
             _ if !self.is_renumbered => number,
@@ -164,7 +165,7 @@ impl Format {
             5 => register::DI,
             8 => register::PREV_SP,
             10 => register::BP_INDIRECT,
-            // DX, BP, R10, R13 and what the stack pointer points to have kept theirs.
+            // DX, BP, R10, R13 and SP_INDIRECT have kept their numbers.
             2 | 4 | 6 | 7 | 9 => number,
             _ => 0,
         }
@@ -174,7 +175,7 @@ impl Format {
 /// The number of the stack pointer in Linux 7.
 const RENUMBERED_SP: u16 = 3;
 
-/// For code without an entry: as if it kept a frame pointer.
+/// The entry for code without one: assumes a frame pointer.
 const FRAME_POINTER: Entry = Entry {
     sp_offset: 16,
     bp_offset: -16,
@@ -209,13 +210,13 @@ impl Entry {
 /// The tables of a kernel or a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Table {
-    /// Where the code begins that each entry is for, ascending.
+    /// The start of each entry's code, ascending.
     addresses: Vec<u64>,
     entries: Vec<Entry>,
 }
 
 impl Table {
-    /// `count` addresses and as many entries, of which there may still be `room`.
+    /// Reads `count` addresses and as many entries, at most `room`.
     fn read(
         view: KernelView<'_>,
         (addresses, entries): (u64, u64),
@@ -248,11 +249,11 @@ impl Table {
     }
 }
 
-/// The tables of a kernel with its modules, as of one position. Walks from any other position where the kernel and these
-/// modules are loaded find their way too.
+/// The tables of a kernel with its modules, as of one position. They also unwind at any other position where the kernel
+/// and these modules are loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unwinder {
-    /// Code, and its table. The kernel's comes first.
+    /// Ranges of code and their tables. The kernel's comes first.
     tables: Vec<(Range<u64>, Arc<Table>)>,
 }
 
@@ -278,7 +279,7 @@ impl Unwinder {
         Ok(Unwinder { tables })
     }
 
-    /// Follows the stack from a CPU's registers on.
+    /// Unwinds the stack from a CPU's registers.
     pub fn walk(&self, guest: &dyn GuestView, registers: Registers) -> Backtrace {
         let mut walk = Walk { guest, registers, whole: true };
         let (mut frames, mut is_return) = (Vec::new(), false);
@@ -296,7 +297,7 @@ impl Unwinder {
                 Ok(returned) => is_return = returned,
                 Err(end) => break end,
             }
-            // Stacks grow down. What does not lead to a caller leads in circles.
+            // Stacks grow down. A step that changes nothing would repeat for ever.
             if walk.registers == now {
                 break End::Lost;
             }
@@ -304,7 +305,7 @@ impl Unwinder {
         Backtrace { frames, end }
     }
 
-    /// What the tables say, stretch by stretch of the code: of the kernel, and of the modules.
+    /// The rows of the tables, range by range of the code: for the kernel and the modules.
     pub(super) fn rows(&self) -> impl Iterator<Item = (Range<u64>, Entry)> {
         self.tables.iter().flat_map(|(code, table)| {
             let ends = table.addresses.iter().skip(1).copied().chain([u64::MAX]);
@@ -320,7 +321,7 @@ impl Unwinder {
     }
 }
 
-/// Where the code of each module lies that has tables, and these.
+/// The code ranges of all modules that have tables, and their tables.
 fn of_modules(
     view: KernelView<'_>,
     symbols: &Symbols,
@@ -341,7 +342,7 @@ fn of_modules(
         Some((view.text(at.wrapping_add(name), modules::MAX_MODULE_NAME_BYTES)?, Arc::new(table)))
     };
     let modules = modules::addresses(view, symbols.address_of("modules")?, list);
-    // A table has entries for code, too, that was needed at first only and whose place other modules have now.
+    // A table also has entries for freed init code, whose place other modules may have now.
     let code = |(name, table): (String, Arc<Table>)| {
         let is_its = move |section: &&Section| {
             section.access == Access::Code && section.name.ends_with(&format!(".text.{name}"))
@@ -355,9 +356,9 @@ fn of_modules(
 /// A walk along a stack.
 struct Walk<'a> {
     guest: &'a dyn GuestView,
-    /// Those of the function that is looked at.
+    /// The registers of the current function.
     registers: Registers,
-    /// All of them are known, and not only the stack pointer and RBP.
+    /// Whether all registers are known, and not only the stack pointer and RBP.
     whole: bool,
 }
 
@@ -366,7 +367,7 @@ impl Walk<'_> {
         KernelView::all(self.guest).find_map(|view| view.number::<8>(address)).ok_or(End::Lost)
     }
 
-    /// Goes to the caller, or to what was interrupted. Whether it is a caller.
+    /// Goes to the caller, or to the interrupted function. Returns whether it is a caller.
     fn step(&mut self, entry: Entry) -> Result<bool, End> {
         let now = self.registers;
         let known = |value: u64| if self.whole { Ok(value) } else { Err(End::Lost) };
@@ -399,19 +400,19 @@ impl Walk<'_> {
             register::BP => self.read(plus(now.rbp, entry.bp_offset))?,
             _ => next.rbp,
         };
-        // Of what else a caller keeps in registers, the tables know nothing.
+        // The tables know nothing about the caller's other registers.
         self.whole = entry.kind == Kind::Registers;
         self.registers = next;
         Ok(entry.kind == Kind::Call)
     }
 
-    /// What the processor saved: RIP, CS, RFLAGS, RSP, SS.
+    /// The registers that the processor saved: RIP, CS, RFLAGS, RSP, SS.
     fn interrupted(&self, frame: u64) -> Result<Registers, End> {
         let word = |number: u64| self.read(frame.wrapping_add(8 * number));
         Ok(Registers { rip: word(0)?, rsp: word(3)?, is_user: word(1)? & 3 == 3, ..Registers::default() })
     }
 
-    /// `struct pt_regs` at an address, in which the processor's part is at `frame`.
+    /// The `struct pt_regs` at an address, with the processor's part at `frame`.
     fn saved(&self, at: u64, frame: u64) -> Result<Registers, End> {
         let word = |offset: u64| self.read(at.wrapping_add(offset));
         Ok(Registers {

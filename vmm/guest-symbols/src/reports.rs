@@ -1,7 +1,7 @@
-//! What a kernel reports of itself: panics, oopses, BUG, WARNING, KASAN and lockdep, found by the lines with which they begin.
+//! Panics, oopses, BUG, WARNING, KASAN and lockdep reports of a kernel, found by their first lines.
 //!
-//! One oops has several lines that could each begin one ("BUG: kernel NULL pointer dereference", then "Oops: 0000 [#1]"): a
-//! [`Sifter`] takes the lines in order and says of each whether a report begins there.
+//! An oops has several lines that could each begin a report ("BUG: kernel NULL pointer dereference", then "Oops: 0000
+//! [#1]"). A [`Sifter`] takes the lines in order, and tells for each whether a report begins there.
 //!
 //! Follows Linux 6.1 to 7.2: `kernel/panic.c`, `arch/x86/kernel/{dumpstack,traps}.c`, `arch/x86/mm/fault.c`,
 //! `mm/kasan/report.c`, `kernel/locking/lockdep.c`.
@@ -11,15 +11,15 @@ use std::fmt::{Display, Formatter};
 /// The kind of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The kernel has given up.
+    /// The kernel has stopped.
     Panic,
-    /// The kernel met an exception that it has no answer to.
+    /// The kernel met an exception that it cannot handle.
     Oops,
-    /// The kernel found something wrong and went on.
+    /// The kernel found a fault and continued.
     Bug,
     /// WARN().
     Warning,
-    /// A bad access to memory, found by KASAN, or by KFENCE, which is much the same.
+    /// A bad access to memory, found by KASAN or KFENCE.
     Kasan,
     /// Locks in a wrong order, or in a wrong place.
     Lockdep,
@@ -38,7 +38,7 @@ impl Display for Kind {
     }
 }
 
-/// The beginnings of lines, and what begins there; the first that fits counts.
+/// The beginnings of lines, and the reports that they begin. The first match counts.
 const BEGINNINGS: [(&str, Kind); 33] = [
     ("Kernel panic - not syncing", Kind::Panic),
     ("BUG: unable to handle", Kind::Oops),
@@ -74,22 +74,22 @@ const BEGINNINGS: [(&str, Kind); 33] = [
     ("watchdog: BUG: ", Kind::Bug),
     ("WARNING: ", Kind::Warning),
 ];
-/// Lockdep's warnings whose beginnings name a state: "WARNING: HARDIRQ-safe -> HARDIRQ-unsafe lock order detected".
+/// Lockdep warnings whose beginnings name a state: "WARNING: HARDIRQ-safe -> HARDIRQ-unsafe lock order detected".
 const LOCK_ORDER: [&str; 2] = ["lock order detected", "lock dependency detected"];
-/// What ends an oops.
+/// The end of an oops.
 const END_OF_TRACE: &str = "---[ end trace";
-/// The number of an oops, in one line of it: "[#1]".
+/// The number of an oops, in one of its lines: "[#1]".
 const NUMBERED: &str = "[#";
 
-/// Takes a kernel's lines in order, and says which begin a report.
+/// Takes a kernel's lines in order, and detects the beginnings of reports.
 #[derive(Clone, Debug, Default)]
 pub struct Sifter {
-    /// The last report is an oops that has not ended, and whether it has had its number.
+    /// Set if the last report is an unfinished oops: whether its number has been seen.
     oops: Option<bool>,
 }
 
 impl Sifter {
-    /// What begins with this line, if anything. Lines come without the kernel's time.
+    /// The report that begins with this line, if any. Lines come without the kernel's time.
     pub fn begins(&mut self, line: &str) -> Option<Kind> {
         if line.starts_with(END_OF_TRACE) {
             self.oops = None;
@@ -98,12 +98,12 @@ impl Sifter {
         let numbered = line.contains(NUMBERED);
         let kind = kind_of(line)?;
         match (kind, &mut self.oops) {
-            // The same oops goes on, unless it is a second one in the midst of the first.
+            // The same oops continues, unless a second one starts inside the first.
             (Kind::Oops, Some(has_number)) if !(*has_number && numbered) => {
                 *has_number |= numbered;
                 return None;
             }
-            // KASAN says more about an exception.
+            // KASAN adds details about an exception.
             (Kind::Kasan, Some(_)) if line.starts_with("KASAN: ") => return None,
             _ => {}
         }
@@ -118,7 +118,7 @@ fn kind_of(line: &str) -> Option<Kind> {
     Some(if is_of_locks { Kind::Lockdep } else { kind })
 }
 
-/// A console's line without what the kernel puts before each message: `[    1.234567] `, or `[    1.234567][    T1] `.
+/// A console's line without the kernel's prefix: `[    1.234567] `, or `[    1.234567][    T1] `.
 pub fn without_time(line: &str) -> &str {
     let line = line.trim_end_matches('\r');
     let mut rest = line;

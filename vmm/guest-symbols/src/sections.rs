@@ -1,12 +1,11 @@
-//! The parts of the kernel and its modules: symbols of gdb belong to a section, which says whether they are
+//! The sections of the kernel and its modules. Every symbol in gdb belongs to a section, which determines whether it is
 //! code.
 //!
-//! The kernel marks the ends of most parts with symbols; what lies in between is cut where code and data
-//! meet.
+//! The kernel marks the ends of most sections with symbols. The space in between is split where code and data meet.
 
 use super::kallsyms::{IMAGE, RawSymbol, is_code};
 
-/// What a part of the kernel may be used for.
+/// The use of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Execute.
@@ -17,34 +16,34 @@ pub enum Access {
     Data,
 }
 
-/// A part of the kernel or of a module.
+/// A section of the kernel or of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
     /// Its name, as in an ELF file.
     pub name: String,
-    /// Where it begins.
+    /// Its first address.
     pub start: u64,
     /// Its size in bytes.
     pub size: u64,
-    /// What it is.
+    /// Its use.
     pub access: Access,
 }
 
 impl Section {
-    /// The address after it.
+    /// The address after its end.
     pub fn end(&self) -> u64 {
         self.start + self.size
     }
 
-    /// A section, if it is not empty and ends before the end of the address space.
+    /// Makes a section, if it is not empty and ends before the end of the address space.
     pub fn new(name: impl Into<String>, start: u64, size: u64, access: Access) -> Option<Section> {
         let exists = size > 0 && start.checked_add(size).is_some();
         exists.then(|| Section { name: name.into(), start, size, access })
     }
 }
 
-/// Sections of the kernel, and the symbols at their ends (`arch/x86/kernel/vmlinux.lds.S`). Where two
-/// overlap, the one that is named first has it.
+/// Sections of the kernel, and the symbols at their ends (`arch/x86/kernel/vmlinux.lds.S`). If two overlap, the first
+/// one listed gets the space.
 const MARKED: [(&str, &str, &str, Access); 6] = [
     (".text", "_text", "_etext", Access::Code),
     (".rodata", "__start_rodata", "__end_rodata", Access::Constants),
@@ -54,10 +53,10 @@ const MARKED: [(&str, &str, &str, Access); 6] = [
     (".brk", "__brk_base", "__brk_limit", Access::Data),
 ];
 
-/// What lies between marked sections is cut into at most this number of pieces.
+/// Most pieces into which the space between marked sections is split.
 const MAX_UNMARKED: usize = 256;
 
-/// The sections of the kernel with these symbols, which come by address.
+/// The sections of the kernel with these symbols, which are ordered by address.
 pub(super) fn of_kernel(symbols: &[RawSymbol]) -> Vec<Section> {
     let address = |name: &str| symbols.iter().find(|symbol| symbol.name == name).map(|found| found.address);
     let mut sections: Vec<Section> = Vec::new();
@@ -76,7 +75,7 @@ fn overlap(a: &Section, b: &Section) -> bool {
     a.start < b.end() && b.start < a.end()
 }
 
-/// Sections for the symbols that are in none.
+/// Sections for the symbols outside of all marked sections.
 fn unmarked(symbols: &[RawSymbol], marked: &[Section]) -> Vec<Section> {
     let in_image = |symbol: &&RawSymbol| IMAGE.contains(&symbol.address);
     let Some(last) = symbols.iter().rfind(in_image) else { return Vec::new() };
@@ -111,13 +110,13 @@ struct Part {
 }
 
 impl Part {
-    /// Whether what begins with `other` belongs to this part.
+    /// Whether the part `other` belongs to this part.
     fn takes(&self, other: &Part) -> bool {
         self.limit == other.limit && (self.access == other.access || self.start == other.start)
     }
 }
 
-/// In the order of their addresses. Of two that overlap the second is left out.
+/// Sorts sections by address. Drops the second of two that overlap.
 pub(super) fn without_overlaps(mut sections: Vec<Section>) -> Vec<Section> {
     sections.sort_by_key(|section| section.start);
     let mut end = 0;
@@ -129,7 +128,7 @@ pub(super) fn without_overlaps(mut sections: Vec<Section>) -> Vec<Section> {
     sections
 }
 
-/// The number of the section that an address lies in. The sections come by address.
+/// The index of the section at an address. The sections are ordered by address.
 pub(super) fn at(sections: &[Section], address: u64) -> Option<usize> {
     let number = sections.partition_point(|section| section.start <= address).checked_sub(1)?;
     (address < sections[number].end()).then_some(number)

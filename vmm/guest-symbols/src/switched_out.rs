@@ -1,9 +1,8 @@
-//! Where a thread that does not run goes on, and with which registers: what the kernel has left on its stack when it
-//! switched to another one.
+//! The registers of a thread that does not run, which the kernel saved on its stack when it switched to another thread.
 //!
-//! Follows Linux 6.1 to 7.2: `__switch_to_asm` in `arch/x86/entry/entry_64.S`, which pushes what
-//! `struct inactive_task_frame` of `arch/x86/include/asm/switch_to.h` describes and keeps the stack pointer in
-//! `task_struct::thread`. All other registers are the caller's to lose.
+//! Follows Linux 6.1 to 7.2: `__switch_to_asm` in `arch/x86/entry/entry_64.S`. It pushes the `struct
+//! inactive_task_frame` of `arch/x86/include/asm/switch_to.h`, and keeps the stack pointer in `task_struct::thread`.
+//! All other registers are caller-saved.
 
 use super::btf::Btf;
 use super::guest_view::{GuestView, KernelView};
@@ -25,18 +24,18 @@ pub struct SavedRegisters {
     pub r15: u64,
 }
 
-/// Where a kernel keeps them. That stays so for as long as it runs.
+/// The layout of the saved registers. It is constant while the kernel runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchFrame {
-    /// The stack pointer's distance from the beginning of a `task_struct`.
+    /// The stack pointer's offset in `task_struct`.
     stack_pointer: u64,
     size: u64,
-    /// Of RIP, RBP, RBX and R12 to R15 in the frame.
+    /// Offsets of RIP, RBP, RBX and R12 to R15 in the frame.
     offsets: [u64; 7],
 }
 
 impl SwitchFrame {
-    /// Where the kernel with these symbols keeps them.
+    /// The layout in the kernel with these symbols.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<SwitchFrame, Missing> {
         KernelView::first_with(guest, |view| SwitchFrame::find(view, symbols))
     }
@@ -55,7 +54,7 @@ impl SwitchFrame {
         Ok(SwitchFrame { stack_pointer: thread + field(&btf, "thread_struct", "sp")?, size, offsets })
     }
 
-    /// The registers of the thread whose `task_struct` is at an address, which must not be the one that runs.
+    /// The registers of the thread with its `task_struct` at an address. It must not be the running thread.
     pub fn registers(&self, guest: &dyn GuestView, task: u64) -> Option<SavedRegisters> {
         KernelView::all(guest).find_map(|view| self.registers_in(view, task))
     }

@@ -14,16 +14,15 @@ use super::sections::{self, Section};
 /// A function or variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Symbol {
-    /// Its name, as the kernel has it.
+    /// Its name in the kernel.
     pub name: String,
-    /// Where it is; of variables of which each CPU has one an offset, from Linux 6.15 on an address in the
-    /// kernel's image.
+    /// Its address. For per-CPU variables it is an offset, or from Linux 6.15 on an address in the kernel's image.
     pub address: u64,
-    /// Bytes up to its end, where known; otherwise up to what comes next.
+    /// Its size in bytes, if known. Otherwise the distance to the next symbol or to the end of the section.
     pub size: u64,
-    /// What `nm` calls its class: `t` and `T` are code, upper case is global.
+    /// Its class, as `nm` prints it: `t` and `T` are code, upper case is global.
     pub class: u8,
-    /// Its section in [`Symbols::sections`]; `None` when the address is only a number.
+    /// Its section in [`Symbols::sections`]; `None` if the address is only a number.
     pub section: Option<usize>,
     /// Its module in [`Symbols::modules`]; `None` for the kernel itself.
     pub module: Option<usize>,
@@ -35,21 +34,21 @@ impl Symbol {
         Symbol { name, address, size, class, section: None, module }
     }
 
-    /// Whether it is known outside its source file.
+    /// Whether it is visible outside its source file.
     pub fn is_global(&self) -> bool {
         self.class.is_ascii_uppercase()
     }
 
-    /// Whether it is code by its class.
+    /// Whether its class means code.
     pub fn is_code(&self) -> bool {
         is_code(self.class)
     }
 }
 
-/// What a kernel has symbols for, at one position of its run.
+/// The symbols of a kernel, at one position of its run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbols {
-    /// By address; of those with the same address the global ones come first.
+    /// By address. At the same address the global ones come first.
     symbols: Vec<Symbol>,
     by_name: ByName,
     sections: Vec<Section>,
@@ -57,13 +56,13 @@ pub struct Symbols {
     without_modules: Option<Missing>,
 }
 
-/// Each symbol's hash of its name and its number, by hash and name; of those with the same name the kernel's global ones come first.
-/// They are sorted when the first name is looked up: names are not always looked up.
+/// The hash of each symbol's name and the symbol's number, by hash and name. Of several with the same name the kernel's
+/// global ones come first. The list is sorted at the first lookup of a name, because some callers never look up names.
 #[derive(Clone, Debug, Default)]
 struct ByName(OnceLock<Vec<(u64, u32)>>);
 
 impl PartialEq for ByName {
-    /// What follows from the symbols is not compared.
+    /// Derived data is not compared.
     fn eq(&self, _: &ByName) -> bool {
         true
     }
@@ -87,25 +86,25 @@ impl ByName {
     }
 }
 
-/// Comparing hashes takes a fraction of the time that comparing a kernel's names does.
+/// Hashes the name. Comparing hashes takes a fraction of the time of comparing names.
 fn hash(name: &str) -> u64 {
     FxBuildHasher.hash_one(name)
 }
 
-/// There is no kernel with symbols in memory.
+/// The error that no kernel with symbols is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no kernel with a symbol table (CONFIG_KALLSYMS) is mapped")]
 pub struct NoKernel;
 
 impl Symbols {
-    /// The symbols of the kernel that a guest runs, as of now.
+    /// The symbols of the kernel that a guest runs now.
     pub fn of_guest(guest: &dyn GuestView) -> Result<Symbols, NoKernel> {
         let current = Symbols::of_kernel(KernelView::current(guest));
         let is_whole = |symbols: &Symbols| symbols.without_modules.is_none();
         if current.as_ref().is_ok_and(is_whole) {
             return current;
         }
-        // A program's tables may have the kernel's tables of symbols and not its variables.
+        // A program's page tables may map the kernel's symbol tables but not its variables.
         let behind_user = KernelView::behind_user(guest).map(Symbols::of_kernel);
         match behind_user {
             Some(Ok(symbols)) if current.is_err() || is_whole(&symbols) => Ok(symbols),
@@ -113,7 +112,7 @@ impl Symbols {
         }
     }
 
-    /// Searches the kernel's part of the address space. Takes a while: reads all of the kernel's image.
+    /// Searches the kernel's part of the address space. Slow: it reads the whole kernel image.
     pub fn of_kernel(memory: KernelView<'_>) -> Result<Symbols, NoKernel> {
         let kernel = kallsyms::search(memory).ok_or(NoKernel)?;
         let (loaded, without_modules) = match modules::loaded(memory, &kernel) {
@@ -123,7 +122,7 @@ impl Symbols {
         Ok(Symbols { without_modules, ..Symbols::new(kernel, loaded) })
     }
 
-    /// Puts together what was found.
+    /// Combines the symbols of the kernel and its modules.
     pub(crate) fn new(kernel: Vec<RawSymbol>, loaded: Vec<Module>) -> Symbols {
         let mut sections = sections::of_kernel(&kernel);
         let mut names = Vec::new();
@@ -145,13 +144,13 @@ impl Symbols {
         Symbols { symbols, by_name: ByName::default(), sections, modules: names, without_modules: None }
     }
 
-    /// A symbol by its name. Of several with this name: the kernel's before a module's, a global one before
-    /// others, the lowest.
+    /// A symbol by its name. Of several with this name it prefers the kernel's to a module's, then global ones, then
+    /// the lowest address.
     pub fn named(&self, name: &str) -> Option<&Symbol> {
         self.all_named(name).next()
     }
 
-    /// All symbols with a name, the one that [`Symbols::named`] gives first.
+    /// All symbols with a name. The result of [`Symbols::named`] comes first.
     pub fn all_named(&self, name: &str) -> impl Iterator<Item = &Symbol> {
         let by_name = self.by_name.of(&self.symbols);
         let wanted = hash(name);
@@ -160,12 +159,12 @@ impl Symbols {
         symbols.take_while(move |symbol| symbol.name == name)
     }
 
-    /// The address of a symbol, of several that of [`Symbols::named`].
+    /// The address of the symbol that [`Symbols::named`] finds.
     pub fn address_of(&self, name: &str) -> Option<u64> {
         self.named(name).map(|symbol| symbol.address)
     }
 
-    /// What the modules define, without the kernel itself.
+    /// The symbols of the modules, without the kernel itself.
     pub fn of_modules(&self) -> Symbols {
         let raw = |symbol: &Symbol| RawSymbol {
             name: symbol.name.clone(),
@@ -181,20 +180,20 @@ impl Symbols {
         };
         let mut loaded: Vec<_> = self.modules.iter().enumerate().map(module).collect();
         if let Some(first) = loaded.first_mut() {
-            // Which of them a section belongs to does not matter any more.
+            // It no longer matters which module a section belongs to.
             let of_kernel = |section: &&Section| kallsyms::IMAGE.contains(&section.start);
             first.sections = self.sections.iter().filter(|section| !of_kernel(section)).cloned().collect();
         }
         Symbols { without_modules: self.without_modules.clone(), ..Symbols::new(Vec::new(), loaded) }
     }
 
-    /// The name of what lies at an address, and how many bytes after its beginning. `None` outside the kernel
-    /// and its modules.
+    /// The name of the symbol at an address, and the offset of the address in it. `None` outside the kernel and its
+    /// modules.
     pub fn name_of(&self, address: u64) -> Option<(&str, u64)> {
         self.at(address).map(|(symbol, offset)| (symbol.name.as_str(), offset))
     }
 
-    /// What lies at an address, and how many bytes after its beginning. `None` outside the kernel and its modules.
+    /// The symbol at an address, and the offset of the address in it. `None` outside the kernel and its modules.
     pub fn at(&self, address: u64) -> Option<(&Symbol, u64)> {
         let section = sections::at(&self.sections, address)?;
         let after = self.symbols.partition_point(|symbol| symbol.address <= address);
@@ -209,7 +208,7 @@ impl Symbols {
         &self.symbols
     }
 
-    /// The parts of the kernel and its modules, by address.
+    /// The sections of the kernel and its modules, by address.
     pub fn sections(&self) -> &[Section] {
         &self.sections
     }
@@ -219,12 +218,12 @@ impl Symbols {
         symbol.module.map(|number| self.modules[number].as_str())
     }
 
-    /// The names of the modules that are loaded.
+    /// The names of the loaded modules.
     pub fn modules(&self) -> &[String] {
         &self.modules
     }
 
-    /// Why there are no modules' symbols, if they could not be found.
+    /// Why the modules' symbols are missing, if they could not be found.
     pub fn without_modules(&self) -> Option<&Missing> {
         self.without_modules.as_ref()
     }
@@ -234,12 +233,12 @@ impl Symbols {
     }
 }
 
-/// Whether a class says that the address is only a number.
+/// Whether a class means that the address is only a number.
 fn is_number(class: u8) -> bool {
     matches!(class, b'a' | b'A')
 }
 
-/// Where no size is known it is all up to the next symbol, but not beyond the section.
+/// Sets unknown sizes to the distance to the next symbol, but not beyond the section.
 fn fill_sizes(symbols: &mut [Symbol], sections: &[Section]) {
     let mut next = None;
     for number in (0..symbols.len()).rev() {

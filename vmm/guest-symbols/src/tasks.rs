@@ -1,14 +1,13 @@
-//! The processes of the guest's kernel, and which of them runs, read from its memory as of now.
+//! The processes of the guest's kernel, and which of them runs, read from its current memory.
 //!
-//! All processes hang in a list that begins with `init_task`, their threads in a list each, and what runs is
-//! in a variable that each CPU has: `current_task`, or a part of `pcpu_hot` from Linux 6.2 to 6.14. Where a CPU
-//! has it is its address plus that CPU's `__per_cpu_offset`; the address counts from zero up to Linux 6.14, and
-//! lies in the kernel's image later. Where the fields of these structures are is taken from the kernel's type
-//! information. A process has page tables of its own; a kernel thread borrows those of whatever ran before it.
+//! All processes are in a list that begins with `init_task`, and the threads of each process are in a list. The running
+//! task is in a per-CPU variable: `current_task`, or a part of `pcpu_hot` from Linux 6.2 to 6.14. A CPU's copy is at
+//! the variable's address plus the CPU's `__per_cpu_offset`. The address counts from zero up to Linux 6.14, and lies in
+//! the kernel's image later. The offsets of fields come from the kernel's type information. A process has page tables
+//! of its own; a kernel thread borrows the previous task's page tables.
 //!
-//! Follows Linux 6.1 to 7.2: `include/linux/sched.h`, `include/linux/sched/signal.h`,
-//! `arch/x86/include/asm/percpu.h`. Guest memory is not to be trusted: no list is followed in circles or
-//! without a limit.
+//! Follows Linux 6.1 to 7.2: `include/linux/sched.h`, `include/linux/sched/signal.h`, `arch/x86/include/asm/percpu.h`.
+//! Guest memory is not trusted: circular lists are detected, and every list has a limit.
 
 use std::collections::BTreeSet;
 
@@ -17,42 +16,41 @@ use super::guest_view::{GuestView, KernelView, USER_ROOT_BIT, page_table_root};
 use super::modules::{Missing, types};
 use super::symbols::{NoKernel, Symbols};
 
-/// No more processes and threads are looked at, all in all.
+/// Limit on all processes and threads.
 const MAX_TASKS: usize = 1 << 16;
 /// `TASK_COMM_LEN`.
 const NAME_BYTES: usize = 16;
 /// `PF_KTHREAD` of `task_struct::flags`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
-/// `TASK_REPORT`, and the letters of its bits from the lowest on; the first is for none.
+/// `TASK_REPORT`, and the letters of its bits from the lowest on. The first letter means that no bit is set.
 const REPORTED_STATES: u64 = 0x7f;
 const STATE_LETTERS: &[u8] = b"RSDTtXZP";
-/// `TASK_IDLE`: waits, and does not count as load.
+/// `TASK_IDLE`: the task waits, and does not count as load.
 const IDLE: u64 = 0x402;
-/// `TASK_DEAD`: the thread gives the CPU away for the last time.
+/// `TASK_DEAD`: the thread gives up the CPU for the last time.
 const DEAD: u64 = 0x80;
-/// `X86_FEATURE_PTI`: page tables are isolated. Which word of `cpuinfo_x86::x86_capability`, and which bit.
+/// `X86_FEATURE_PTI`: page tables are isolated. The word of `cpuinfo_x86::x86_capability`, and the bit.
 const ISOLATED: (u64, u32) = (7, 11);
 
-/// Where a process's page tables are.
+/// A process's page tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressSpace {
-    /// The physical address of their root: what CR3 holds while the process is in the kernel, without its low
-    /// bits.
+    /// The physical address of their root: CR3 while the process is in the kernel, without its low bits.
     Own(u64),
-    /// A kernel thread: it has none.
+    /// A kernel thread has none.
     KernelThread,
-    /// A process that is about to end and has given them back, or whose page tables cannot be found.
+    /// An exiting process has given them back, or they cannot be found.
     None,
 }
 
-/// A thread of a process, or the process itself.
+/// A thread of a process. The process itself is its first thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
     /// Its own number.
     pub id: u32,
     /// Its process's number.
     pub process: u32,
-    /// What the kernel calls it: at most 15 bytes. Control characters are replaced.
+    /// The kernel's name for it: at most 15 bytes. Control characters are replaced.
     pub name: String,
     /// The address of its `task_struct`.
     pub task: u64,
@@ -61,40 +59,40 @@ pub struct Thread {
 /// A process or a kernel thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number; 0 is what runs while nothing else does.
+    /// Its number; 0 is the idle task.
     pub pid: u32,
     /// The number of its parent.
     pub parent: u32,
-    /// What it does, as `ps` writes it: R, S, D, T, t, X, Z, P or I.
+    /// Its state, as `ps` prints it: R, S, D, T, t, X, Z, P or I.
     pub state: char,
-    /// What the kernel calls it.
+    /// The kernel's name for it.
     pub name: String,
     /// Its page tables.
     pub space: AddressSpace,
-    /// Its threads but the first, which has its number.
+    /// Its threads except the first, which has the process's number.
     pub threads: Vec<Thread>,
     /// The address of the `task_struct` of its first thread.
     pub task: u64,
 }
 
-/// The processes that there are at one position.
+/// The processes at one position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Processes {
-    /// In the order in which the kernel has them: that of their beginning.
+    /// In the kernel's order: by their start.
     pub all: Vec<Process>,
-    /// What runs, or was interrupted; `None` where that cannot be told.
+    /// The running or interrupted thread; `None` if unknown.
     pub current: Option<Thread>,
     /// Why the list is not complete, if it is not.
     pub damage: Option<&'static str>,
 }
 
 impl Processes {
-    /// The processes of the guest as it stands.
+    /// The processes of the guest now.
     pub fn of_guest(guest: &dyn GuestView) -> Result<Processes, NoTasks> {
         Ok(Tasks::of_guest(guest)?.list(guest))
     }
 
-    /// A process by the number of it or of one of its threads.
+    /// A process by its number, or by the number of one of its threads.
     pub fn with(&self, number: u32) -> Option<&Process> {
         let has = |process: &&Process| {
             process.pid == number || process.threads.iter().any(|thread| thread.id == number)
@@ -108,32 +106,32 @@ impl Processes {
     }
 }
 
-/// Why processes cannot be listed.
+/// Why the processes cannot be listed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoTasks {
-    /// No known kernel runs here.
+    /// No known kernel runs in the guest.
     #[error(transparent)]
     Kernel(#[from] NoKernel),
-    /// The kernel lacks what it takes.
+    /// The kernel lacks a required symbol or field.
     #[error(transparent)]
     Missing(#[from] Missing),
 }
 
-/// Where a kernel keeps its processes. That stays so for as long as it runs.
+/// The location of a kernel's processes. It is constant while the kernel runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tasks {
-    /// The structure of the first process.
+    /// The address of the first process's structure.
     first: u64,
-    /// The variable that says what to add to the addresses of variables that each CPU has, for the first CPU.
+    /// The address of `__per_cpu_offset` for the first CPU: the offset to add to the addresses of per-CPU variables.
     cpu_base: u64,
-    /// The address of the variable that points to the task that runs, without what is to be added.
+    /// The address of the per-CPU pointer to the running task, without the CPU's offset.
     current: u64,
-    /// The word with the bit that says whether page tables are isolated.
+    /// The address of the word with the bit for isolated page tables.
     features: Option<u64>,
     layout: Layout,
 }
 
-/// Where the fields of `struct task_struct` and others are, in bytes.
+/// The offsets of fields in `struct task_struct` and others, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Layout {
     tasks: u64,
@@ -147,26 +145,25 @@ struct Layout {
     mm: u64,
     signal: u64,
     thread_node: u64,
-    /// In `struct signal_struct`.
+    /// Offset in `struct signal_struct`.
     thread_head: u64,
-    /// In `struct mm_struct`.
+    /// Offset in `struct mm_struct`.
     pgd: u64,
 }
 
 impl Tasks {
-    /// Where the kernel that a guest runs keeps its processes. Takes a while: searches for the kernel's
-    /// symbols.
+    /// Finds the processes of the guest's current kernel. Slow: it searches for the kernel's symbols.
     pub fn of_guest(guest: &dyn GuestView) -> Result<Tasks, NoTasks> {
         let symbols = Symbols::of_guest(guest)?;
         Tasks::of_kernel(guest, &symbols)
     }
 
-    /// Where the kernel with these symbols keeps its processes.
+    /// Finds the processes of the kernel with these symbols.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Tasks, NoTasks> {
         Ok(KernelView::first_with(guest, |view| Tasks::find(view, symbols))?)
     }
 
-    /// Looks for the variables, and for the places of the fields.
+    /// Finds the variables and the offsets of the fields.
     pub(super) fn find(memory: KernelView<'_>, symbols: &Symbols) -> Result<Tasks, Missing> {
         let address = |name: &'static str| symbols.address_of(name).ok_or(Missing::Symbol(name));
         let (first, cpu_base) = (address("init_task")?, address("__per_cpu_offset")?);
@@ -183,7 +180,7 @@ impl Tasks {
         Ok(Tasks { first, cpu_base, current, features, layout: Layout::of(&btf)? })
     }
 
-    /// All processes as of now.
+    /// Lists all processes now.
     pub fn list(&self, guest: &dyn GuestView) -> Processes {
         let lists = KernelView::all(guest).map(|view| self.list_in(view));
         let is_better =
@@ -192,18 +189,18 @@ impl Tasks {
         best.expect("there is always the current view")
     }
 
-    /// What runs, or was interrupted.
+    /// The running or interrupted thread.
     pub fn current(&self, guest: &dyn GuestView) -> Option<Thread> {
         KernelView::all(guest).find_map(|view| self.current_in(view))
     }
 
-    /// The address of the running task's structure. In an interrupt, that is the interrupted task. Much cheaper than
+    /// The address of the running task's structure. In an interrupt, this is the interrupted task. Much cheaper than
     /// [`Tasks::current`].
     pub fn running(&self, guest: &dyn GuestView) -> Option<u64> {
         KernelView::all(guest).find_map(|view| view.number::<8>(self.place_of_current_in(view)?))
     }
 
-    /// The address of the variable that says what runs: the kernel writes it whenever it switches to another thread.
+    /// The address of the variable with the running task. The kernel writes it at every thread switch.
     pub fn place_of_current(&self, guest: &dyn GuestView) -> Option<u64> {
         KernelView::all(guest).find_map(|view| self.place_of_current_in(view))
     }
@@ -214,7 +211,7 @@ impl Tasks {
         KernelView::all(guest).find_map(state).is_some_and(|state| state & DEAD != 0)
     }
 
-    /// A task by the address of its structure, and the letter of what it does.
+    /// A task by the address of its structure, and the letter of its state.
     pub fn at(&self, guest: &dyn GuestView, task: u64) -> Option<(Thread, char)> {
         KernelView::all(guest).find_map(|view| {
             let word = |offset: u64| view.number::<4>(task.wrapping_add(offset));
@@ -223,14 +220,13 @@ impl Tasks {
         })
     }
 
-    /// The root of the page tables that are in use, as a process has it: the same whether it is in the kernel
-    /// or not.
+    /// The root of the current page tables, as the process has it. It is the same inside and outside of the kernel.
     pub fn address_space(&self, guest: &dyn GuestView) -> u64 {
         let root = page_table_root(guest.cr3());
         if self.is_isolated(guest) { root & !USER_ROOT_BIT } else { root }
     }
 
-    /// Whether programs run on page tables of their own, beside those that the kernel uses for them.
+    /// Whether programs run on separate page tables, which do not map the kernel.
     pub fn is_isolated(&self, guest: &dyn GuestView) -> bool {
         let (_, bit) = ISOLATED;
         let word = |view: KernelView<'_>| view.number::<4>(self.features?);
@@ -268,7 +264,7 @@ impl Tasks {
         Some(Thread { id: word(self.layout.pid)?, process: word(self.layout.tgid)?, name, task })
     }
 
-    /// A process whose first thread is at an address, and what is wrong with the list of its threads.
+    /// The process with its first thread at an address, and the fault in the list of its threads.
     fn process(
         &self,
         memory: KernelView<'_>,
@@ -306,7 +302,7 @@ impl Layout {
             pid: task("pid")?,
             tgid: task("tgid")?,
             comm: task("comm")?,
-            // Without the underscores before Linux 5.14.
+            // Before Linux 5.14 the name has no underscores.
             state: task("__state").or_else(|_| task("state"))?,
             exit_state: task("exit_state")?,
             flags: task("flags")?,
@@ -325,8 +321,8 @@ pub(super) fn field(btf: &Btf<'_>, structure: &'static str, name: &'static str) 
     found.map(|field| field.offset).ok_or(Missing::Field { structure, field: name })
 }
 
-/// The addresses of a list's nodes, as far as it can be followed, and what is wrong with it. `room` is how
-/// many there may still be.
+/// The addresses of a list's nodes, as far as the list can be followed, and the fault in it. `room` limits how many
+/// more may be read.
 fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Option<&'static str>) {
     let (mut nodes, mut seen, mut at) = (Vec::new(), BTreeSet::new(), head);
     loop {
@@ -341,7 +337,7 @@ fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Optio
                 continue;
             }
             None => {
-                // The node itself is not there.
+                // The node itself is not in memory.
                 nodes.pop();
                 "a list leads nowhere"
             }
@@ -358,7 +354,7 @@ fn state_letter(state: u64, exit_state: u64) -> char {
     STATE_LETTERS[(u64::BITS - reported.leading_zeros()) as usize] as char
 }
 
-/// A name with what a terminal would obey taken out.
+/// A name, with control characters replaced.
 fn name(memory: KernelView<'_>, address: u64) -> Option<String> {
     let mut bytes = [0; NAME_BYTES];
     (memory.read(address, &mut bytes) == NAME_BYTES).then_some(())?;

@@ -1,5 +1,5 @@
-//! VMCOREINFO: what a Linux kernel says of itself to those who read its memory from outside, as a note of an ELF
-//! file that it keeps in a page of its own.
+//! VMCOREINFO: a Linux kernel's description of itself for tools that read its memory from outside. It is an ELF note,
+//! and the kernel keeps it in its own page.
 //!
 //! Follows Linux 6.1 to 7.2: `kernel/crash_core.c` (later `kernel/vmcore_info.c`) and
 //! `Documentation/admin-guide/kdump/vmcoreinfo.rst`.
@@ -9,12 +9,12 @@ use super::symbols::Symbols;
 
 /// The note's name in an ELF file.
 pub const NAME: &str = "VMCOREINFO";
-/// A note begins with the size of its name, that of its contents, and its type, which is zero here; then comes the
-/// name, which ends with a NUL and is filled up to four bytes.
+/// Bytes before the text. A note begins with the size of its name, the size of its contents, and its type, which is
+/// zero here. The NUL-terminated name follows, padded to four bytes.
 const HEADER_BYTES: usize = 12 + 12;
-/// What every such text begins with.
+/// The beginning of every such text.
 const BEGINNING: &[u8] = b"OSRELEASE=";
-/// The text has to fit into a page.
+/// The text fits into a page.
 const MAX_BYTES: usize = 4096;
 
 /// The text in the note of the kernel with these symbols.

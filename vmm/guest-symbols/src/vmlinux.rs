@@ -1,10 +1,10 @@
-//! A kernel's file with symbols, such as the `vmlinux` of Debian's `-dbg` packages: how far the guest's
-//! kernel was moved from where the file has it (KASLR).
+//! A kernel's file with symbols, such as the `vmlinux` of Debian's `-dbg` packages. This module finds how far the
+//! guest's kernel was moved from the addresses in the file (KASLR).
 //!
-//! Only the table of symbols is read, by the crate `object`, and it may say anything. A kernel with debug
-//! information has hundreds of megabytes: no other part of the file comes into memory. The limit on what does
-//! is checked here, for a file with holes can be larger than memory. Whether the file is of this very kernel
-//! is told by comparing all functions that both name once.
+//! Only the symbol table is read, by the crate `object`. A kernel with debug information has hundreds of megabytes, so
+//! no other part of the file is loaded. The file may be hostile. The size of the loaded parts is checked here, because
+//! a sparse file can be larger than memory. To check that the file is of this very kernel, the module compares all
+//! functions whose names occur once in both.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -24,33 +24,33 @@ use super::symbols::Symbols;
 
 /// The largest table that is read.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
-/// What both the file and the kernel name, by which the distance between them is measured.
+/// Symbols of both the file and the kernel. They give the distance between the two.
 const LANDMARKS: [&str; 3] = ["_stext", "_text", "startup_64"];
-/// With fewer functions in common it is not a kernel's file.
+/// A file with fewer common functions is not a kernel's.
 const MIN_COMMON: usize = 64;
-/// As many of a hundred have to be where they should be.
+/// The percentage of functions that must be at the expected address.
 const MIN_AGREEING_PERCENT: usize = 99;
 
-/// How a file and the guest's kernel go together.
+/// The relation of a file to the guest's kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
-    /// The file is of this kernel.
+    /// The file belongs to this kernel.
     Kernel(Placement),
-    /// The file is not of a kernel.
+    /// The file is not a kernel's.
     NoKernel,
 }
 
-/// Where a file's sections are.
+/// The addresses of a file's sections in the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// So many bytes further up than the file says.
+    /// The distance in bytes from the file's addresses up to the guest's.
     pub distance: u64,
-    /// But for these, by name and address: variables that each CPU has, whose addresses are offsets.
+    /// The sections at fixed addresses, by name and address: per-CPU variables, whose addresses are offsets.
     pub fixed: Vec<(String, u64)>,
 }
 
 impl Placement {
-    /// The gdb command, without a newline, that adds a file's symbols.
+    /// The gdb command, without a newline, that loads a file's symbols.
     pub fn load_command(&self, path: &Path) -> String {
         let mut command = format!("add-symbol-file {}", quoted(path));
         if self.distance != 0 {
@@ -63,18 +63,18 @@ impl Placement {
     }
 }
 
-/// Why a file's symbols are of no use.
+/// Why a file's symbols cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
-    /// It cannot be read, or is something else.
+    /// The file cannot be read, or is not an ELF file with symbols.
     #[error("cannot use the symbols of {}: {source}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         source: io::Error,
     },
-    /// It is of another kernel.
+    /// The file is of another kernel.
     #[error(
         "{} is of another kernel than the guest's: {agreeing} of {common} functions that both have are where they \
          should be", path.display()
@@ -82,14 +82,14 @@ pub enum Unusable {
     OtherKernel {
         /// The file.
         path: PathBuf,
-        /// Functions that both have.
+        /// Functions in both.
         common: usize,
-        /// Those of them that are where they should be, if the distance can be measured at all.
+        /// Those functions at the expected address, if the distance can be measured.
         agreeing: usize,
     },
 }
 
-/// Compares the symbols in a file with those of the guest's kernel.
+/// Compares a file's symbols with the guest kernel's symbols.
 pub fn compare(path: &Path, symbols: &Symbols) -> Result<Match, Unusable> {
     let contents = read(path).map_err(|source| Unusable::Unreadable { path: path.to_path_buf(), source })?;
     let (distance, common, agreeing) = compare_functions(&contents.functions, symbols);
@@ -102,7 +102,7 @@ pub fn compare(path: &Path, symbols: &Symbols) -> Result<Match, Unusable> {
     }
 }
 
-/// A path as gdb's commands take it.
+/// A path, quoted for gdb's commands.
 pub fn quoted(path: &Path) -> String {
     let mut text = String::from("\"");
     for c in path.to_string_lossy().chars().filter(|c| !c.is_control()) {
@@ -122,18 +122,18 @@ fn bad(why: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, why)
 }
 
-/// The addresses of functions, by name; of names that occur more than once `None`.
+/// The addresses of functions, by name; `None` for names that occur more than once.
 type Functions = BTreeMap<Vec<u8>, Option<u64>>;
 
-/// What is read of a file.
+/// The loaded contents of a file.
 pub(super) struct Contents {
     functions: Functions,
     /// See [`Placement`].
     fixed: Vec<(String, u64)>,
 }
 
-/// The distance from the file to the guest's kernel, how many functions can be compared, and how many agree
-/// with it.
+/// The distance from the file to the guest's kernel, the number of comparable functions, and the number that agree with
+/// the distance.
 fn compare_functions(functions: &Functions, symbols: &Symbols) -> (Option<u64>, usize, usize) {
     let known = |name: &str| functions.get(name.as_bytes()).copied().flatten();
     let distance = |name: &&str| Some(symbols.address_of(name)?.wrapping_sub(known(name)?));
@@ -150,7 +150,7 @@ fn compare_functions(functions: &Functions, symbols: &Symbols) -> (Option<u64>, 
     (distance, common, agreeing)
 }
 
-/// Reads a file's functions and landmarks, and which of its sections are not where the kernel is.
+/// Reads a file's functions and landmarks, and the sections outside of the kernel's image.
 pub(super) fn contents(file: impl Read + Seek) -> io::Result<Contents> {
     let file = &ReadCache::new(file);
     let header: &FileHeader64<LittleEndian> = file.read_at(0).map_err(|()| bad("it is not an ELF file"))?;
@@ -203,7 +203,7 @@ fn texts(table: &[u8]) -> StringTable<'_> {
     StringTable::new(table, 0, table.len() as u64)
 }
 
-/// Refuses parts of a file that are too large to be read.
+/// Refuses parts of a file that are too large to load.
 fn limited(size_bytes: u64) -> io::Result<()> {
     if size_bytes > MAX_TABLE_BYTES { Err(bad("a table in it is too large")) } else { Ok(()) }
 }

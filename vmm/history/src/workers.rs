@@ -111,10 +111,19 @@ pub(crate) fn ask<T: Task>(
         let mut own = Some(own);
         for (number, sender) in senders.into_iter().enumerate() {
             let own = own.take();
-            scope.spawn(move || match own {
+            let is_first = own.is_some();
+            let thread = std::thread::Builder::new().spawn_scoped(scope, move || match own {
                 Some(own) => work.work(number, &sender, own),
                 None => work.work_with_another(number, &sender),
             });
+            match thread {
+                Ok(_) => {}
+                Err(source) if is_first => {
+                    return Err(Error::Host { what: "cannot start a thread".to_string(), source });
+                }
+                // Fewer of them come to the same.
+                Err(error) => log::debug!("a worker is missing: {error}"),
+            }
         }
         let caller = Caller { work, taken, batches };
         let covered = caller.gather(hand_on, poll);

@@ -1,20 +1,20 @@
-//! A text that is waited for on the guest's console.
+//! Waits for a text on the guest's console.
 
-/// See the module.
+/// See the module documentation.
 pub struct AwaitedText {
     wanted: Vec<u8>,
-    /// The last bytes that the guest printed: one fewer than the text has.
+    /// The last printed bytes, one fewer than the text has.
     tail: Vec<u8>,
     shown: bool,
 }
 
 impl AwaitedText {
-    /// Waits for a text, which is not empty.
+    /// Waits for `text`, which must not be empty.
     pub fn new(text: &str) -> AwaitedText {
         AwaitedText { wanted: text.as_bytes().to_vec(), tail: Vec::new(), shown: false }
     }
 
-    /// Takes what is printed next.
+    /// Takes the next printed bytes.
     pub fn look_at(&mut self, bytes: &[u8]) {
         self.tail.extend(bytes);
         self.shown |= self.tail.windows(self.wanted.len().max(1)).any(|window| window == self.wanted);

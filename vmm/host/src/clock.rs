@@ -1,5 +1,5 @@
-//! Host time for machines whose engine does not count instructions. Time that passed comes in as events: at
-//! exits where the guest makes some, else where it is stopped.
+//! Host time for machines whose engine does not count instructions. Passed time becomes events. They come at the
+//! guest's exits, or the guest is stopped for them.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -12,47 +12,46 @@ use machine::error::Error;
 use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use machine::position::{Exits, Moment};
 
-/// Time shorter than this comes in together with what passes after it, unless a device waits for less.
+/// A shorter time waits for the time after it, unless a device waits for less.
 const GRAIN: Duration = Duration::from_micros(50);
 const SMALLEST_GRAIN: Duration = Duration::from_micros(5);
-/// More time than this at once is not the guest's: the host was suspended, or kept this thread off its
-/// processors.
+/// More time than this at once does not count as the guest's: the host was suspended, or did not run this thread.
 const LONGEST: Duration = Duration::from_millis(500);
-/// A guest is looked at this often whatever its deadlines are, because a person may type: at exits, and
-/// without one.
+/// Longest intervals between checks of the guest, at exits and without one, whatever its deadlines are. A person may
+/// type.
 const LOOK: Duration = Duration::from_millis(10);
 const FORCED_LOOK: Duration = Duration::from_millis(100);
 
-/// How a guest gets to know of host time.
+/// How host time becomes guest time.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockOptions {
-    /// How many times slower than the host's clock the guest's clock runs while the guest works (0 counts as
-    /// 1): for hosts where an exit takes so long that a guest would do nothing but serve its timer.
+    /// How many times slower than the host's clock the guest's clock runs while the guest works (0 counts as 1). This
+    /// is for hosts with slow exits, where a guest would only serve its timer.
     pub slowdown: u32,
-    /// How long to wait for an exit when something is due, before the guest is stopped without one.
+    /// How long to wait for an exit when an event is due, before the guest is stopped without one.
     pub patience: Duration,
 }
 
-/// Other inputs, and the host's clock beside them.
+/// Other inputs, combined with the host's clock.
 pub struct LiveClock<I> {
     inner: I,
     options: ClockOptions,
-    /// The host's time up to which the guest was told that time passed.
+    /// The host's time up to which the guest has received time events.
     told: Instant,
-    /// An event was given already in this series of calls of `poll`, which ends with one that gives none.
+    /// Whether this series of calls of `poll` has returned an event. The series ends with a call that returns none.
     told_now: bool,
-    /// The least guest time that is worth an event: a grain, or less when a device waits for less.
+    /// The least guest time that is worth an event: a grain, or less if a device waits for less.
     worth_telling: Cell<Duration>,
 }
 
 impl<I> LiveClock<I> {
-    /// The clock starts here.
+    /// Starts the clock now.
     pub fn new(inner: I, options: ClockOptions) -> LiveClock<I> {
         let options = ClockOptions { slowdown: options.slowdown.max(1), ..options };
         LiveClock { inner, options, told: Instant::now(), told_now: false, worth_telling: Cell::new(GRAIN) }
     }
 
-    /// Guest time that passed and that no event has told the guest yet.
+    /// Guest time that has passed since the last time event.
     fn untold(&self) -> Duration {
         self.told.elapsed() / self.options.slowdown
     }
@@ -86,7 +85,7 @@ impl<I: Inputs<Exits>> Inputs<Exits> for LiveClock<I> {
 
     fn idle(&mut self, now: Moment<Exits>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         let idle = self.inner.idle(now, deadline_ns);
-        // Idle time passes as the machine says, and is over.
+        // The machine accounts for idle time itself, and it is over now.
         self.told = Instant::now();
         idle
     }

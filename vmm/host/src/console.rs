@@ -1,5 +1,5 @@
-//! Live inputs: the keyboard (or whatever standard input is), window size, signals, and where console output
-//! goes.
+//! Live inputs: the keyboard (or other standard input), the window size and signals. The console's output goes to the
+//! screen.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
@@ -21,9 +21,9 @@ use machine::inputs::{Event, Idle, Inputs, View};
 use machine::position::Moment;
 use machine::unit::Unit;
 
-/// The longest distance, in what the machine counts, after which the machine asks for events.
+/// The longest distance, in the machine's unit, between two polls for events.
 const MOST_BETWEEN_POLLS: u64 = 2_000_000;
-/// The longest time to wait at once for something to be typed: signals are looked at in between.
+/// The longest single wait for input. Signals are checked in between.
 const LONGEST_WAIT_NS: u64 = 100_000_000;
 /// The key that introduces commands: Ctrl-A, as in QEMU.
 const ESCAPE: u8 = 1;
@@ -31,35 +31,35 @@ const ESCAPE: u8 = 1;
 const HELP: &str = "\r\nCtrl-A x  end the run\r\nCtrl-A p  press the power button\r\n\
                     Ctrl-A z  stop; the shell's fg goes on\r\nCtrl-A h  this help\r\nCtrl-A Ctrl-A  send Ctrl-A\r\n";
 
-/// How a live run treats the outside world.
+/// The options of a live run.
 #[derive(Clone, Debug, Default)]
 pub struct LiveOptions<C> {
     /// Copy console output to this file.
     pub console_log: Option<PathBuf>,
     /// How time passes while the guest is idle.
     pub pacing: Pacing,
-    /// End the run here.
+    /// End the run at this count.
     pub end_at: Option<C>,
-    /// End the run after so much of the guest's time.
+    /// End the run after this much of the guest's time.
     pub end_after_ns: Option<u64>,
-    /// End the run when the console shows this text, which is not empty.
+    /// End the run when the console shows this text, which must not be empty.
     pub end_at_text: Option<String>,
 }
 
-/// How time passes while the guest is idle. It decides when events come in, and so it is a matter of the run
-/// that is recorded; a replay repeats what was recorded, as fast as it can.
+/// How time passes while the guest is idle. It decides when events come in, so it only concerns the recorded run. A
+/// replay repeats the recorded events as fast as it can.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pacing {
-    /// In real time as long as something may be typed; after that, up to the next deadline at once.
+    /// In real time as long as the user may type; after that, idle time is skipped up to the next deadline.
     #[default]
     WhileTyped,
     /// In real time.
     Always,
-    /// Up to the next deadline at once.
+    /// Idle time is skipped up to the next deadline.
     Never,
 }
 
-/// Keyboard and screen.
+/// The keyboard and the screen.
 pub struct LiveConsole<C> {
     options: LiveOptions<C>,
     typed: VecDeque<u8>,
@@ -70,21 +70,21 @@ pub struct LiveConsole<C> {
     screen: Screen,
     terminated: Arc<AtomicBool>,
     resized: Arc<AtomicBool>,
-    /// Where there is a terminal to be put back.
+    /// The terminal, if it must be restored.
     stopping: Option<Stopping>,
     ended: bool,
-    /// Where the keyboard is looked at again while the guest is busy.
+    /// The count at which a busy guest's keyboard is next read.
     next_look: C,
-    /// Since when the guest takes input.
+    /// When the guest began to take input.
     listening_since: Option<Instant>,
-    /// The guest's time at which the run ends, once it has begun.
+    /// The guest's time at which the run ends, set when the run has begun.
     end_ns: Option<u64>,
     text: Option<AwaitedText>,
 }
 
 impl<C: Unit> LiveConsole<C> {
-    /// Takes over standard input and output. From here on SIGTERM, SIGHUP, SIGINT and SIGQUIT end the run in order. The
-    /// terminal is to be as the user's shell has it.
+    /// Takes over standard input and output. From now on SIGTERM, SIGHUP, SIGINT and SIGQUIT end the run in order. The
+    /// terminal must still be in the mode of the user's shell.
     pub fn new(options: LiveOptions<C>) -> Result<LiveConsole<C>, Error> {
         let (terminated, resized) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
@@ -114,19 +114,19 @@ impl<C: Unit> LiveConsole<C> {
             text,
         };
         if !console.terminal {
-            // Whether anything can be typed at all is known from the start.
+            // Find out at the start whether input is possible at all.
             console.read_keyboard(Duration::ZERO, &[]);
         }
         Ok(console)
     }
 
-    /// The machine's count, which was `before`, is zero from here on.
+    /// Restarts the machine's count, which was `before`, from zero.
     pub(super) fn count_anew(&mut self, before: C) {
         self.next_look = C::default();
         self.options.end_at = self.options.end_at.map(|end| C::new(end.saturating_since(before)));
     }
 
-    /// How idle time passes from here on, in a sentence.
+    /// How idle time passes from now on, as a sentence.
     pub fn pacing(&self) -> &'static str {
         match (self.options.pacing, self.closed) {
             (Pacing::Always, _) => "the guest's idle time passes in real time, as --paced says",
@@ -143,11 +143,11 @@ impl<C: Unit> LiveConsole<C> {
         }
     }
 
-    /// Reads what has been typed, waiting up to `timeout` for it, or until one of `others` can be read. A keyboard that fails is
-    /// one on which nothing more is typed.
+    /// Reads typed input. Waits up to `timeout` for it, or until one of `others` is readable. A keyboard that fails
+    /// gives no more input.
     fn read_keyboard(&mut self, timeout: Duration, others: &[BorrowedFd<'_>]) {
         let stdin = std::io::stdin();
-        // Where nothing can be typed any more this only waits, for signals end it.
+        // If no more input is possible, this only waits. Signals end the wait.
         let typed = (!self.closed).then(|| stdin.as_fd());
         let watched = typed.into_iter().chain(others.iter().copied());
         let mut polled: Vec<_> = watched.map(|file| PollFd::new(file, PollFlags::POLLIN)).collect();
@@ -162,7 +162,7 @@ impl<C: Unit> LiveConsole<C> {
             Ok(0) => self.closed = true,
             Ok(count) => buffer[..count].iter().for_each(|&byte| self.take_key(byte)),
             Err(nix::Error::EINTR | nix::Error::EAGAIN) => {}
-            // A terminal that has gone away reads as an error.
+            // A closed terminal reads as an error.
             Err(nix::Error::EIO) => self.closed = true,
             Err(errno) => self.input_failed(errno),
         }
@@ -192,7 +192,7 @@ impl<C: Unit> LiveConsole<C> {
             b'z' | b'Z' => self.stopping.iter().for_each(Stopping::ask),
             b'p' | b'P' => self.commands.push_back(Event::PowerButton),
             ESCAPE | b'a' => self.typed.push_back(ESCAPE),
-            // Who cannot read it has no use for it.
+            // If standard error fails, the user cannot read the help anyway.
             _ => drop(std::io::stderr().write_all(HELP.as_bytes())),
         }
     }
@@ -209,7 +209,7 @@ impl<C: Unit> LiveConsole<C> {
         None
     }
 
-    /// How much can be typed now. A driver throws away what is there while it starts.
+    /// How many bytes the guest takes now. A starting driver discards its input, so this waits until it has started.
     fn room(&mut self, view: &View<'_, C>) -> usize {
         if C::DRIVER_STARTS.is_zero() || view.console_room == 0 {
             self.listening_since = None;
@@ -219,7 +219,7 @@ impl<C: Unit> LiveConsole<C> {
         if since.elapsed() < C::DRIVER_STARTS { 0 } else { view.console_room }
     }
 
-    /// Idle time passes in real time.
+    /// Whether idle time passes in real time.
     fn paced(&self) -> bool {
         match self.options.pacing {
             Pacing::WhileTyped => !self.closed,
@@ -260,7 +260,7 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
     }
 
     fn next_poll(&self, now: Moment<C>) -> C {
-        // Where instructions are counted each takes a nanosecond; where exits are, time comes in by itself.
+        // If instructions are counted, each takes a nanosecond. If exits are counted, time events bring the end.
         let left = self.end_ns.map_or(MOST_BETWEEN_POLLS, |end| end.saturating_sub(now.time_ns));
         (now.count + left.min(MOST_BETWEEN_POLLS)).min(self.options.end_at.unwrap_or(C::MAX))
     }
@@ -283,13 +283,14 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
 }
 
 impl<C: Unit> LiveConsole<C> {
-    /// A time, or that at which the run ends, if that is earlier.
+    /// The earlier of this time and the end of the run.
     fn until_end(&self, ns: u64) -> u64 {
         self.end_ns.map_or(ns, |end| ns.min(end))
     }
 
-    /// Lets the guest's idle time pass in real time, up to the machine's deadline, or until something is typed or can be
-    /// read from one of `others`, if there are peers outside; not for long at once. Gives the virtual time until which it passed.
+    /// Waits in real time while the guest is idle, but not long at once. The wait ends at the machine's deadline, at
+    /// typed input, or when one of `others` is readable. `others` is `None` without peers outside. Returns the virtual
+    /// time at the end of the wait.
     pub(super) fn wait(
         &mut self,
         now: Moment<C>,
@@ -299,7 +300,7 @@ impl<C: Unit> LiveConsole<C> {
         let deadline_ns = deadline_ns.map(|ns| self.until_end(ns)).or(self.end_ns);
         let wanted_ns = deadline_ns.map_or(u64::MAX, |d| d - now.time_ns.min(d)).max(1);
         let mut passed_ns = wanted_ns.min(LONGEST_WAIT_NS);
-        // Under a millisecond no person notices; a peer does.
+        // A person does not notice less than a millisecond; a peer does.
         if others.is_none() {
             passed_ns = wanted_ns.min(1_000_000).max(passed_ns / 1_000_000 * 1_000_000);
         }
@@ -307,7 +308,7 @@ impl<C: Unit> LiveConsole<C> {
             let before = Instant::now();
             self.read_keyboard(Duration::from_nanos(passed_ns), others.unwrap_or_default());
             if others.is_some() || !self.typed.is_empty() || !self.commands.is_empty() {
-                // It may have been less.
+                // The wait may have been shorter.
                 passed_ns = passed_ns.min(before.elapsed().as_nanos() as u64).max(1);
             }
         }
@@ -320,8 +321,8 @@ mod tests {
     use super::*;
     use machine::position::Instructions;
 
-    /// Guest time that has passed when an idle guest's deadline in `wanted_ns` is asked for `times` times, and
-    /// host time that it took.
+    /// Lets an idle guest ask `times` times for a deadline in `wanted_ns`. Returns the guest time that has passed, and
+    /// the host time that it took.
     fn idle(pacing: Pacing, times: u32) -> (u64, u128) {
         let options = LiveOptions { pacing, ..LiveOptions::default() };
         let mut console = LiveConsole::<Instructions>::new(options).unwrap();

@@ -1,4 +1,4 @@
-//! Live inputs: the console, and a network and devices of the host if the guest has them.
+//! Live inputs: the console, and the guest's network and passed-through devices.
 
 use std::os::fd::BorrowedFd;
 
@@ -11,16 +11,16 @@ use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use machine::position::Moment;
 use machine::unit::Unit;
 
-/// Distance, in what the machine counts, between two looks at devices of the host while the guest is busy.
+/// Distance, in the machine's unit, between two checks of passed-through devices while the guest is busy.
 const BETWEEN_LOOKS: u64 = 100_000;
-/// The same while one of them must be looked at, because nothing tells when it interrupts.
+/// The same distance while a device must be polled, because nothing reports its interrupts.
 const BETWEEN_WATCHING_LOOKS: u64 = 20_000;
-/// Time between two looks at such a device while the guest is idle.
+/// Time between two checks of a polled device while the guest is idle.
 const WATCHING_NS: u64 = 250_000;
-/// Looks at such a device in one wait: signals are looked at in between.
+/// Most checks of a polled device in one wait. Signals are checked in between.
 const LOOKS_IN_A_WAIT: usize = 400;
 
-/// A console, and perhaps a network and devices beside it.
+/// A console, and perhaps a network and devices.
 pub struct LiveInputs<C> {
     console: LiveConsole<C>,
     network: Option<Box<dyn Network<C>>>,
@@ -28,18 +28,18 @@ pub struct LiveInputs<C> {
 }
 
 impl<C: Unit> LiveInputs<C> {
-    /// Inputs from the console alone.
+    /// Inputs from only the console.
     pub fn new(console: LiveConsole<C>) -> LiveInputs<C> {
         LiveInputs { console, network: None, devices: None }
     }
 
-    /// The same, with a network.
+    /// Adds a network.
     #[cfg(feature = "network")]
     pub fn with_network(self, peer: crate::peer::Peer) -> LiveInputs<C> {
         LiveInputs { network: Some(Box::new(crate::network::LiveNetwork::new(peer))), ..self }
     }
 
-    /// The same, with devices of the host in these slots, for a guest with this RAM.
+    /// Adds passed-through devices in these slots, for a guest with this RAM.
     #[cfg(feature = "vfio")]
     pub fn with_devices(
         self,
@@ -54,7 +54,7 @@ impl<C: Unit> LiveInputs<C> {
         Ok(LiveInputs { devices: Some(Box::new(devices)), ..self })
     }
 
-    /// How idle time passes from here on, in a sentence.
+    /// How idle time passes from now on, as a sentence.
     pub fn pacing(&self) -> &'static str {
         if self.devices.is_some() {
             "the guest's idle time passes in real time, because it has devices of the host"
@@ -65,13 +65,13 @@ impl<C: Unit> LiveInputs<C> {
         }
     }
 
-    /// The machine's count, which was `before`, is zero from here on.
+    /// Restarts the machine's count, which was `before`, from zero.
     pub fn count_anew(&mut self, before: C) {
         self.console.count_anew(before);
         self.network.iter_mut().for_each(|network| network.count_anew());
     }
 
-    /// Lets time pass until then, or until something comes.
+    /// Waits until a time, or until an input comes.
     fn wait(&mut self, now: Moment<C>, until_ns: u64) -> u64 {
         let mut wakes: Vec<BorrowedFd<'_>> =
             self.devices.iter().flat_map(|devices| devices.wakes()).collect();
@@ -79,7 +79,7 @@ impl<C: Unit> LiveInputs<C> {
         self.console.wait(now, Some(until_ns).filter(|&ns| ns != u64::MAX), Some(&wakes))
     }
 
-    /// What the network gives; a peer that fails or has gone is let go of.
+    /// Asks the network. A peer that fails or has gone is dropped.
     fn of_network<T>(&mut self, ask: impl FnOnce(&mut dyn Network<C>) -> std::io::Result<T>) -> Option<T> {
         match ask(self.network.as_deref_mut()?) {
             Ok(given) => Some(given),
@@ -126,7 +126,7 @@ impl<C: Unit> Inputs<C> for LiveInputs<C> {
             let look_ns = if is_watching { time_ns + WATCHING_NS } else { u64::MAX };
             let end_ns = look_ns.min(deadline_ns.unwrap_or(u64::MAX));
             time_ns = self.wait(Moment { time_ns, ..now }, end_ns);
-            // Where it was shorter, something has come.
+            // A shorter wait means that an input has come.
             if time_ns < look_ns || self.devices.as_mut().is_some_and(|devices| devices.look()) {
                 break;
             }

@@ -1,8 +1,7 @@
 //! KVM as an engine.
 //!
-//! It counts exits, not instructions (and conditional branches where the processor can). Of a debugger's
-//! stops it can do a few breakpoints only. All that must be seen instruction by instruction, the software
-//! engine does.
+//! It counts exits, not instructions (and conditional branches if the processor can). Of a debugger's stops it supports
+//! only a few breakpoints. The software engine executes everything that must be observed at each instruction.
 
 use ::kvm::KvmCpu;
 use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Traps, Watchpoint};
@@ -12,7 +11,7 @@ use machine::engine::{End, Engine, EngineKind, Leave, Statistics};
 use machine::error::Error;
 use machine::position::Instructions;
 
-/// KVM. It counts exits.
+/// The KVM engine. It counts exits.
 pub const KVM: EngineKind = EngineKind {
     name: "kvm",
     counts_instructions: false,
@@ -20,7 +19,7 @@ pub const KVM: EngineKind = EngineKind {
     build: |ram, model| Ok(Box::new(KvmEngine::new(ram, model)?)),
 };
 
-/// What KVM cannot do, as a machine's error.
+/// Converts an error of KVM.
 fn failed(error: ::kvm::Error) -> Error {
     match error {
         ::kvm::Error::Device(..) | ::kvm::Error::Lacks(_) | ::kvm::Error::Imitation(_) => {
@@ -30,8 +29,8 @@ fn failed(error: ::kvm::Error) -> Error {
     }
 }
 
-/// What processor this host's KVM can be. Refuses hosts without KVM, and with one that does not execute as
-/// hardware does.
+/// The processor that this host's KVM can provide. Refuses hosts without KVM, and hosts whose KVM does not execute like
+/// hardware.
 pub fn model() -> Result<CpuModel, Error> {
     if let Some(what) = ::kvm::capabilities().map_err(failed)?.missing {
         return Err(failed(::kvm::Error::Lacks(what)));
@@ -43,12 +42,12 @@ pub fn model() -> Result<CpuModel, Error> {
 /// A vCPU of KVM.
 pub struct KvmEngine {
     cpu: KvmCpu,
-    /// KVM did not take the breakpoints that were set last.
+    /// The error, if KVM refused the last breakpoints.
     failed: Option<::kvm::Error>,
 }
 
 impl KvmEngine {
-    /// A vCPU in reset state.
+    /// Makes a vCPU in reset state.
     pub fn new(ram: GuestRam, model: CpuModel) -> Result<KvmEngine, Error> {
         let mut cpu = KvmCpu::new(ram, model).map_err(failed)?;
         let counted = ::kvm::counter_usable()

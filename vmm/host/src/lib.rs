@@ -15,15 +15,15 @@
 //! # Ok::<(), machine::error::Error>(())
 //! ```
 //!
-//! Start with [`LiveInputs`], the inputs of a run that is not a replay: the console ([`LiveConsole`]), a network if the
-//! guest has one, and devices of the host that are passed through. [`LiveClock`] adds host time for KVM, and [`KVM`] is
-//! the engine. `PASSTHROUGH.md` describes devices of the host.
+//! Start with [`LiveInputs`], the inputs of a run that is not a replay. It has the console ([`LiveConsole`]), the
+//! guest's network, and passed-through devices of the host. [`LiveClock`] adds host time for KVM, and [`KVM`] is the
+//! engine. `PASSTHROUGH.md` describes passed-through devices.
 //!
-//! This is the only package that asks the host for what a guest gets to see: input, time, randomness. It knows nothing
-//! of logs, and nothing that replays uses it.
+//! Only this crate asks the host for values that a guest can see: input, time, randomness. It knows nothing of logs,
+//! and no code that replays uses it.
 //!
-//! Without default features there is the console alone. The features `kvm`, `network` and `vfio` each add what their names
-//! say, and the packages that they need.
+//! Without default features it has only the console. The features `kvm`, `network` and `vfio` each add what their names
+//! say, and the crates that they need.
 
 #![forbid(unsafe_code)]
 
@@ -67,7 +67,7 @@ use std::io::Read;
 use machine::error::Error;
 use machine::inputs::PowerOn;
 
-/// What a machine is given at power-on, from the host where the user does not say.
+/// The machine's values at power-on. The host supplies the values that the user does not give.
 pub fn power_on(unix_seconds: Option<i64>, seed: Option<u64>) -> Result<PowerOn, Error> {
     let now = || {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

@@ -1,7 +1,8 @@
-//! A live network: frames that a peer outside sends, as the guest has room for them, and the guest's to the peer.
+//! A live network. It receives a peer's frames as the guest has room for them, and sends the guest's frames to the
+//! peer.
 //!
-//! The peer never holds up the machine. Frames that it sends stay with it while the guest has no room, and are thrown away
-//! while no driver listens. Frames that it does not take are kept up to a limit, and lost beyond that, as on a wire.
+//! The peer never delays the machine. While the guest has no room, the peer keeps its frames. While no driver listens,
+//! they are discarded. Frames that the peer does not take are kept up to a limit, and lost beyond it, as on a wire.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -10,25 +11,25 @@ use crate::peer::Peer;
 use machine::inputs::Sent;
 use machine::unit::Unit;
 
-/// Frames, and bytes of them, that one event has at most: a record of the log is at most 1 MiB.
+/// Most frames and most bytes of frames in one event: a record of the log is at most 1 MiB.
 const MOST_FRAMES: usize = 64;
 const MOST_BYTES: usize = 512 << 10;
 
-/// Frames that are thrown away at one look while no driver listens: a peer that floods does not hold up the machine.
+/// Most frames discarded in one check while no driver listens, so that a flooding peer does not delay the machine.
 const MOST_DISCARDED: usize = 1024;
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct LiveNetwork<C> {
     peer: Peer,
-    /// A frame that did not fit into the event before.
+    /// A frame that did not fit into the previous event.
     kept: Option<Vec<u8>>,
-    /// Where the peer is looked at again while the guest is busy.
+    /// The count at which a busy guest's peer is next checked.
     next_look: C,
     told_lost: bool,
 }
 
 impl<C: Unit> LiveNetwork<C> {
-    /// A network with this peer.
+    /// A network with a peer.
     pub fn new(peer: Peer) -> LiveNetwork<C> {
         LiveNetwork { peer, kept: None, next_look: C::default(), told_lost: false }
     }
@@ -104,7 +105,7 @@ mod tests {
     use crate::passt::connected;
     use machine::position::Instructions;
 
-    /// Looks at the peer until it has nothing more; gives the frames of each event.
+    /// Receives from the peer until it has no more; returns the frames of each event.
     fn events(network: &mut LiveNetwork<Instructions>, room: Option<usize>) -> Vec<Vec<Vec<u8>>> {
         let mut events = Vec::new();
         loop {

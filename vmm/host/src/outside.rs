@@ -1,36 +1,36 @@
-//! What a guest can have outside beside its console: a network, and devices of the host. Features bring them.
+//! Interfaces to a guest's network and passed-through devices, which are optional features.
 
 use std::os::fd::BorrowedFd;
 
 use devices::passthrough::{AskV1, DeviceInputV1};
 use machine::inputs::Sent;
 
-/// A network outside. It never holds up the machine. An error means that the network is gone.
+/// A network. It never delays the machine. An error means that the network is gone.
 pub(super) trait Network<C> {
-    /// The machine's count is zero from here on.
+    /// Restarts the machine's count from zero.
     fn count_anew(&mut self);
-    /// What can be read when frames have come. They are looked at next.
+    /// The descriptor that is readable when frames have come. The next [`Network::receive`] checks for them.
     fn wakes(&mut self, now: C) -> BorrowedFd<'_>;
-    /// Takes frames for a guest with this much room, unless it was looked for them a moment ago.
+    /// Takes frames for a guest with this much room, unless it has just checked for them.
     fn receive(&mut self, now: C, room: Option<usize>) -> std::io::Result<Vec<Vec<u8>>>;
     /// Sends the guest's frames.
     fn send(&mut self, frames: Vec<Sent<C>>) -> std::io::Result<()>;
 }
 
-/// Devices of the host that are passed through.
+/// Passed-through devices of the host.
 pub(super) trait Devices {
-    /// What can be read when a device wants something.
+    /// The descriptors that are readable when a device has an event.
     fn wakes(&self) -> Vec<BorrowedFd<'_>>;
-    /// Whether a device may interrupt that nothing tells of, so that it must be looked at.
+    /// Whether a device must be polled, because nothing reports its interrupts.
     fn are_watched(&self) -> bool;
-    /// Looks at devices that nothing tells of while the guest waits. What interrupts comes in next.
+    /// Polls such devices while the guest waits. Returns whether one interrupts; the interrupt comes in next.
     fn look(&mut self) -> bool;
-    /// The guest is about to wait: devices see what it wrote, and are looked at next.
+    /// Prepares for a wait of the guest: devices see the guest's writes, and are checked next.
     fn before_idle(&mut self);
-    /// What comes from devices unasked, unless they were looked at a moment ago.
+    /// Takes unasked input from devices, unless they have just been checked.
     fn receive(&mut self) -> Option<DeviceInputV1>;
-    /// What comes back for an ask.
+    /// Asks a device and returns its answer.
     fn ask(&mut self, ask: &AskV1) -> DeviceInputV1;
-    /// Tells a device what the guest told it.
+    /// Passes on a write or notice of the guest to a device.
     fn tell(&mut self, told: &AskV1);
 }

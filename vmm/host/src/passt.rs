@@ -1,5 +1,5 @@
-//! The program `passt`: gives a guest the host's network, without privileges. It speaks Ethernet frames over a socket, each
-//! with its length (32 bits, big endian) before it, as QEMU's socket networks do.
+//! The program `passt`, which gives a guest the host's network without privileges. It sends Ethernet frames over a
+//! socket. Each frame follows its length (32 bits, big endian), as in QEMU's socket networks.
 //!
 //! passt(1); QEMU's documentation of `-netdev stream`.
 
@@ -16,26 +16,27 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use machine::error::Error;
 
-/// The longest frame that passt takes; it hangs up on a longer one.
+/// The longest frame that passt takes. It disconnects at a longer frame.
 const MAX_FRAME_BYTES: usize = 65_535;
-/// What passt has not taken yet is kept up to this size.
+/// Most bytes kept that passt has not taken yet.
 const MAX_UNSENT_BYTES: usize = 4 << 20;
-/// What passt has sent and the guest has no room for yet; more than a frame with its length.
+/// Size of the buffer for bytes from passt that the guest has no room for yet. It is larger than a frame with its
+/// length.
 const RECEIVED_BYTES: usize = 1 << 20;
-/// What the socket holds for us while the guest runs. passt throws away what it does not take, and TCP must send that again:
-/// with the usual 208 KiB that is half of a download, which then takes four times as long. The host's
-/// `net.core.wmem_max` is a limit to it.
+/// Size of the socket buffer from passt, which fills while the guest runs. Frames that do not fit are discarded by
+/// passt, and TCP must send them again. With the usual 208 KiB this concerns half of a download, which then takes four
+/// times as long. The host's `net.core.wmem_max` limits this size.
 pub const PASST_SOCKET_BYTES: usize = 4 << 20;
-/// passt is ready within a fraction of a second, and takes some where the host is busy.
+/// passt is ready within a fraction of a second, or some seconds on a busy host.
 const READY_TIME: Duration = Duration::from_secs(10);
 const READY_POLL: Duration = Duration::from_millis(2);
 
-/// A port of the host that leads to one of the guest.
+/// A forwarded port from the host to the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forward {
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// The host's address, if not all of them.
+    /// The host's address; `None` for all addresses.
     pub address: Option<String>,
     /// The host's port.
     pub host_port: u16,
@@ -53,7 +54,7 @@ pub enum Protocol {
 }
 
 impl Forward {
-    /// As passt's arguments.
+    /// The arguments for passt.
     fn arguments(&self) -> [String; 2] {
         let option = match self.protocol {
             Protocol::Tcp => "--tcp-ports",
@@ -65,7 +66,7 @@ impl Forward {
 }
 
 impl Forward {
-    /// Whether the host's port can be had. passt says nothing if it cannot, and leads nowhere.
+    /// Checks that the host's port is free. If it is not, passt reports nothing and does not forward the port.
     fn check(&self) -> Result<(), Error> {
         let address = self.address.clone().unwrap_or_else(|| Ipv4Addr::UNSPECIFIED.to_string());
         let place = (address.as_str(), self.host_port);
@@ -82,7 +83,7 @@ impl Forward {
     }
 }
 
-/// A passt of our own. It ends with the connection to it.
+/// A passt process of our own. It ends when the connection closes.
 pub struct Passt {
     socket: UnixStream,
     received: Received,
@@ -90,7 +91,7 @@ pub struct Passt {
 }
 
 impl Passt {
-    /// Most bytes that a frame carries: the largest that passt knows.
+    /// Most bytes that a frame carries: passt's maximum.
     pub const MTU: u16 = 65_520;
 
     /// Starts passt, and waits until it is ready.
@@ -168,7 +169,7 @@ impl Passt {
     }
 }
 
-/// Our end of a socket and passt's.
+/// A socket pair: our end and passt's.
 fn sockets() -> std::io::Result<(UnixStream, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
@@ -176,10 +177,10 @@ fn sockets() -> std::io::Result<(UnixStream, UnixStream)> {
     Ok((ours, theirs))
 }
 
-/// Bytes that passt has sent: frames, the last of which may be there in part.
+/// Received bytes from passt: frames, the last of which may be incomplete.
 struct Received {
     buffer: Box<[u8]>,
-    /// Those in the buffer.
+    /// The range of the bytes in the buffer.
     begin: usize,
     end: usize,
 }
@@ -191,7 +192,7 @@ impl Default for Received {
 }
 
 impl Received {
-    /// Room for what follows, once there is no whole frame any more.
+    /// Room for more bytes, when no complete frame is left.
     fn room(&mut self) -> &mut [u8] {
         self.buffer.copy_within(self.begin..self.end, 0);
         self.end -= std::mem::take(&mut self.begin);
@@ -213,7 +214,7 @@ impl Received {
     }
 }
 
-/// What passt has said when it goes to the background, which it does when it is ready.
+/// The output of passt up to its readiness: then it goes to the background.
 fn wait_until_ready(mut process: Child) -> std::io::Result<Output> {
     let last_look = Instant::now() + READY_TIME;
     while process.try_wait()?.is_none() {
@@ -236,7 +237,7 @@ impl AsFd for Passt {
     }
 }
 
-/// A passt whose other end a test has.
+/// A passt object whose other end a test controls.
 #[cfg(test)]
 pub(super) fn connected() -> (Passt, UnixStream) {
     let (socket, theirs) = sockets().unwrap();
@@ -266,8 +267,8 @@ mod tests {
         assert!(passt.receive().is_err(), "the other end has hung up");
     }
 
-    /// passt sends again what its socket does not take, and the guest's TCP asks for six of the longest frames at once and
-    /// more. The usual size takes three.
+    /// passt resends frames that do not fit into its socket. The guest's TCP requests six or more of the longest frames
+    /// at once. A socket buffer of the usual size takes three.
     #[test]
     fn a_burst_of_frames_waits_in_the_socket_while_the_guest_runs() {
         let (mut passt, mut theirs) = connected();

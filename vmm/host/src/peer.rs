@@ -1,4 +1,4 @@
-//! What a guest's network card is connected to.
+//! The other end of a guest's network card.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -6,12 +6,12 @@ use crate::passt::{Forward, Passt};
 use crate::tap::Tap;
 use machine::error::Error;
 
-/// The network that a guest is to have.
+/// The kind of network for a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NetworkOptions {
     /// The host's network, by the program `passt`, without privileges.
     User {
-        /// Ports of the host that lead to the guest.
+        /// Ports forwarded from the host to the guest.
         forwards: Vec<Forward>,
     },
     /// A TAP interface of the host.
@@ -30,13 +30,13 @@ impl NetworkOptions {
         }
     }
 
-    /// Whether the peer takes TCP segments that are longer.
+    /// Whether the peer takes TCP segments that are longer than the MTU.
     pub fn segments(&self) -> bool {
         matches!(self, NetworkOptions::User { .. })
     }
 }
 
-/// The other end of the wire. Nothing here waits.
+/// The other end of the wire. No call waits.
 pub enum Peer {
     /// See [`NetworkOptions::User`].
     User(Passt),
@@ -53,7 +53,7 @@ impl Peer {
         }
     }
 
-    /// The next frame from it, if there is one.
+    /// The next frame from the peer, if there is one.
     pub fn receive(&mut self) -> std::io::Result<Option<Vec<u8>>> {
         match self {
             Peer::User(passt) => passt.receive(),
@@ -61,7 +61,7 @@ impl Peer {
         }
     }
 
-    /// Sends a frame; false if it is lost.
+    /// Sends a frame. Returns false if it is lost.
     pub fn send(&mut self, frame: Vec<u8>) -> std::io::Result<bool> {
         match self {
             Peer::User(passt) => passt.send(&frame),
@@ -69,7 +69,7 @@ impl Peer {
         }
     }
 
-    /// Sends what could not be sent before.
+    /// Sends frames that could not be sent before.
     pub fn flush(&mut self) -> std::io::Result<()> {
         match self {
             Peer::User(passt) => passt.flush(),

@@ -1,7 +1,7 @@
-//! Where a guest's console goes: standard output, and a file if one is wanted.
+//! The output of a guest's console: standard output, and optionally a file.
 //!
-//! The run does not depend on who looks at it. An output that fails, because its reader is gone or a disk is
-//! full, is told of once and left; the guest goes on without it. Replaying the recording shows everything.
+//! The run does not depend on its viewers. An output may fail, because its reader is gone or a disk is full. Then one
+//! warning is logged, and the guest runs on without this output. A replay of the recording shows everything.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,21 +14,21 @@ use nix::poll::{PollFd, PollFlags, poll};
 
 use machine::error::Error;
 
-/// What is written at once: a pipe that can be written to takes this much without waiting.
+/// Size of one write. A writable pipe takes this much without blocking.
 const PIECE_BYTES: usize = 4096;
-/// How long a reader that does not read keeps the end of the run from being noticed.
+/// How long a blocked reader can delay the end of the run.
 const PATIENCE_MS: u16 = 100;
 
 /// Standard output, and a copy in a file.
 pub struct Screen {
     is_shown: bool,
     copy: Option<(PathBuf, File)>,
-    /// The run is to end: a reader that does not read is not waited for.
+    /// Whether the run is ending: then nothing waits for a blocked reader.
     ending: Arc<AtomicBool>,
 }
 
 impl Screen {
-    /// Makes the file, if there is to be one. Once `ending` is set, nothing waits for readers.
+    /// Creates the file, if one is wanted. Once `ending` is set, nothing waits for readers.
     pub fn new(copy: Option<&Path>, ending: Arc<AtomicBool>) -> Result<Screen, Error> {
         let create = |path: &Path| match File::create(path) {
             Ok(file) => Ok((path.to_path_buf(), file)),
@@ -37,7 +37,7 @@ impl Screen {
         Ok(Screen { is_shown: true, copy: copy.map(create).transpose()?, ending })
     }
 
-    /// Shows bytes wherever they can still be shown.
+    /// Writes bytes to all outputs that still work.
     pub fn show(&mut self, bytes: &[u8]) {
         if let Some((path, file)) = &mut self.copy
             && let Err(error) = file.write_all(bytes)

@@ -1,5 +1,5 @@
-//! Stopping on the user's terminal and going on, as shells have it: Ctrl-A z or SIGTSTP gives the terminal back as it was, and
-//! stops; SIGCONT takes it again.
+//! Job control on the user's terminal. Ctrl-A z or SIGTSTP restores the terminal and stops the process; SIGCONT makes
+//! the terminal raw again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGCONT, SIGTSTP};
 
 use crate::terminal::Modes;
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct Stopping {
     modes: Modes,
     stops: Arc<AtomicBool>,
@@ -17,7 +17,7 @@ pub(super) struct Stopping {
 }
 
 impl Stopping {
-    /// Watches for the signals, if standard input is a terminal. It is not raw yet.
+    /// Watches for the signals, if standard input is a terminal. The terminal must not be raw yet.
     pub fn watch() -> std::io::Result<Option<Stopping>> {
         let Some(modes) = Modes::of_stdin()? else { return Ok(None) };
         let (stops, continues) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -26,13 +26,13 @@ impl Stopping {
         Ok(Some(Stopping { modes, stops, continues }))
     }
 
-    /// The user wants to stop.
+    /// Asks for a stop.
     pub fn ask(&self) {
         self.stops.store(true, Ordering::Relaxed);
     }
 
-    /// Stops if that was asked for, and makes the terminal raw again if it goes on after a stop of whatever kind. A terminal that
-    /// has gone shows that elsewhere.
+    /// Stops if asked to. Makes the terminal raw again after any stop. Ignores the error of a closed terminal, which
+    /// shows elsewhere.
     pub fn obey(&self) {
         if self.stops.swap(false, Ordering::Relaxed) {
             let _ = self.modes.put_back();

@@ -9,23 +9,24 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use machine::error::Error;
 
-/// No frame of an interface is longer.
+/// The longest frame of an interface.
 const MAX_FRAME_BYTES: usize = 65_535 + 18;
 
-/// See the module.
+/// See the module documentation.
 pub struct Tap {
     interface: SyncDevice,
     buffer: Vec<u8>,
 }
 
 impl Tap {
-    /// Most bytes that a frame carries: what interfaces have at first.
+    /// Most bytes that a frame carries: the default of interfaces.
     pub const MTU: u16 = 1500;
 
-    /// Attaches to the interface with this name, or makes it. The user brings it up, gives it addresses and routes.
+    /// Attaches to the interface with this name, or creates it. The user brings it up, and gives it addresses and
+    /// routes.
     pub fn open(name: &str) -> Result<Tap, Error> {
         let open = || {
-            // An interface that is there stays up or down, as it is.
+            // An existing interface stays up or down.
             let interface =
                 DeviceBuilder::new().name(name).layer(Layer::L2).inherit_enable_state().build_sync()?;
             interface.set_nonblocking(true)?;
@@ -59,14 +60,14 @@ impl Tap {
     pub fn send(&mut self, frame: &[u8]) -> std::io::Result<bool> {
         match self.interface.send(frame) {
             Ok(_) => Ok(true),
-            // What the interface does not like is lost, as on a wire.
+            // A frame that the interface rejects is lost, as on a wire.
             Err(error) if is_not_now(&error) || error.kind() == ErrorKind::InvalidInput => Ok(false),
             Err(error) => Err(error),
         }
     }
 }
 
-/// Whether the interface has nothing, is full, or is down, which it need not stay.
+/// Whether the interface has no frame, is full, or is down. Each may change later.
 fn is_not_now(error: &std::io::Error) -> bool {
     const INTERFACE_IS_DOWN: i32 = nix::errno::Errno::EIO as i32;
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)

@@ -1,4 +1,4 @@
-//! The user's terminal in raw mode, put back on every way out.
+//! The user's terminal in raw mode, restored on every exit.
 
 use std::io::IsTerminal;
 
@@ -6,13 +6,13 @@ use nix::sys::termios::{self, SetArg, Termios};
 
 use machine::error::Error;
 
-/// Raw mode for as long as the value lives: dropped on return, on error and on panic alike.
+/// Raw mode while the value lives. It is restored on return, on error and on panic.
 pub struct RawTerminal {
     modes: Modes,
 }
 
 impl RawTerminal {
-    /// Puts standard input into raw mode when it is a terminal.
+    /// Puts standard input into raw mode, if it is a terminal.
     pub fn enter() -> Result<Option<RawTerminal>, Error> {
         let failed = |errno: nix::Error| Error::Host {
             what: "cannot set the terminal to raw mode".to_string(),
@@ -31,14 +31,14 @@ impl Drop for RawTerminal {
     }
 }
 
-/// The mode in which the user's terminal was found, and raw mode.
+/// The terminal's original mode, and its raw mode.
 pub struct Modes {
     before: Termios,
     raw: Termios,
 }
 
 impl Modes {
-    /// Those of standard input, as it is now, if it is a terminal.
+    /// The modes of standard input now, if it is a terminal.
     pub fn of_stdin() -> nix::Result<Option<Modes>> {
         let stdin = std::io::stdin();
         if !stdin.is_terminal() {
@@ -50,12 +50,12 @@ impl Modes {
         Ok(Some(Modes { before, raw }))
     }
 
-    /// Keys come one by one, and none of them is a signal.
+    /// Sets raw mode: each key is read at once, and no key is a signal.
     pub fn make_raw(&self) -> nix::Result<()> {
         termios::tcsetattr(std::io::stdin(), SetArg::TCSANOW, &self.raw)
     }
 
-    /// As it was found.
+    /// Restores the original mode.
     pub fn put_back(&self) -> nix::Result<()> {
         termios::tcsetattr(std::io::stdin(), SetArg::TCSANOW, &self.before)
     }

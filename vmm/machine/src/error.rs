@@ -11,7 +11,7 @@ use crate::position::Position;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file could not be read or written.
-    #[error("cannot {action} {path}: {source}")]
+    #[error("cannot {action} {path}: {}", reason(source))]
     File {
         /// What was tried.
         action: &'static str,
@@ -34,7 +34,9 @@ pub enum Error {
     #[error(transparent)]
     Boot(#[from] boot::BootError),
     /// RAM could not be had.
-    #[error(transparent)]
+    #[error(
+        "{0}; a recording needs as much address space as its guest has memory, and 256 MiB beside (see ulimit -v)"
+    )]
     Ram(#[from] guest_ram::RamError),
     /// The recording cannot be used.
     #[error("{path}: {why}")]
@@ -51,7 +53,7 @@ pub enum Error {
     #[error(transparent)]
     Divergence(#[from] Box<Divergence>),
     /// The terminal, a socket or the like failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", reason(source))]
     Host {
         /// What was tried.
         what: String,
@@ -89,12 +91,23 @@ pub enum Error {
     Unsupported(String),
 }
 
+/// The host's answer, and which limit it is where files may not grow.
+fn reason(source: &std::io::Error) -> String {
+    match source.kind() {
+        std::io::ErrorKind::FileTooLarge => {
+            format!("{source}: the file would be larger than this process may write, which is `ulimit -f`")
+        }
+        _ => source.to_string(),
+    }
+}
+
 /// A sentence with the host's answer, where there is one (the binary does not print the chain of causes), and
 /// with what to do.
 fn with_advice(error: &StoreError) -> String {
-    let sentence = match std::error::Error::source(error) {
-        Some(cause) => format!("{error}: {cause}"),
-        None => error.to_string(),
+    let sentence = match (&error.kind, std::error::Error::source(error)) {
+        (StoreErrorKind::Io { source, .. }, _) => format!("{error}: {}", reason(source)),
+        (_, Some(cause)) => format!("{error}: {cause}"),
+        (_, None) => error.to_string(),
     };
     match error.kind {
         StoreErrorKind::Busy => format!("{sentence}; wait until it has ended"),

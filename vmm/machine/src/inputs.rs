@@ -197,6 +197,12 @@ pub trait Inputs<C: Count> {
         Leave::AtExits
     }
 
+    /// How many instructions the guest may execute from here before its next exit; it has executed `executed` since the last one.
+    /// An error where a machine that counts exits should have made one long ago. Engines that count no instructions do not ask.
+    fn without_exit(&self, _now: Moment<C>, _executed: u64) -> Result<u64, Error> {
+        Ok(u64::MAX)
+    }
+
     /// Whether the run is to return here, before the events that are due are taken: to go on later, or to become another. Asked once
     /// at each place where the machine asks for events.
     fn pauses(&mut self) -> bool {
@@ -252,6 +258,10 @@ impl<C: Count, I: Inputs<C> + ?Sized> Inputs<C> for &mut I {
 
     fn leave(&self, now: Moment<C>, deadline_ns: Option<u64>) -> Leave {
         (**self).leave(now, deadline_ns)
+    }
+
+    fn without_exit(&self, now: Moment<C>, executed: u64) -> Result<u64, Error> {
+        (**self).without_exit(now, executed)
     }
 
     fn pauses(&mut self) -> bool {

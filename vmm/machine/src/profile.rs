@@ -3,7 +3,7 @@
 //! [`Profile::of`] is the only place where a model's name decides. All other code asks for the field that it means.
 
 use cpu::CpuModel;
-use devices::pci::BridgeWindow;
+use devices::pci::PciRevision;
 
 use crate::clock::TimeBase;
 use crate::comparable::Likeness;
@@ -31,8 +31,8 @@ pub struct Profile {
     /// Whether the kernel's RDTSC are rewritten to marked HLT, which then read the machine's time
     /// ([`boot::time_reads`]).
     pub rewrites_time_reads: bool,
-    /// Which addresses the PCI host bridge passes on.
-    pub bridge_window: BridgeWindow,
+    /// How the PCI bus is wired and described.
+    pub pci: PciRevision,
     /// Whether the PIT's first channel runs at power-on, as firmware leaves it.
     pub starts_pit: bool,
 }
@@ -41,14 +41,14 @@ impl Profile {
     /// The profile of machines with this CPU.
     pub fn of(model: CpuModel) -> Profile {
         match model {
-            CpuModel::V2 => Profile { bridge_window: BridgeWindow::Announced, ..Profile::of(CpuModel::V2_1) },
+            CpuModel::V2 => Profile { pci: PciRevision::V1, ..Profile::of(CpuModel::V2_1) },
             CpuModel::V2_1 => Profile {
                 time_base: TimeBase::Instructions,
                 likeness: Likeness::Exact,
                 counter: Counter::Instructions,
                 runs_on_kvm: false,
                 rewrites_time_reads: false,
-                bridge_window: BridgeWindow::All,
+                pci: PciRevision::V2,
                 starts_pit: false,
             },
             CpuModel::V2Kvm | CpuModel::V2KvmTcg => Profile {
@@ -57,7 +57,7 @@ impl Profile {
                 counter: Counter::Exits,
                 runs_on_kvm: true,
                 rewrites_time_reads: true,
-                bridge_window: BridgeWindow::Announced,
+                pci: PciRevision::V1,
                 starts_pit: true,
             },
         }

@@ -23,7 +23,7 @@ use crate::engine::{Engine, EngineKind, Statistics};
 use crate::error::Error;
 use crate::inputs::{Event, Idle, Inputs, PowerOn, Sent, View};
 use crate::outcome::Outcome;
-use crate::position::{Instructions, Moment};
+use crate::position::{Count, Exits, Instructions, Moment};
 use crate::power_on::{entropy_seed, entry_state, kernel_seed, start_pit};
 use crate::ram_digest::RamDigest;
 use crate::start::Images;
@@ -93,11 +93,12 @@ impl<U: Unit> Machine<U> {
                 let mut images = images.for_boot(config.start.booted());
                 images.rng_seed = Some(kernel_seed(&power_on.seed));
                 images.translated_slots = config.passed_slots();
+                images.pci = profile.pci;
                 entry_state(&boot::load(&ram, &images)?)
             }
             Images::State(_) => CpuState::reset(),
         };
-        let mut devices = PciBus::new().with_window(profile.bridge_window);
+        let mut devices = PciBus::new().with_revision(profile.pci);
         if let Some(disk) = &config.disk {
             devices.add(Block::new(OverlayDisk::open(&disk.path)?));
         }
@@ -301,6 +302,7 @@ impl<U: Unit> Machine<U> {
         inputs: &mut dyn Inputs<U>,
     ) -> Result<RunStop, Error> {
         self.stopping.begin();
+        let mut last_exit = (self.bus.clock.exits, self.instructions());
         loop {
             if self.is_over(until) {
                 // Devices too stand at this point, so that equal machines have equal states.
@@ -322,6 +324,7 @@ impl<U: Unit> Machine<U> {
             }
             let limit = until.min(inputs.next_poll(now).max(now.count + 1));
             let limit = self.bus.prepare_run(self.instructions(), limit);
+            let limit = limit.min(self.latest_exit(&mut last_exit, inputs)?);
             let leave = inputs.leave(now, self.bus.platform.next_deadline_ns());
             let leave = self.depart(leave)?;
             let end = if self.bus.platform.bus().has_passed() {
@@ -346,6 +349,21 @@ impl<U: Unit> Machine<U> {
                 Some(Stop::Met(met)) => return Ok(RunStop::Met(met)),
             }
         }
+    }
+
+    /// Up to where the guest may execute instructions without an exit. `last` is the last exit that this run has seen, and where it
+    /// was.
+    fn latest_exit(
+        &self,
+        last: &mut (Exits, Instructions),
+        inputs: &dyn Inputs<U>,
+    ) -> Result<Instructions, Error> {
+        let here = self.instructions();
+        if last.0 != self.bus.clock.exits {
+            *last = (self.bus.clock.exits, here);
+        }
+        let rest = inputs.without_exit(self.moment(), here.saturating_since(last.1))?;
+        Ok(here.saturating_add(rest))
     }
 
     fn is_over(&self, until: U) -> bool {
@@ -507,5 +525,5 @@ const INTERRUPT_FLAG: u64 = 1 << 9;
 const _: () = {
     const fn is_send<T: Send>() {}
     is_send::<Machine<Instructions>>();
-    is_send::<Machine<crate::position::Exits>>();
+    is_send::<Machine<Exits>>();
 };

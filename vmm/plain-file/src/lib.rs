@@ -1,4 +1,4 @@
-//! Opens plain files, and nothing else: for files that may be a stranger's.
+//! Opens only plain files, because a file may come from a stranger.
 //!
 //! ```
 //! use std::path::Path;
@@ -12,8 +12,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! A pipe in the place of a file would let its reader wait for ever. A device could be read without an end, or do
-//! something when it is opened.
+//! A pipe in the place of a file would let its reader wait for ever. A device could be read without an end, or could
+//! act when it is opened.
 
 #![forbid(unsafe_code)]
 
@@ -25,24 +25,22 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
 
-/// Neither for the other end of a pipe nor for a modem, and a terminal does not become this process's.
+/// Opening waits neither for the other end of a pipe nor for a modem. A terminal does not become this process's.
 const WITHOUT_WAITING: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 
 /// Opens a file for reading.
 ///
-/// # Errors
-/// If it cannot be opened, or is no plain file.
+/// # Errors If it cannot be opened, or is not a plain file.
 pub fn open(path: &Path) -> io::Result<File> {
-    // Opening a device does things already.
+    // Check first, because opening a device may already act.
     check(&std::fs::metadata(path)?)?;
     checked(File::options().read(true).custom_flags(WITHOUT_WAITING), path)
 }
 
-/// The first stretch of a file's data that ends behind a place: where it begins and ends. Behind the last one it is empty, and at
-/// the file's end. A file system that knows no holes says that all is data.
+/// The first range of a file's data that ends after a position: its start and end. After the last range it is empty, at
+/// the file's end. A file system without holes reports that the whole file is data.
 ///
-/// # Errors
-/// If the file's size or its holes cannot be asked for.
+/// # Errors If the file's size or its holes cannot be read.
 pub fn next_data(file: &File, at: u64) -> io::Result<(u64, u64)> {
     let size_bytes = file.metadata()?.len().max(at);
     let seek = |at: u64, whence| lseek(file, at as i64, whence).map(|found| found as u64);
@@ -54,18 +52,16 @@ pub fn next_data(file: &File, at: u64) -> io::Result<(u64, u64)> {
     }
 }
 
-/// The contents of a file that has no more than so many bytes.
+/// The contents of a file of at most `most_bytes`.
 ///
-/// # Errors
-/// As [`open`], or if it has more.
+/// # Errors The errors of [`open`], or if the file is larger.
 pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
     read_opened(open(path)?, most_bytes)
 }
 
-/// As [`read`], of a file that is open, from its place on.
+/// The contents of an open file from its position on, at most `most_bytes`.
 ///
-/// # Errors
-/// If it cannot be read, or has more.
+/// # Errors If it cannot be read, or has more bytes.
 pub fn read_opened(file: File, most_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -75,17 +71,16 @@ pub fn read_opened(file: File, most_bytes: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a file that is there to be locked, and makes it if need be. What it holds stays, and a link leads nowhere.
+/// Opens a file for locking, or creates it. Keeps its contents, and does not follow a link.
 ///
-/// # Errors
-/// As [`open`].
+/// # Errors The errors of [`open`].
 pub fn lock_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create(true).truncate(false).custom_flags(WITHOUT_WAITING | libc::O_NOFOLLOW);
     checked(&options, path)
 }
 
-/// Opens, and looks at what was opened.
+/// Opens a file, and checks the opened file.
 fn checked(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.open(path)?;
     check(&file.metadata()?)?;
@@ -121,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// A path of each kind that is no plain file, with its name.
+    /// A path of each kind that is not a plain file, with its name.
     fn others(folder: &Path) -> Vec<(PathBuf, &'static str)> {
         mkfifo(&folder.join("pipe"), Mode::S_IRWXU).unwrap();
         drop(UnixListener::bind(folder.join("socket")).unwrap());
@@ -151,7 +146,7 @@ mod tests {
         fs::write(&path, "12345").unwrap();
         assert_eq!(read(&path, 5).unwrap(), b"12345");
         assert_eq!(read(&path, 4).unwrap_err().kind(), ErrorKind::FileTooLarge);
-        // One with a hole that is larger than any memory.
+        // A file with a hole that is larger than any memory.
         File::options().write(true).open(&path).unwrap().set_len(1 << 42).unwrap();
         assert_eq!(read(&path, 1 << 20).unwrap_err().kind(), ErrorKind::FileTooLarge);
     }
@@ -177,7 +172,7 @@ mod tests {
         let (data, hole) = next_data(&file, 0).unwrap();
         assert!(data <= 100 << 20 && hole > 100 << 20, "{data} to {hole}");
         let (next, end) = next_data(&file, hole).unwrap();
-        // A file system that knows no holes has none.
+        // On a file system without holes the whole file is data.
         assert!(next == end && end == 1 << 30 || hole == 1 << 30, "{next} to {end}");
         assert_eq!(next_data(&file, 1 << 30).unwrap(), (1 << 30, 1 << 30));
     }

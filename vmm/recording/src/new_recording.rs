@@ -11,7 +11,10 @@ use machine::unit::Unit;
 use machine::{Format, Machine, RunStop};
 
 use crate::checkpointer;
-use crate::log::{EndRecord, LogWriter};
+use crate::cursor::Logged;
+use crate::files::EVENTS;
+use crate::log::{EndRecord, LogWriter, read_log};
+use crate::opened::forget_beginning;
 use crate::pace::CheckpointOptions;
 use crate::recorder::Recorder;
 
@@ -70,13 +73,22 @@ impl<'a, U: Unit> NewRecording<'a, U> {
     }
 
     /// Runs the machine to its end and records what the inputs give. If the disk fills up, or the engine fails, the error is
-    /// [`Error::CutOff`], and the recording replays up to its last check.
+    /// [`Error::CutOff`], and the recording replays up to its last check. If nothing of the run could be recorded, nothing is left
+    /// in the folder.
     pub fn run(self, inputs: impl Inputs<U>) -> Result<EndRecord<U>, Error> {
         let NewRecording { machine, folder, log, power_on, checks, checkpoints } = self;
         let mut recorder = Recorder::new(inputs, log, power_on);
         recorder.check_every(checks);
         let ended = run_to_end(machine, &mut recorder, &folder, checkpoints);
-        ended.and_then(|()| recorder.finish(machine)).map_err(|error| cut_off(error, &folder, machine))
+        let format = recorder.format();
+        ended.and_then(|()| recorder.finish(machine)).map_err(|error| {
+            let log = read_log::<U>(&folder.join(EVENTS), format);
+            if log.is_ok_and(|log| log.event_count() == 0) {
+                forget_beginning(&folder);
+                return error;
+            }
+            cut_off(error, &folder, machine)
+        })
     }
 }
 

@@ -12,6 +12,7 @@ use crate::files::{EVENTS, IMAGES, MANIFEST, START, inside};
 use crate::log::{Log, LogRecord, LogWriter, read_log};
 use crate::manifest::{Cut, Manifest};
 use crate::manifest_text::read_manifest;
+use crate::player::MOST_STEPS_WITHOUT_RECORD;
 use machine::Counter;
 use machine::config::{ImageFile, MachineConfig, hash_image};
 use machine::contents_hash::Scheme;
@@ -102,6 +103,14 @@ impl<C: Unit> Recording<C> {
 
     /// As [`Recording::begin`], with this manifest: the recording is written in its format.
     pub fn begin_as(path: &Path, manifest: &Manifest) -> Result<LogWriter, Error> {
+        let begun = Recording::<C>::write_beginning(path, manifest);
+        if begun.is_err() {
+            forget_beginning(path);
+        }
+        begun
+    }
+
+    fn write_beginning(path: &Path, manifest: &Manifest) -> Result<LogWriter, Error> {
         let file = path.join(MANIFEST);
         std::fs::write(&file, manifest.text()).map_err(Error::file("write", &file))?;
         manifest.machine.disk.iter().for_each(|disk| disk_seen::note(path, disk));
@@ -135,8 +144,15 @@ impl<C: Unit> Recording<C> {
         if log.event_count() == 0 {
             return Err(Error::recording(
                 path.join(EVENTS),
-                "holds no events: the recording was cut off before it began",
+                "the recording's log is empty: it was cut off before the run began, so there is nothing to replay",
             ));
+        }
+        if C::NAMES_ONE_PLACE && log.longest_stretch() > MOST_STEPS_WITHOUT_RECORD {
+            let why = format!(
+                "is damaged: {} instructions without a record, where a recorder writes one for each 16 million",
+                log.longest_stretch()
+            );
+            return Err(Error::recording(path.join(EVENTS), why));
         }
         if log.machine_hash != manifest.machine_hash() {
             let why =
@@ -157,6 +173,18 @@ pub enum Opened {
     ByInstructions(Recording<Instructions>),
     /// Made by KVM, or for it.
     ByExits(Recording<Exits>),
+}
+
+/// Removes what lies in the folder of a recording that could not begin: nobody shall take it for one. The folder itself is the
+/// caller's.
+pub(super) fn forget_beginning(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        // Why it could not begin is told, and more important than what stays.
+        let _ = match entry.file_type() {
+            Ok(kind) if kind.is_dir() => std::fs::remove_dir_all(entry.path()),
+            _ => std::fs::remove_file(entry.path()),
+        };
+    }
 }
 
 /// Refuses what cannot be a recording.

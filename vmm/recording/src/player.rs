@@ -42,6 +42,13 @@ pub enum Part {
     Whole,
 }
 
+/// Where instructions are counted, a recorder writes a check for each 16 million of them, and readers refuse a log that lacks
+/// these: it would be replayed for hours without a sign of life.
+pub const MOST_STEPS_WITHOUT_RECORD: u64 = 1 << 32;
+/// Where exits are counted, a recorder stops a guest that makes none after a fifth of a second at the latest, and the stop counts as
+/// an exit. A processor executes fewer instructions in that time: four in each cycle of 5 GHz. So a longer stretch was not recorded.
+pub const MOST_STEPS_WITHOUT_EXIT: u64 = 1 << 32;
+
 /// Gives recorded events.
 pub struct Player<C> {
     log: Arc<Log<C>>,
@@ -52,6 +59,7 @@ pub struct Player<C> {
     scrutiny: Scrutiny,
     /// The run ends where this event is due.
     end_before: Option<usize>,
+    most_without_exit: u64,
     /// Receives console output, where it is shown.
     output: Option<Box<Output>>,
     /// Receives the network's frames, where they are looked at.
@@ -97,6 +105,7 @@ impl<C: Unit> Player<C> {
             next,
             scrutiny: Scrutiny::default(),
             end_before: None,
+            most_without_exit: MOST_STEPS_WITHOUT_EXIT,
             output: None,
             frames: None,
         })
@@ -105,6 +114,12 @@ impl<C: Unit> Player<C> {
     /// Ends the run where an event is due, in place of giving it.
     pub fn end_before(&mut self, event: usize) {
         self.end_before = Some(event);
+    }
+
+    /// Replaces [`MOST_STEPS_WITHOUT_EXIT`], for tests that do not wait so long.
+    #[doc(hidden)]
+    pub fn set_most_without_exit(&mut self, steps: u64) {
+        self.most_without_exit = steps;
     }
 
     /// Says how much to compare.
@@ -390,6 +405,20 @@ impl<C: Unit> Inputs<C> for Player<C> {
             // An exit that comes before the place where the guest was stopped is a difference.
             Some(_) if matches!(self.next(), Next::Event(event) if is_stop(event)) => now.count + 1,
             _ => C::MAX,
+        }
+    }
+
+    fn without_exit(&self, now: Moment<C>, executed: u64) -> Result<u64, Error> {
+        if C::NAMES_ONE_PLACE {
+            // The next record says how far it is.
+            return Ok(u64::MAX);
+        }
+        match self.most_without_exit.checked_sub(executed) {
+            Some(rest) if rest > 0 => Ok(rest),
+            _ => {
+                let then = format!("one within {} instructions", self.most_without_exit);
+                Err(self.divergence(now, Part::Registers, "the next exit", then, "none".to_string()))
+            }
         }
     }
 

@@ -1,8 +1,8 @@
-//! seccomp: the system calls that are left, each with its reason. A process that makes another one is ended by SIGSYS, and the
-//! kernel logs it: nothing here makes one, so whoever does has taken over the process. A few calls fail instead, as on a kernel
-//! that lacks them, because the libraries try them and then go another way ([`TRIED_BY_LIBRARIES`]).
+//! seccomp: the allowed system calls, each with its reason. SIGSYS ends a process that makes another call, and the
+//! kernel logs it. No code here makes one, so whoever does has taken over the process. A few calls fail instead, as on
+//! a kernel without them, because the libraries try them and then use others ([`TRIED_BY_LIBRARIES`]).
 //!
-//! seccomp(2). The list holds for x86-64; a call by another of its interfaces (32-bit, x32) ends the process.
+//! seccomp(2). The list is for x86-64; a call by another of its interfaces (32-bit, x32) ends the process.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use seccompiler::{
 use crate::error::Error;
 use crate::needs::Needs;
 
-/// Files that are open.
+/// Open files.
 const FILES: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_readv,
@@ -35,7 +35,7 @@ const FILES: &[c_long] = &[
     libc::SYS_fdatasync,
 ];
 
-/// By name, files that Landlock leaves. No links, no changes of owners and modes.
+/// Files by name, if Landlock allows them. No links, and no changes of owners or modes.
 const NAMED_FILES: &[c_long] = &[
     libc::SYS_openat,
     libc::SYS_newfstatat,
@@ -47,8 +47,8 @@ const NAMED_FILES: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// What the C library and Rust's try where it is not left, and do without: the newer way to start a thread, the names of
-/// folders, and files that say more about the host. A backtrace at a panic looks for its own program.
+/// Calls that the C library and Rust's library try, and do without. They are the newer way to start a thread, the names
+/// of folders, and files with information about the host. A backtrace at a panic looks for its own program.
 const TRIED_BY_LIBRARIES: &[c_long] = &[
     libc::SYS_clone3,
     libc::SYS_openat,
@@ -65,7 +65,7 @@ const TRIED_BY_LIBRARIES: &[c_long] = &[
 /// Memory; see [`of_protection`].
 const MEMORY: &[c_long] = &[libc::SYS_brk, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise];
 
-/// Threads of this process: see [`of_clone`] for how they begin.
+/// Threads of this process. [`of_clone`] allows their start.
 const THREADS: &[c_long] = &[
     libc::SYS_futex,
     libc::SYS_set_robust_list,
@@ -78,7 +78,7 @@ const THREADS: &[c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// Signals that come in. Those that go out are [`of_own_process`].
+/// Incoming signals. [`of_own_process`] allows outgoing ones.
 const SIGNALS: &[c_long] = &[
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
@@ -99,13 +99,13 @@ const WAITING: &[c_long] = &[
     libc::SYS_getrandom,
 ];
 
-/// Who one is.
+/// The identity of the process.
 const IDENTITY: &[c_long] = &[libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid];
 
-/// Sockets that are there already: no more of them are made, bound or connected.
+/// Existing sockets. No new sockets are created, bound or connected.
 const SOCKETS: &[c_long] = &[libc::SYS_recvfrom, libc::SYS_shutdown];
 
-/// Clients on a socket that was bound before.
+/// Clients on a bound socket.
 const CLIENTS: &[c_long] = &[
     libc::SYS_listen,
     libc::SYS_accept4,
@@ -113,7 +113,7 @@ const CLIENTS: &[c_long] = &[
     libc::SYS_setsockopt,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
-    // Between its own threads: what turns clients away hears by a pipe that there is room again.
+    // Between its own threads: a pipe tells the thread that refuses clients that there is room again.
     libc::SYS_pipe2,
 ];
 
@@ -124,7 +124,7 @@ const KVM: &[c_long] = &[
     libc::SYS_timer_delete,
     libc::SYS_perf_event_open,
     libc::SYS_eventfd2,
-    // The counter's signal goes to this thread: see [`of_descriptors`] for all others.
+    // The counter's signal goes to this thread. For all other descriptors see [`of_descriptors`].
     libc::SYS_fcntl,
 ];
 
@@ -132,10 +132,10 @@ const KVM: &[c_long] = &[
 const VFIO: &[c_long] =
     &[libc::SYS_eventfd2, libc::SYS_epoll_ctl, libc::SYS_epoll_wait, libc::SYS_epoll_pwait];
 
-/// The end of a program that was started before.
+/// Waiting for a program that was started before.
 const HELPER: &[c_long] = &[libc::SYS_wait4, libc::SYS_waitid];
 
-/// The terminal: its mode and its size. Never TIOCSTI, by which one types into the shell that comes after.
+/// The terminal: its mode and its size. Never TIOCSTI, which types into the shell that runs afterwards.
 const TERMINAL_REQUESTS: &[u64] = &[
     libc::TCGETS,
     libc::TCSETS,
@@ -147,9 +147,9 @@ const TERMINAL_REQUESTS: &[u64] = &[
     libc::TCSETSF2,
     libc::TIOCGWINSZ,
 ];
-/// Sockets and pipes: whether they wait, and whether programs inherit them.
+/// Sockets and pipes: whether they block, and whether programs inherit them.
 const FILE_REQUESTS: &[u64] = &[libc::FIONBIO, libc::FIOCLEX];
-/// The bits of a request that say which driver it is for.
+/// The bits of a request that name its driver.
 const REQUEST_TYPE: u64 = 0xff00;
 const KVM_TYPE: u64 = 0xae00;
 const PERF_TYPE: u64 = (b'$' as u64) << 8;
@@ -157,15 +157,15 @@ const VFIO_TYPE: u64 = (b';' as u64) << 8;
 
 const EMPTY_PATH: u64 = libc::AT_EMPTY_PATH as u64;
 
-/// Allowed calls, and under which conditions on their arguments; without any, always.
+/// Allowed calls, with conditions on their arguments. A call without conditions is always allowed.
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
-/// Leaves the process the calls that `needs` asks for. `false` where the host has no seccomp.
+/// Allows the process only the calls for `needs`. Returns `false` if the host has no seccomp.
 pub(crate) fn restrict(needs: &Needs) -> Result<bool, Error> {
     restrict_by(needs, seccompiler::apply_filter_all_threads)
 }
 
-/// As [`restrict`], for the calling thread alone.
+/// Does the same as [`restrict`] for the calling thread only.
 pub(crate) fn restrict_thread(needs: &Needs) -> Result<bool, Error> {
     restrict_by(needs, seccompiler::apply_filter)
 }
@@ -184,12 +184,13 @@ fn restrict_by(
     Ok(true)
 }
 
-/// The kernel has no seccomp, or no filters.
+/// Whether the error means that the kernel has no seccomp, or no filters.
 fn is_missing(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL))
 }
 
-/// Two lists, of which the kernel takes the stricter answer: what is not left fails, and most of that ends the process.
+/// Two filters; the kernel takes the stricter result. The first lets every call fail that is not allowed. The second
+/// ends the process at such a call, except for the calls that libraries try.
 fn programs(needs: &Needs) -> Result<[BpfProgram; 2], Box<dyn std::error::Error>> {
     let left = rules(needs)?;
     let mut survived = left.clone();
@@ -212,12 +213,12 @@ fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
         (libc::SYS_fcntl, of_descriptors()?),
         (libc::SYS_prctl, of_names_and_privileges()?),
         (libc::SYS_seccomp, of_filters()?),
-        // Of an open file.
+        // Only of an open file.
         (libc::SYS_newfstatat, vec![rule(vec![masked(3, EMPTY_PATH, EMPTY_PATH)?])?]),
         (libc::SYS_statx, vec![rule(vec![masked(2, EMPTY_PATH, EMPTY_PATH)?])?]),
-        // Limits are asked for, and not set.
+        // Limits are read, but not set.
         (libc::SYS_prlimit64, vec![rule(vec![equal(0, 0)?, null(2)?])?]),
-        // To the other end of the socket, and to no address.
+        // To the other end of the socket, without an address.
         (libc::SYS_sendto, vec![rule(vec![null(4)?])?]),
     ]);
     let lists = [FILES, MEMORY, THREADS, SIGNALS, WAITING, IDENTITY, SOCKETS];
@@ -235,27 +236,27 @@ fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
     Ok(rules)
 }
 
-/// A thread's name, and once more what is given up already: that no program gains privileges.
+/// A thread's name, and `no_new_privs` once more, which is set already.
 fn of_names_and_privileges() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let options = [libc::PR_SET_NAME, libc::PR_SET_NO_NEW_PRIVS];
     options.iter().map(|&option| rule(vec![equal(0, option as u64)?])).collect()
 }
 
-/// More filters, which can only take away; not those that hand calls to another process.
+/// More filters, which can only take rights away. No filters that hand calls to another process.
 fn of_filters() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let flags = [0, libc::SECCOMP_FILTER_FLAG_TSYNC];
     let operation = u64::from(libc::SECCOMP_SET_MODE_FILTER);
     flags.iter().map(|&flags| rule(vec![equal(0, operation)?, equal(1, flags)?])).collect()
 }
 
-/// Memory that is never writable and executable at once.
+/// Memory that is never writable and executable at the same time.
 fn of_protection() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let both = (libc::PROT_WRITE | libc::PROT_EXEC) as u64;
     let allowed = [libc::PROT_NONE, libc::PROT_WRITE, libc::PROT_EXEC];
     allowed.iter().map(|&bits| rule(vec![masked(2, both, bits as u64)?])).collect()
 }
 
-/// A thread of this process, and no process, in no namespace of its own.
+/// A thread of this process: no new process, and no new namespace.
 fn of_clone() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let namespaces = libc::CLONE_NEWNS
         | libc::CLONE_NEWCGROUP
@@ -268,7 +269,7 @@ fn of_clone() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     Ok(vec![rule(vec![masked(0, (namespaces | thread) as u64, thread as u64)?])?])
 }
 
-/// Signals to the process itself: an abort, a stop from the terminal.
+/// Signals to the process itself, such as an abort or a stop from the terminal.
 fn of_own_process(own: u64) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     Ok(vec![rule(vec![equal(0, own)?])?])
 }
@@ -281,29 +282,29 @@ fn of_requests(needs: &Needs) -> Result<Vec<SeccompRule>, seccompiler::BackendEr
     single.chain(types.map(|&(_, bits)| rule(vec![masked(1, REQUEST_TYPE, bits)?]))).collect()
 }
 
-/// Copies and flags of descriptors; not where their signals go.
+/// Copies and flags of descriptors, but not the target of their signals.
 fn of_descriptors() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let commands =
         [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
     commands.iter().map(|&command| rule(vec![equal(1, command as u64)?])).collect()
 }
 
-/// All of these conditions.
+/// A rule with all of these conditions.
 fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, seccompiler::BackendError> {
     SeccompRule::new(conditions)
 }
 
-/// An argument that the kernel takes as 32 bits.
+/// A condition on an argument that the kernel reads as 32 bits.
 fn equal(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
 }
 
-/// The same, of which only the bits in a mask count.
+/// A condition on the masked bits of an argument.
 fn masked(argument: u8, mask: u64, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask), value)
 }
 
-/// A pointer to nothing.
+/// The condition that a pointer is null.
 fn null(argument: u8) -> Result<SeccompCondition, seccompiler::BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)
 }

@@ -1,23 +1,23 @@
-//! What can go wrong.
+//! The errors of this crate.
 
 /// Why a process could not be locked in.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Landlock would hold for one of the threads only.
+    /// Landlock would hold for only one of the threads.
     #[error("{0} threads run already, and only one of them would be locked in")]
     Threads(usize),
-    /// Something that every host can do failed.
+    /// An operation failed that every host supports.
     #[error("cannot {what}: {why}")]
     Failed {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Why it failed.
+        /// The cause.
         why: String,
     },
 }
 
 impl Error {
-    /// For `map_err`.
+    /// Makes an error, for `map_err`.
     pub(crate) fn failed<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> Error {
         move |why| Error::Failed { what, why: why.to_string() }
     }

@@ -1,6 +1,6 @@
-//! Landlock: of all files, those that were named are left; of all network addresses and other processes, none.
+//! Landlock allows only the named files. It allows no network addresses and no other processes.
 //!
-//! landlock(7). A descriptor that is open already stays as it was.
+//! landlock(7). A descriptor that is already open keeps its rights.
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus, Ruleset,
@@ -10,21 +10,21 @@ use landlock::{
 use crate::error::Error;
 use crate::needs::Needs;
 
-/// The newest version of Landlock whose locks are known here.
+/// The newest supported version of Landlock.
 const KNOWN: ABI = ABI::V6;
 
-/// What Landlock keeps away.
+/// The files that Landlock blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Files {
-    /// Everything that was not named.
+    /// All files that were not named.
     All,
-    /// Most of it: this host's Landlock has an old version.
+    /// Most files: this host's Landlock has an old version.
     Most(i32),
-    /// Nothing.
+    /// No files, for this reason.
     None(&'static str),
 }
 
-/// Leaves the calling thread, and those that it starts, what `needs` names.
+/// Restricts the calling thread, and threads that it starts later, to the files of `needs`.
 pub(crate) fn restrict(needs: &Needs) -> Result<Files, Error> {
     ruled(needs).map_err(Error::failed("give up access to files"))
 }
@@ -50,12 +50,12 @@ fn ruled(needs: &Needs) -> Result<Files, RulesetError> {
     })
 }
 
-/// Nothing can be executed, not even what was written.
+/// Reading. Executing is never allowed, not even of written files.
 fn readable() -> BitFlags<AccessFs> {
     AccessFs::ReadFile | AccessFs::ReadDir
 }
 
-/// Files and folders only: no devices, no sockets, no links that lead elsewhere.
+/// Changing files and folders only: no devices, no sockets, no links.
 fn changeable() -> BitFlags<AccessFs> {
     AccessFs::WriteFile
         | AccessFs::Truncate

@@ -11,12 +11,12 @@
 //! # Ok::<(), sandbox::Error>(())
 //! ```
 //!
-//! There are four locks, and each holds by itself if the host lacks another. [`mod@privileges`] gives up capabilities.
-//! `no_new_privs` keeps executed programs from gaining any. Landlock leaves the files and folders that were named
-//! ([`mod@files`]). seccomp leaves a list of system calls ([`mod@calls`]). There is no way back out. [`fn@probe`] says
-//! what a host offers.
+//! There are four locks. Each holds by itself if the host lacks another. [`mod@privileges`] gives up capabilities.
+//! `no_new_privs` keeps executed programs from gaining any. Landlock allows only the named files and folders
+//! ([`mod@files`]). seccomp allows only a list of system calls ([`mod@calls`]). No lock can be undone. [`fn@probe`]
+//! finds out what a host offers.
 //!
-//! This package knows nothing of guests. The caller says by [`Needs`] what the process still needs.
+//! This crate knows nothing of guests. The caller lists in [`Needs`] what the process still needs.
 
 #![forbid(unsafe_code)]
 
@@ -37,20 +37,19 @@ pub use probe::{Offered, probe};
 
 static IS_LOCKED_IN: AtomicBool = AtomicBool::new(false);
 
-/// Which locks hold. Capabilities and `no_new_privs` always do.
+/// The locks that hold. Capabilities and `no_new_privs` always do.
 #[derive(Clone, Debug)]
 pub struct Locked {
-    /// What Landlock keeps away.
+    /// The files that Landlock blocks.
     pub files: Files,
     /// Whether seccomp refuses system calls.
     pub calls: bool,
 }
 
-/// Locks the process in. It has one thread yet; those that it starts later are locked in too. What the host cannot do is left
-/// out, and no error.
+/// Locks the process in. The process must have one thread; later threads are locked in too. A lock that the host lacks
+/// is left out without an error.
 ///
-/// # Errors
-/// If there are threads already, or if something fails that is there.
+/// # Errors If there are more threads, or if an existing lock fails.
 pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
     let threads = lasting_threads();
     if threads != 1 {
@@ -63,11 +62,10 @@ pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
     Ok(Locked { files, calls })
 }
 
-/// Leaves the calling thread, and those that it starts from now on, only the system calls for `needs`. Nothing happens in a process
-/// that is not locked in.
+/// Allows the calling thread, and threads that it starts later, only the system calls for `needs`. Does nothing in a
+/// process that is not locked in.
 ///
-/// # Errors
-/// If seccomp fails for another reason than that the host has none.
+/// # Errors If seccomp fails for another reason than that the host has none.
 pub fn narrow(needs: &Needs) -> Result<(), Error> {
     if IS_LOCKED_IN.load(Ordering::Relaxed) {
         calls::restrict_thread(needs)?;
@@ -75,8 +73,8 @@ pub fn narrow(needs: &Needs) -> Result<(), Error> {
     Ok(())
 }
 
-/// How many threads the process has. The kernel may list a thread for a moment after it was joined, so this waits for those that
-/// are about to leave.
+/// The number of the process's threads. The kernel may list a thread for a moment after it was joined, so this waits
+/// for ending threads.
 fn lasting_threads() -> usize {
     const MOST_WAITS: u32 = 200;
     const WAIT: Duration = Duration::from_millis(5);

@@ -1,4 +1,4 @@
-//! Capabilities: a process that root started gives them up, and what it executes gains none.
+//! Capabilities: a process that root started gives them up, and programs that it executes gain none.
 //!
 //! capabilities(7); Linux, Documentation/userspace-api/no_new_privs.rst.
 
@@ -10,7 +10,7 @@ use nix::unistd::{AccessFlags, eaccess};
 use crate::error::Error;
 use crate::needs::Needs;
 
-/// Gives up all capabilities but those without which `needs` cannot be had.
+/// Gives up all capabilities that `needs` does not require.
 pub(crate) fn give_up(needs: &Needs) -> Result<(), Error> {
     nix::sys::prctl::set_no_new_privs().map_err(Error::failed("rule out new privileges"))?;
     let read = |set| caps::read(None, set).map_err(Error::failed("read the capabilities"));
@@ -21,7 +21,7 @@ pub(crate) fn give_up(needs: &Needs) -> Result<(), Error> {
         }
     }
     let nothing = CapsHashSet::new();
-    // A kernel older than 4.3 has no ambient set.
+    // Kernels older than 4.3 have no ambient set.
     let _ = caps::clear(None, CapSet::Ambient);
     set(CapSet::Inheritable, &nothing)?;
     let reached = reached(needs);
@@ -40,21 +40,21 @@ fn set(set: CapSet, capabilities: &CapsHashSet) -> Result<(), Error> {
     caps::set(None, set, capabilities).map_err(Error::failed("give up capabilities"))
 }
 
-/// What the host asks for later, not when a device is opened.
+/// The capabilities that are needed after a device is opened.
 fn wanted(needs: &Needs) -> CapsHashSet {
     let mut wanted = CapsHashSet::new();
     if needs.vfio {
-        // Memory is mapped for devices while the guest runs, more of it than users may lock.
+        // While the guest runs, more memory is mapped for devices than users may lock.
         wanted.insert(Capability::CAP_IPC_LOCK);
     }
     if needs.kvm {
-        // Each vCPU has a counter of its own.
+        // Each vCPU opens its own counter.
         wanted.insert(Capability::CAP_PERFMON);
     }
     wanted
 }
 
-/// The paths that can be used now, and how.
+/// The accessible paths of `needs`, with the kind of access.
 fn reached(needs: &Needs) -> Vec<(PathBuf, AccessFlags)> {
     let both = AccessFlags::R_OK | AccessFlags::W_OK;
     let read = needs.read.iter().map(|path| (path, AccessFlags::R_OK));

@@ -1,20 +1,20 @@
-//! What a host offers, found out by locking in a thread that ends then.
+//! Finds out what a host offers: locks in a thread, which then ends.
 
 use crate::calls;
 use crate::error::Error;
 use crate::files::{self, Files};
 use crate::needs::Needs;
 
-/// What a host offers.
+/// The locks that a host offers.
 #[derive(Clone, Debug)]
 pub struct Offered {
-    /// What Landlock would keep away.
+    /// The files that Landlock would block.
     pub files: Result<Files, String>,
     /// Whether seccomp would refuse system calls.
     pub calls: Result<bool, String>,
 }
 
-/// Tries the locks. Nothing is locked in afterwards but that no program can gain privileges, if a thread was already.
+/// Tries the locks in a thread, which then ends. Afterwards the process is not locked in.
 pub fn probe() -> Offered {
     let thread = std::thread::spawn(|| {
         let text = |error: Error| error.to_string();

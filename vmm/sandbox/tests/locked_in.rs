@@ -1,7 +1,7 @@
-//! What a process that is locked in can still do, even if whatever runs in it is an attacker's: this program starts itself
-//! free and locked in for each thing that it tries. What a free process cannot do would prove nothing.
+//! Tests what a locked-in process can still do, even if an attacker controls it. For each attempt this program starts
+//! itself twice, free and locked in. An attempt that also fails in the free process would prove nothing.
 //!
-//! A program of its own without a harness, for a process is locked in before it has a second thread.
+//! This is a program of its own without a harness, because a process must be locked in before it has a second thread.
 
 use std::fmt::Debug;
 use std::fs::{self, File};
@@ -21,11 +21,11 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sandbox::{Files, Needs};
 
-/// An attacker's call ends the process, so that it does not go unnoticed.
+/// The result if an attacker's call ends the process, so that it does not go unnoticed.
 const ENDED: &str = "ended";
 
-/// What is tried, what comes of it where one is free, and where one is locked in.
-const TRIED: [(&str, &str, &str); 38] = [
+/// The attempts, with their results in a free and in a locked-in process.
+const TRIED: &[(&str, &str, &str)] = &[
     ("read a file that was named", "done", "done"),
     ("write a file in the folder", "done", "done"),
     ("rename and remove it", "done", "done"),
@@ -39,6 +39,7 @@ const TRIED: [(&str, &str, &str); 38] = [
     ("read another file", "done", "EACCES"),
     ("read it in a thread", "done", "EACCES"),
     ("write another file", "done", "EACCES"),
+    ("write a file that was named to be read", "done", "EACCES"),
     ("make a file elsewhere", "done", "EACCES"),
     ("remove a file elsewhere", "done", "EACCES"),
     ("list another folder", "done", "EACCES"),
@@ -46,6 +47,7 @@ const TRIED: [(&str, &str, &str); 38] = [
     ("open a device", "done", "EACCES"),
     ("ask for the current folder", "done", "ENOSYS"),
     ("read a symbolic link", "done", "ENOSYS"),
+    (LOOK_AT_A_FILE, "done", "ENOSYS"),
     ("make a symbolic link", "done", ENDED),
     ("make a hard link", "done", ENDED),
     ("let others read a file", "done", ENDED),
@@ -64,7 +66,24 @@ const TRIED: [(&str, &str, &str); 38] = [
     ("set a limit", "done", ENDED),
     ("make a file in memory", "done", ENDED),
     ("write code while it can be executed", "done", ENDED),
+    ("map code that can be written", "done", ENDED),
+    ("make a thread in a namespace of its own", "EINVAL", ENDED),
+    ("make a process that shares memory", "EINVAL", ENDED),
+    ("wait for a process", "ECHILD", ENDED),
+    ("signal a thread of another process", "done", ENDED),
+    ("ask for a limit of another process", "done", ENDED),
+    ("ask who gets a file's signals", "done", ENDED),
+    ("let others trace it", "done", ENDED),
+    ("ask what filters can do", "done", ENDED),
+    ("ask a file as if it were KVM", "ENOTTY", ENDED),
+    ("ask a file as if it were VFIO", "ENOTTY", ENDED),
+    ("ask a file as if it were a counter", "ENOTTY", ENDED),
+    ("make a descriptor for events", "done", ENDED),
+    ("wait for one of many files", "EFAULT", ENDED),
 ];
+
+/// By a process that named none.
+const LOOK_AT_A_FILE: &str = "look at a file where none was named";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -92,13 +111,13 @@ fn what_is_tried_fails_where_one_is_locked_in() {
     if !is_whole {
         return skip::test(format!("this host cannot lock processes in: {offered:?}"));
     }
-    for (what, free, locked_in) in TRIED {
+    for &(what, free, locked_in) in TRIED {
         assert_eq!(result("free", what), free, "{what}, free");
         assert_eq!(result("locked-in", what), locked_in, "{what}, locked in");
     }
 }
 
-/// What comes of it in a process of this program.
+/// The result of an attempt in a process of this program.
 fn result(kind: &str, what: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
@@ -137,15 +156,18 @@ fn lock_in(root: &Path) {
     assert!(locked.calls && !matches!(locked.files, Files::None(_)), "{locked:?}");
 }
 
-/// Tries one thing. What it takes is opened before the process is locked in.
+/// Makes an attempt. Its files and sockets are opened before the process is locked in.
 fn attack(root: &Path, is_locked_in: bool, what: &str) {
     let (inside, outside) = (root.join("recording"), root.join("outside"));
     let port = fs::read_to_string(inside.join("port")).unwrap();
     let open = File::open(&outside).unwrap();
     let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
     let (mut here, _there) = UnixStream::pair().unwrap();
-    if is_locked_in {
-        lock_in(root);
+    let (fd, parent) = (open.as_raw_fd() as u64, nix::unistd::getppid().as_raw() as u64);
+    match is_locked_in {
+        true if what == LOOK_AT_A_FILE => _ = sandbox::lock_in(&Needs::default()).unwrap(),
+        true => lock_in(root),
+        false => {}
     }
     let result = match what {
         "read a file that was named" => fs::read(root.join("named")).map(drop),
@@ -166,6 +188,10 @@ fn attack(root: &Path, is_locked_in: bool, what: &str) {
         "read another file" => fs::read(&outside).map(drop),
         "read it in a thread" => std::thread::spawn(move || fs::read(outside)).join().unwrap().map(drop),
         "write another file" => File::options().write(true).open(&outside).map(drop),
+        "write a file that was named to be read" => {
+            File::options().write(true).open(root.join("named")).map(drop)
+        }
+        LOOK_AT_A_FILE => fs::metadata(&outside).map(drop),
         "make a file elsewhere" => fs::write(root.join("new"), "").map(drop),
         "remove a file elsewhere" => fs::remove_file(root.join("removed")),
         "list another folder" => fs::read_dir(root).map(drop),
@@ -195,6 +221,27 @@ fn attack(root: &Path, is_locked_in: bool, what: &str) {
         "write code while it can be executed" => {
             protected(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC)
         }
+        "map code that can be written" => map_code_that_can_be_written(),
+        "make a thread in a namespace of its own" => {
+            let flags = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_NEWPID;
+            call(libc::SYS_clone, [flags as u64, 0, 0])
+        }
+        "make a process that shares memory" => {
+            // The kernel makes none: both of the last two want the same argument.
+            let flags = libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_PARENT_SETTID;
+            call(libc::SYS_clone, [flags as u64, 0, 0])
+        }
+        "wait for a process" => of_nix(nix::sys::wait::waitpid(None, None)),
+        "signal a thread of another process" => call(libc::SYS_tgkill, [parent, parent, 0]),
+        "ask for a limit of another process" => call(libc::SYS_prlimit64, [parent, 0, 0]),
+        "ask who gets a file's signals" => call(libc::SYS_fcntl, [fd, libc::F_GETOWN as u64, 0]),
+        "let others trace it" => of_nix(nix::sys::prctl::set_dumpable(true)),
+        "ask what filters can do" => ask_what_filters_can_do(),
+        "ask a file as if it were KVM" => call(libc::SYS_ioctl, [fd, 0xae00, 0]),
+        "ask a file as if it were VFIO" => call(libc::SYS_ioctl, [fd, 0x3b64, 0]),
+        "ask a file as if it were a counter" => call(libc::SYS_ioctl, [fd, 0x2400, 0]),
+        "make a descriptor for events" => call(libc::SYS_eventfd2, [0, 0, 0]),
+        "wait for one of many files" => call(libc::SYS_epoll_ctl, [u64::MAX, 1, fd]),
         _ => panic!("nobody knows how to {what}"),
     };
     print!("{}", result.map_or_else(name_of, |()| "done".to_string()));
@@ -215,7 +262,7 @@ fn debug(value: impl Debug) -> String {
 
 fn protected(protection: ProtFlags) -> std::io::Result<()> {
     let page = 4096.try_into().unwrap();
-    // SAFETY: a new mapping, which nothing refers to; it is unmapped below.
+    // SAFETY: a new mapping without references; it is unmapped below.
     unsafe {
         let memory =
             mmap_anonymous(None, page, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE)?;
@@ -225,17 +272,36 @@ fn protected(protection: ProtFlags) -> std::io::Result<()> {
     }
 }
 
-/// By sendto without an address.
+fn map_code_that_can_be_written() -> std::io::Result<()> {
+    let page = 4096.try_into().unwrap();
+    let all = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC;
+    // SAFETY: a new mapping, which nothing refers to.
+    of_nix(unsafe { mmap_anonymous(None, page, all, MapFlags::MAP_PRIVATE) })
+}
+
+fn ask_what_filters_can_do() -> std::io::Result<()> {
+    let action = libc::SECCOMP_RET_KILL_PROCESS;
+    let operation = u64::from(libc::SECCOMP_GET_ACTION_AVAIL);
+    call(libc::SYS_seccomp, [operation, 0, &raw const action as u64])
+}
+
+/// A system call by its number.
+fn call(number: libc::c_long, [a, b, c]: [u64; 3]) -> std::io::Result<()> {
+    // SAFETY: the calls above write to no memory of this process.
+    of_nix(Errno::result(unsafe { libc::syscall(number, a, b, c, 0, 0, 0) }))
+}
+
+/// Sends by `sendto` without an address.
 fn send(stream: &UnixStream) -> std::io::Result<()> {
     of_nix(nix::sys::socket::send(stream.as_fd().as_raw_fd(), b"x", nix::sys::socket::MsgFlags::empty()))
 }
 
-/// As fork does it. The new process ends at once.
+/// Makes a process like `fork`. The new process ends at once. Nothing waits for it: that would be another forbidden call.
 fn make_a_process() -> std::io::Result<()> {
     // SAFETY: this process has one thread, and the new one does nothing.
     match unsafe { nix::unistd::fork() }? {
         nix::unistd::ForkResult::Child => std::process::exit(0),
-        nix::unistd::ForkResult::Parent { child } => of_nix(nix::sys::wait::waitpid(child, None)),
+        nix::unistd::ForkResult::Parent { .. } => Ok(()),
     }
 }
 
@@ -253,7 +319,7 @@ fn clients_are_one_threads() {
     assert_eq!(command(&["clients-elsewhere"]).status().unwrap().signal(), Some(libc::SIGSYS));
 }
 
-/// Accepts a client, which a thread may do until it has given that up.
+/// Accepts a client. A thread may do so until it gives up that right.
 fn accept(may: bool) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -279,7 +345,7 @@ fn capabilities_are_given_up() {
     }
 }
 
-/// What the kernel says of this process when it is locked in.
+/// Prints the kernel's status of this process when it is locked in.
 fn status() {
     let file = File::open("/proc/self/status").unwrap();
     sandbox::lock_in(&Needs::default()).unwrap();

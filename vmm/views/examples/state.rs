@@ -1,4 +1,4 @@
-//! Shows the machine at a place of a recording, as `ttvm state` does:
+//! Shows the machine at a place of a recording, like `ttvm state`:
 //! `cargo run --package ttvm-views --example state -- NAME.ttvm 50%`
 
 use std::error::Error;
@@ -14,11 +14,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The machine at a place, as plain data: any serde format can write it, and it has a text for people.
+/// The machine at a place, as plain data. Any serde format can write it, and its `Display` is for people.
 pub fn state(name: &Path, place: &str) -> Result<State, Box<dyn Error>> {
     let mut timeline = history::open(name)?;
     timeline.go_to(place.parse()?, &mut never)?;
-    // With a Linux guest, `processes`, `backtrace` and `dmesg` can be asked for too.
+    // For a Linux guest, `processes`, `backtrace` and `dmesg` can be set too.
     let options = StateOptions { instructions: 4, console_lines: 10, ..StateOptions::default() };
     Ok(State::of(timeline.machine(), &options)?)
 }

@@ -3,7 +3,7 @@
 use machine::Machine;
 use machine::unit::Unit;
 
-/// The last lines that a console shows, without carriage returns.
+/// The last lines of the console, without carriage returns.
 pub fn last_lines<U: Unit>(machine: &Machine<U>, count: usize) -> Vec<String> {
     let text = String::from_utf8_lossy(machine.console().text()).replace('\r', "");
     let lines: Vec<&str> = text.lines().collect();

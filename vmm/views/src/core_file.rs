@@ -1,15 +1,15 @@
-//! A machine's memory and registers as an ELF core file, as Linux itself writes one after a crash (`vmcore`): crash,
-//! drgn and others read it.
+//! Writes a machine's memory and registers as an ELF core file, in the format of Linux's own crash dumps (`vmcore`).
+//! Tools such as crash and drgn read it.
 //!
 //! ```text
 //! headers
-//! notes       NT_PRSTATUS: the registers; VMCOREINFO: what the kernel says of itself
+//! notes       NT_PRSTATUS: the registers; VMCOREINFO: the kernel's description of itself
 //! RAM         from a multiple of 4096 on, in the order of physical addresses; pages of zeroes are holes in the file
 //! ```
 //!
-//! Each part of RAM is a PT_LOAD segment with its physical address, and where the kernel is known, with the virtual one
-//! that the kernel has it at. The kernel's image is one more, over the same bytes (`kernel/kexec_core.c`,
-//! `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
+//! Each part of RAM is a PT_LOAD segment with its physical address. If the kernel is known, it also has the virtual
+//! address that the kernel uses for it. The kernel's image is a further segment over the same bytes
+//! (`kernel/kexec_core.c`, `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -33,38 +33,38 @@ use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::unit::Unit;
 
-/// What was written.
+/// A summary of a written file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Written {
     /// The file's length.
     pub file_bytes: u64,
-    /// Of that, what lies on the disk.
+    /// The bytes of the file that take space on the disk.
     pub disk_bytes: u64,
     /// Guest RAM in the file.
     pub memory_bytes: u64,
-    /// Pages of it that are all zeroes, and holes in the file.
+    /// Pages of guest RAM that are all zeroes, which are holes in the file.
     pub zero_pages: u64,
-    /// The process or thread that runs, where that can be told.
+    /// The running process or thread, if known.
     pub pid: Option<u32>,
-    /// The release of the kernel by its VMCOREINFO note; `None` where there is no such note in memory.
+    /// The kernel's release, from its VMCOREINFO note; `None` if there is no such note in memory.
     pub kernel: Option<String>,
-    /// What the file has of the address space.
+    /// The parts of the address space in the file.
     pub segments: Vec<Segment>,
 }
 
-/// A stretch of memory in the file.
+/// A range of memory in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Segment {
-    /// Where it begins in physical memory.
+    /// Its physical address.
     pub physical: u64,
-    /// Where the kernel has it, if that is known.
+    /// Its address in the kernel, if known.
     #[serde(rename = "virtual")]
     pub virtual_address: Option<u64>,
     /// Its size.
     pub bytes: u64,
 }
 
-/// Writes a core file of a machine as it stands, to a path where nothing is yet. On an error nothing is left there.
+/// Writes a core file of the machine's current state to a new path. An error leaves no file behind.
 pub fn write<U: Unit>(machine: &Machine<U>, to: &Path) -> Result<Written, Error> {
     let mut file = NewFile::begin(to)?;
     let written = write_to(machine, file.file()).map_err(Error::file("write", to))?;
@@ -72,7 +72,7 @@ pub fn write<U: Unit>(machine: &Machine<U>, to: &Path) -> Result<Written, Error>
     Ok(written)
 }
 
-/// Writes a core file of a machine as it stands to an empty file.
+/// Writes a core file of the machine's current state to an empty file.
 pub fn write_to<U: Unit>(machine: &Machine<U>, file: &mut File) -> io::Result<Written> {
     let contents = Contents::of(machine);
     let zero_pages = contents.write(machine, file)?;
@@ -89,7 +89,7 @@ pub fn write_to<U: Unit>(machine: &Machine<U>, file: &mut File) -> io::Result<Wr
     })
 }
 
-/// The text of the kernel's VMCOREINFO note: where its symbols say, or wherever in RAM it is.
+/// The text of the kernel's VMCOREINFO note, found by its symbol or by a search of RAM.
 fn find_vmcoreinfo<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> Option<Vec<u8>> {
     symbols.and_then(|symbols| vmcoreinfo::of_kernel(machine, symbols)).or_else(|| {
         let mut bytes = [0; 2 * PAGE_SIZE as usize];
@@ -105,7 +105,7 @@ fn find_vmcoreinfo<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> 
     })
 }
 
-/// What stands in the file beside RAM.
+/// The contents of the file besides RAM.
 struct Contents {
     vmcoreinfo: Option<Vec<u8>>,
     pid: Option<u32>,
@@ -126,7 +126,7 @@ impl Contents {
         Contents { vmcoreinfo, pid, segments: segments(machine, symbols.as_ref()), notes }
     }
 
-    /// Writes everything; gives the number of pages that are holes.
+    /// Writes everything; returns the number of pages that are holes.
     fn write<U: Unit>(&self, machine: &Machine<U>, file: &mut File) -> io::Result<u64> {
         let head = self.head(machine);
         let data_at = data_offset(head.len() as u64);
@@ -134,7 +134,7 @@ impl Contents {
         out.write_all(&head)?;
         let ram = machine.ram();
         let (mut page, mut zeroes) = ([0; PAGE_SIZE as usize], 0);
-        // Where the next byte goes.
+        // The offset of the next byte.
         let mut end = head.len() as u64;
         for offset in (0..ram.size_bytes()).step_by(page.len()) {
             ram.read_bytes(offset, &mut page);
@@ -154,7 +154,7 @@ impl Contents {
         Ok(zeroes)
     }
 
-    /// Everything before RAM.
+    /// All bytes before RAM.
     fn head<U: Unit>(&self, machine: &Machine<U>) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut writer = Writer::new(Endianness::Little, true, &mut bytes);
@@ -192,7 +192,7 @@ impl Contents {
                 p_paddr: segment.physical,
                 p_filesz: segment.bytes,
                 p_memsz: segment.bytes,
-                // As the kernel has it, by which crash knows such a file.
+                // The kernel writes this value too, and crash recognises such a file by it.
                 p_align: 0,
             });
         }
@@ -207,7 +207,7 @@ fn data_offset(head_bytes: u64) -> u64 {
     head_bytes.next_multiple_of(PAGE_SIZE)
 }
 
-/// All of RAM, and the kernel's image where it is known.
+/// The segments: all of RAM, and the kernel's image if it is known.
 fn segments<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> Vec<Segment> {
     let image = symbols.and_then(|symbols| image(machine, symbols));
     let direct_map = symbols.and_then(|symbols| direct_map(machine, symbols));
@@ -216,11 +216,11 @@ fn segments<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> Vec<Seg
         virtual_address: direct_map.map(|base| base.wrapping_add(physical)),
         bytes,
     });
-    // What comes first says where the headers end.
+    // The first segment's offset shows where the headers end, so RAM comes first.
     ram.chain(image).collect()
 }
 
-/// The kernel's image, which lies in one piece.
+/// The kernel's image, if it is contiguous.
 fn image<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<Segment> {
     let (start, end) = (symbols.address_of("_text")?, symbols.address_of("_end")?);
     let physical = KernelView::all(machine).find_map(|view| view.physical(start))?;
@@ -231,7 +231,7 @@ fn image<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<Segment> {
     (length == bytes - 1).then_some(Segment { physical, virtual_address: Some(start), bytes })
 }
 
-/// Where the kernel has physical address zero.
+/// The kernel's virtual address of physical address zero.
 fn direct_map<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<u64> {
     let variable = symbols.address_of("page_offset_base")?;
     let read = |view: KernelView<'_>| {
@@ -241,7 +241,7 @@ fn direct_map<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<u64> {
     KernelView::all(machine).find_map(read)
 }
 
-/// A note of an ELF file: sizes, type, name and contents, each filled up to four bytes.
+/// A note of an ELF file: sizes, type, name and contents, with name and contents padded to four bytes.
 fn note(name: &str, kind: NoteType, contents: &[u8]) -> Vec<u8> {
     let sizes = [name.len() as u32 + 1, contents.len() as u32, kind.0];
     let mut bytes: Vec<u8> = sizes.into_iter().flat_map(u32::to_le_bytes).collect();
@@ -252,7 +252,7 @@ fn note(name: &str, kind: NoteType, contents: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// `struct elf_prstatus`: nothing of it but the process and the registers is known here.
+/// `struct elf_prstatus`. Only the process and the registers are known.
 fn prstatus(state: &CpuState, pid: u32) -> Vec<u8> {
     const PID: usize = 32;
     const REGISTERS: usize = 112;
@@ -269,7 +269,7 @@ fn user_regs(state: &CpuState) -> [u64; 27] {
     let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] = state.gpr;
     let selector = |register: SegReg| u64::from(state.segments[register as usize].selector);
     let base = |register: SegReg| state.segments[register as usize].base;
-    // No system call is waiting to be made again.
+    // No system call waits for a restart.
     let orig_rax = u64::MAX;
     let (cs, ss) = (selector(SegReg::Cs), selector(SegReg::Ss));
     let [ds, es] = [SegReg::Ds, SegReg::Es].map(selector);
@@ -304,4 +304,51 @@ fn user_regs(state: &CpuState) -> [u64; 27] {
         fs,
         gs,
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Readers know these offsets: `struct elf_prstatus` of x86-64.
+    #[test]
+    fn the_note_of_a_cpu_has_the_process_and_all_registers_in_their_places() {
+        let mut state = CpuState { rip: 0x100, rflags: 0x202, ..CpuState::reset() };
+        for (number, value) in state.gpr.iter_mut().enumerate() {
+            *value = 0x1000 + number as u64;
+        }
+        for (register, selector) in [
+            (SegReg::Cs, 0x10),
+            (SegReg::Ss, 0x18),
+            (SegReg::Ds, 0x2b),
+            (SegReg::Es, 0x33),
+            (SegReg::Fs, 0x3b),
+            (SegReg::Gs, 0x43),
+        ] {
+            state.segments[register as usize].selector = selector;
+            state.segments[register as usize].base = u64::from(selector) << 32;
+        }
+        let bytes = prstatus(&state, 0x0403_0201);
+        assert_eq!((bytes.len(), &bytes[32..36]), (336, &[1, 2, 3, 4][..]));
+        let words: Vec<u64> = bytes[112..112 + 27 * 8]
+            .as_chunks()
+            .0
+            .iter()
+            .map(|word: &[u8; 8]| u64::from_le_bytes(*word))
+            .collect();
+        // R15 to R12, RBP, RBX, R11 to R8, RAX, RCX, RDX, RSI, RDI.
+        let general = [15, 14, 13, 12, 5, 3, 11, 10, 9, 8, 0, 1, 2, 6, 7].map(|number| 0x1000 + number);
+        assert_eq!(words[..15], general);
+        assert_eq!(words[15..21], [u64::MAX, 0x100, 0x10, 0x202, 0x1004, 0x18]);
+        assert_eq!(words[21..], [0x3b << 32, 0x43 << 32, 0x2b, 0x33, 0x3b, 0x43]);
+        let rest = bytes[..32].iter().chain(&bytes[36..112]).chain(&bytes[112 + 27 * 8..]);
+        assert!(rest.copied().all(|byte| byte == 0));
+    }
+
+    #[test]
+    fn a_note_says_its_sizes_and_is_filled_up() {
+        let bytes = note("CORE", NT_PRSTATUS, &[7; 5]);
+        let header = [5, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0];
+        assert_eq!(bytes, [&header[..], b"CORE\0\0\0\0", &[7, 7, 7, 7, 7, 0, 0, 0]].concat());
+    }
 }

@@ -1,28 +1,28 @@
-//! What else must hold of the places that a search lists: which process, and how long a system call took.
+//! The filters of a search's results: by process, and by the duration of system calls.
 
 use guest_symbols::tasks::Thread;
 use machine::notation;
 
-/// `TASK_COMM_LEN` without the zero: the kernel keeps no longer names.
+/// `TASK_COMM_LEN` without the NUL: the kernel stores no longer names.
 const NAME_BYTES: usize = 15;
 
-/// Filters of a search; by default there are none.
+/// The filters of a search. The default has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filters {
-    /// Only in this process, or this thread.
+    /// Only this process or thread.
     pub pid: Option<u32>,
-    /// Only in threads of this name.
+    /// Only threads of this name.
     pub comm: Option<String>,
-    /// Only system calls that took so long at least.
+    /// Only system calls that took at least this long.
     pub longer_ns: Option<u64>,
 }
 
-/// How filters are written.
+/// The syntax of filters.
 pub const FILTERS: &str =
     "pid:N (a process or a thread), comm:NAME, and of system calls longer:TIME, as in longer:100ms";
 
 impl Filters {
-    /// Reads filters, one a word.
+    /// Parses filters, one in each word.
     pub fn parse(words: &[String]) -> Result<Filters, String> {
         let mut filters = Filters::default();
         for word in words {
@@ -43,7 +43,8 @@ impl Filters {
         Ok(filters)
     }
 
-    /// A condition and the filters behind it, one a word. A text on the console may have anything in it: no filters follow it.
+    /// Splits a condition from the filters behind it, one in each word. A console condition may contain any text, so no
+    /// filters can follow it.
     pub fn behind(text: &str) -> Result<(&str, Filters), String> {
         let is_filter = |word: &str| ["pid:", "comm:", "longer:"].iter().any(|kind| word.starts_with(kind));
         let (mut condition, mut words) = (text.trim(), Vec::new());
@@ -57,12 +58,12 @@ impl Filters {
         Ok((condition, Filters::parse(&words)?))
     }
 
-    /// Whether only some threads count.
+    /// Whether the filters choose threads.
     pub fn choose_threads(&self) -> bool {
         self.pid.is_some() || self.comm.is_some()
     }
 
-    /// Whether what happens in a thread counts.
+    /// Whether the filters admit an event in this thread.
     pub fn admit(&self, thread: Option<&Thread>) -> bool {
         let is_process = |pid: &u32| thread.is_some_and(|thread| [thread.id, thread.process].contains(pid));
         let has_name = |name: &String| thread.is_some_and(|thread| thread.name == *name);

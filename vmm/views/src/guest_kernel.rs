@@ -1,4 +1,5 @@
-//! The guest's kernel at a place of its run: the thread that runs, and its backtrace. After kexec there are several kernels.
+//! The guest's kernel at a place of its run: the running thread, and its backtrace. After kexec there are several
+//! kernels.
 
 use std::sync::Arc;
 
@@ -15,20 +16,20 @@ use machine::error::Error;
 use machine::position::Instructions;
 use machine::unit::Unit;
 
-/// Where SYSCALL leads, and what it calls.
+/// The target of SYSCALL, and the function that it calls.
 const ENTRY: &str = "entry_SYSCALL_64_after_hwframe";
 const CALLED: &str = "do_syscall_64";
-/// The first bytes of the entry are looked through for that call.
+/// Bytes of the entry code that are searched for the call.
 const ENTRY_BYTES: usize = 512;
 
-/// A guest's kernel: its symbols, its tasks and how to unwind its stack.
+/// A guest's kernel: its symbols, its tasks and its unwind tables.
 ///
-/// Valid at all places where the kernel and its modules have the addresses that they had when this was made.
+/// Valid at all places where the kernel and its modules have the same addresses as when this was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestKernel {
     /// The names of its functions and variables.
     pub symbols: Arc<Symbols>,
-    /// The instruction behind the kernel's call of the function that serves system calls.
+    /// The return address of the kernel's call of the system call function.
     pub(crate) call_return: Option<u64>,
     tasks: Option<Tasks>,
     unwinder: Result<Unwinder, Missing>,
@@ -39,27 +40,27 @@ pub struct GuestKernel {
 pub struct Backtrace {
     /// The functions.
     pub frames: Vec<Call>,
-    /// What is behind the last of them.
+    /// The end of the stack behind the last function.
     pub end: String,
 }
 
 /// A function that has not returned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Call {
-    /// Where it goes on.
+    /// The address at which it continues.
     #[serde(serialize_with = "in_hex")]
     pub address: u64,
-    /// Which function that is, as the kernel writes it.
+    /// The function's name in the kernel's notation.
     pub function: Option<String>,
 }
 
 impl GuestKernel {
-    /// Finds the kernel that a guest runs. Takes a while: searches RAM for the kernel's symbols.
+    /// Finds the guest's current kernel. Slow: it searches RAM for the kernel's symbols.
     pub fn of_guest<U: Unit>(machine: &Machine<U>) -> Result<GuestKernel, NoKernel> {
         Ok(GuestKernel::with_symbols(machine, Arc::new(Symbols::of_guest(machine)?)))
     }
 
-    /// The kernel that a guest runs, for whoever has its symbols already.
+    /// The guest's current kernel, for callers that have its symbols already.
     pub fn with_symbols<U: Unit>(machine: &Machine<U>, symbols: Arc<Symbols>) -> GuestKernel {
         let call_return = call_return(machine, &symbols);
         let tasks = Tasks::of_kernel(machine, &symbols).ok();
@@ -67,33 +68,33 @@ impl GuestKernel {
         GuestKernel { symbols, call_return, tasks, unwinder }
     }
 
-    /// The thread that runs, or was interrupted.
+    /// The running or interrupted thread.
     pub fn thread<U: Unit>(&self, machine: &Machine<U>) -> Option<Thread> {
         self.tasks.as_ref()?.current(machine)
     }
 
-    /// A thread by the address of its structure, and the letter of what it does.
+    /// A thread by the address of its structure, and the letter of its state.
     pub(super) fn thread_at<U: Unit>(&self, machine: &Machine<U>, task: u64) -> Option<(Thread, char)> {
         self.tasks.as_ref()?.at(machine, task)
     }
 
-    /// Who called whom in the kernel.
+    /// The kernel's backtrace.
     pub fn backtrace<U: Unit>(&self, machine: &Machine<U>) -> Result<Backtrace, Missing> {
         let unwinder = self.unwinder.as_ref().map_err(Missing::clone)?;
         Ok(Backtrace::by(unwinder, machine, &self.symbols))
     }
 }
 
-/// The kernels that a guest runs one after the other, and what it takes to tell what happens in each.
+/// The kernels that a guest runs one after the other, with the data to describe events in each.
 #[derive(Clone, Debug, Default)]
 pub struct GuestKernels {
     kernels: Kernels,
-    /// One for each of them.
+    /// One for each kernel.
     guests: Vec<GuestKernel>,
 }
 
 impl GuestKernels {
-    /// The kernels that run up to a place. Names of modules are those of where the timeline stands, and it stays there.
+    /// The kernels that run up to a place. Modules have the names of the timeline's position, which does not change.
     pub fn of(
         timeline: &mut Timeline,
         until: Instructions,
@@ -114,39 +115,39 @@ impl GuestKernels {
         Ok(GuestKernels { kernels, guests })
     }
 
-    /// All of them, in the order in which they run.
+    /// All kernels, in the order of the run.
     pub fn all(&self) -> &[GuestKernel] {
         &self.guests
     }
 
-    /// Which of them a machine runs.
+    /// The index of a machine's current kernel.
     pub fn number_at(&self, machine: &Machine<Instructions>) -> Option<usize> {
         self.kernels.at(machine)
     }
 
-    /// The one that a machine runs.
+    /// A machine's current kernel.
     pub fn at(&self, machine: &Machine<Instructions>) -> Option<&GuestKernel> {
         self.guests.get(self.number_at(machine)?)
     }
 
-    /// The thread that runs, or was interrupted.
+    /// The running or interrupted thread.
     pub fn thread(&self, machine: &Machine<Instructions>) -> Option<Thread> {
         self.at(machine)?.thread(machine)
     }
 
-    /// What to call the one that a machine runs, if there are several.
+    /// The name of a machine's current kernel, if there are several.
     pub fn name_at(&self, machine: &Machine<Instructions>) -> Option<KernelName> {
         self.kernels.name_at(machine)
     }
 
-    /// What names mean in each: see [`Kernels::stops`].
+    /// Resolves names in each kernel: see [`Kernels::stops`].
     pub fn stops<E>(&self, parse: impl Fn(&dyn Names) -> Result<Stops, E>) -> Result<Stops, E> {
         self.kernels.stops(parse)
     }
 }
 
 impl Backtrace {
-    /// As [`GuestKernel::backtrace`], for whoever has the kernel's symbols already.
+    /// Does the same as [`GuestKernel::backtrace`], for callers that have the kernel's symbols already.
     pub fn of<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Result<Backtrace, Missing> {
         Ok(Backtrace::by(&Unwinder::of_kernel(machine, symbols)?, machine, symbols))
     }
@@ -157,7 +158,7 @@ impl Backtrace {
         Backtrace { frames: found.frames.iter().map(call).collect(), end: found.end.to_string() }
     }
 
-    /// A line for each function, and one for what is behind them.
+    /// A line for each function, and one for the end of the stack.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let line = |call: &Call| format!("{:#x}  {}", call.address, call.name());
         self.frames.iter().map(line).chain([format!("from {}", self.end)])
@@ -171,7 +172,7 @@ impl Call {
     }
 }
 
-/// Where a system call's function returns to.
+/// The return address of the call of the system call function.
 fn call_return<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<u64> {
     let (entry, called) = (symbols.address_of(ENTRY)?, symbols.address_of(CALLED)?);
     let mut code = [0; ENTRY_BYTES];

@@ -1,4 +1,4 @@
-//! Where in a recording something happens, as `ttvm search` shows it.
+//! Searches a recording for events, as `ttvm search` shows them.
 
 use std::fmt::{Display, Formatter, Result as Written};
 use std::sync::Arc;
@@ -20,59 +20,59 @@ pub use crate::place::Place;
 use crate::returns::{Joined, Met, Return};
 use crate::system_calls::SystemCall;
 
-/// Where SYSCALL leads.
+/// The target of SYSCALL.
 const ENTRY: &str = "entry_SYSCALL_64";
-/// System calls that may be under way where a search begins.
+/// Most system calls in progress at the start of a search.
 const RETURNS_BEFORE: usize = 64;
-/// Of a search that has to look at all, no more candidates are kept.
+/// Most candidates of a search that must find all before it can filter.
 const MOST_CANDIDATES: usize = 1_000_000;
-/// How far the return of a system call is looked for, from one stretch to the next.
+/// The distances over which a search looks for a system call's return, one after the other.
 const RETURN_STEPS: [u64; 5] = [100_000, 2_000_000, 30_000_000, 500_000_000, 4_000_000_000];
 
-/// What to look for, and where.
+/// A search: the events, and the part of the recording.
 #[derive(Clone, Copy, Debug)]
 pub struct Search<'a> {
-    /// What: see [`history::timeline::CONDITIONS`]. It may name symbols of the guest's kernel.
+    /// The condition: see [`history::timeline::CONDITIONS`]. It may name symbols of the guest's kernel.
     pub condition: &'a str,
-    /// Which of these count.
+    /// The filters of the events.
     pub filters: &'a Filters,
-    /// Which places are wanted.
+    /// The wanted places.
     pub wanted: Wanted,
-    /// Whether each place comes with the functions of the guest's kernel that have called one another.
+    /// Whether each place comes with the guest kernel's backtrace.
     pub backtrace: bool,
 }
 
-/// Which places are wanted.
+/// The wanted places of a search.
 #[derive(Clone, Copy, Debug)]
 pub enum Wanted {
     /// The next one in this direction.
     One {
         /// Where the search begins.
         from: Instructions,
-        /// Where it goes.
+        /// The direction of the search.
         direction: Direction,
     },
-    /// All in a part of the recording.
+    /// All places in a part of the recording.
     All {
-        /// Where it begins.
+        /// The start of the part.
         from: Instructions,
-        /// Where it ends.
+        /// The end of the part.
         to: Instructions,
-        /// The list ends after so many.
+        /// Most places in the list.
         limit: usize,
     },
 }
 
-/// What a search has found.
+/// The result of a search.
 #[derive(Clone, Debug, Serialize)]
 pub struct Found {
     /// The places, in the order of the run.
     pub hits: Vec<Place>,
-    /// Steps that were executed to find them.
+    /// Steps executed to find the places.
     pub replayed: u64,
     /// Whether the poll function ended the search.
     pub interrupted: bool,
-    /// Where an interrupted search goes on: nothing before it was left out.
+    /// Where an interrupted search can continue. The search has found everything before this place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub goes_on_at: Option<u64>,
 }
@@ -84,7 +84,7 @@ impl Wanted {
         }
     }
 
-    /// The last place that is looked at.
+    /// The last place that the search looks at.
     fn to(self, timeline: &Timeline) -> Instructions {
         match self {
             Wanted::One { from, direction: Direction::Backward } => from,
@@ -95,7 +95,7 @@ impl Wanted {
 }
 
 impl Search<'_> {
-    /// Searches. The timeline's position and stops are others afterwards.
+    /// Runs the search. It changes the timeline's position and stops.
     pub fn run(&self, timeline: &mut Timeline, poll: &mut Poll<'_>) -> Result<Found, Error> {
         let from = self.wanted.from();
         let condition = self.condition.parse::<Condition>();
@@ -106,7 +106,7 @@ impl Search<'_> {
         let needs_kernel = self.backtrace || condition.is_err() || of_calls || self.filters.choose_threads();
         let mut kernels = GuestKernels::default();
         if matches!(self.wanted, Wanted::All { .. }) || needs_kernel {
-            // What the guest's kernel says of itself. At the very start there is no kernel yet that could be asked.
+            // Look up the guest's kernel. At the very start there is no kernel yet.
             let place = if from == Instructions(0) { timeline.end() } else { from };
             if timeline.seek(place, poll)? == TravelStop::Interrupted {
                 return Ok(Found::interrupted_before(from));
@@ -141,7 +141,7 @@ impl Search<'_> {
         }
     }
 
-    /// What only counts in some threads.
+    /// The filter of the threads that count.
     fn only(&self, kernels: Arc<GuestKernels>) -> Result<Filter, Error> {
         if kernels.all().is_empty() {
             return Err(Error::Position(format!("there are no processes to choose from: {NoKernel}")));
@@ -153,11 +153,11 @@ impl Search<'_> {
     }
 }
 
-/// A search, and what it takes to tell what it finds.
+/// A search, with the data to describe its results.
 struct Asked<'a> {
     search: &'a Search<'a>,
     kernels: Arc<GuestKernels>,
-    /// Whether the returns of system calls are looked for, too.
+    /// Whether to look for the returns of system calls, too.
     returns: bool,
     stops: Stops,
 }
@@ -182,7 +182,7 @@ impl Asked<'_> {
             rows.into_iter().for_each(|row| joined.take(row));
             Ok(())
         };
-        // Each call has one return, and some may be under way at the beginning.
+        // Each call has one return, and some calls may be in progress at the beginning.
         let rows = match (self.returns, longer_ns) {
             (_, Some(_)) => usize::MAX,
             (true, None) => limit.saturating_mul(2).saturating_add(RETURNS_BEFORE),
@@ -196,7 +196,7 @@ impl Asked<'_> {
         Ok(Found { hits, replayed, interrupted: edge.is_some(), goes_on_at: edge })
     }
 
-    /// The next of all that a filter lets through which only the whole of them can be asked.
+    /// The next result under a filter that needs the complete list.
     fn one_of_all(
         &self,
         timeline: &mut Timeline,
@@ -223,8 +223,7 @@ impl Asked<'_> {
         direction: Direction,
         poll: &mut Poll<'_>,
     ) -> Result<Found, Error> {
-        // A search backward restores states before `from` and need not stand there; a checkpoint at the end is
-        // enough.
+        // A backward search restores states before `from` and need not stand there. A checkpoint at the end is enough.
         if timeline.seek(from, poll)? == TravelStop::Interrupted {
             return Ok(Found::interrupted_before(from));
         }
@@ -244,7 +243,8 @@ impl Asked<'_> {
         Ok(Found { hits, replayed, interrupted, goes_on_at })
     }
 
-    /// What has been found where the timeline stands, with what only the step itself shows, and the return of a system call.
+    /// The event at the timeline's position, with the details that only the step itself shows, and the return of a
+    /// system call.
     fn place_here(
         &self,
         timeline: &mut Timeline,
@@ -317,14 +317,14 @@ impl Asked<'_> {
         Met::Place(Box::new(place), machine.moment().time_ns)
     }
 
-    /// Whether the call just entered came by SYSCALL: other ways have other numbers and arguments.
+    /// Whether the call just entered came by SYSCALL. Other entries have other numbers and arguments.
     fn is_64_bit_call(&self, machine: &Machine<Instructions>) -> bool {
         let entry = self.kernels.at(machine).and_then(|kernel| kernel.symbols.address_of(ENTRY));
         entry == Some(machine.cpu().rip())
     }
 }
 
-/// What a write to an address has just replaced, and what it left.
+/// The values before and after the write that was just made to an address.
 fn values(machine: &Machine<Instructions>, address: u64) -> (Option<String>, Option<String>) {
     let written = machine.cpu().hits().iter().find_map(|hit| match hit {
         cpu::Hit::Watch(hit) if hit.address == address && hit.kind == WatchKind::Write => Some(*hit),
@@ -342,26 +342,26 @@ fn values(machine: &Machine<Instructions>, address: u64) -> (Option<String>, Opt
     (hit.old.map(hex), (count == wanted).then(|| hex(u64::from_le_bytes(bytes))))
 }
 
-/// Whether stops are system calls.
+/// Whether the stops include system calls.
 fn waits_for_calls(stops: &Stops) -> bool {
     stops.traps.system_calls != SystemCalls::default()
 }
 
 impl Found {
-    /// The search was interrupted before anything was looked at.
+    /// The result of a search that was interrupted before it looked at anything.
     pub fn interrupted_before(from: Instructions) -> Found {
         Found { hits: Vec::new(), replayed: 0, interrupted: true, goes_on_at: Some(from.number()) }
     }
 }
 
-/// Refuses what no place could show.
+/// Refuses a request for backtraces that no place could have.
 fn can_trace_back(timeline: &Timeline, kernels: &GuestKernels) -> Result<(), Error> {
     let none = |why: &dyn Display| Error::Position(format!("there are no backtraces to show: {why}"));
     let kernel = kernels.at(timeline.machine()).or(kernels.all().last()).ok_or_else(|| none(&NoKernel))?;
     kernel.backtrace(timeline.machine()).map(drop).map_err(|missing| none(&missing))
 }
 
-/// For people.
+/// The text for people.
 impl Display for Found {
     fn fmt(&self, f: &mut Formatter<'_>) -> Written {
         let mut lines: Vec<String> = self.hits.iter().flat_map(Place::lines).collect();

@@ -1,4 +1,4 @@
-//! What a person is shown of a machine and of a recording, as plain data, and both in the formats of other tools.
+//! The views of a machine and of a recording for people, as plain data, and exports to the formats of other tools.
 //!
 //! ```
 //! use std::path::Path;
@@ -15,10 +15,11 @@
 //! }
 //! ```
 //!
-//! [`state`] is the machine at one place, and [`hits`] are the places where something happens. Both serialize, and both have
-//! a text for people. [`reports`] lists the guest kernel's panics, oopses and warnings. [`guest_kernel`] names the running thread and its callers. [`core_file`] writes the machine for
-//! debuggers, and [`trace`] writes what threads did for Perfetto. Perfetto's messages are the ten that a trace needs, with
-//! `prost`; the whole format has hundreds.
+//! [`state`] is the machine at one place, and [`hits`] are the places of events. Both serialize, and both have a text
+//! for people. [`reports`] lists the guest kernel's panics, oopses and warnings. [`guest_kernel`] names the running
+//! thread and its callers. [`core_file`] writes the machine for debuggers, and [`trace`] writes the activity of threads
+//! for Perfetto. The crate defines only the ten Perfetto messages that a trace needs, with `prost`; the whole format
+//! has hundreds.
 
 #![forbid(unsafe_code)]
 
@@ -36,3 +37,4 @@ pub mod state;
 pub mod system_calls;
 pub mod tasks;
 pub mod trace;
+pub mod visible;

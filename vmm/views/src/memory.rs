@@ -1,13 +1,13 @@
-//! Memory, as far as it can be read, and code.
+//! Readable memory, and disassembled code.
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
 use machine::position::Instructions;
 use machine::{Machine, hex};
 use serde::Serialize;
 
-/// Instructions that are disassembled at most.
+/// Most instructions that are disassembled.
 const MOST_INSTRUCTIONS: usize = 10_000;
-/// No instruction is longer.
+/// The longest instruction.
 const MOST_INSTRUCTION_BYTES: usize = 15;
 
 /// An address and a length.
@@ -15,7 +15,7 @@ const MOST_INSTRUCTION_BYTES: usize = 15;
 pub struct Range {
     /// The first byte's address.
     pub address: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub length: u64,
 }
 
@@ -24,15 +24,15 @@ pub struct Range {
 pub struct Bytes {
     /// The first byte's address, in hex.
     pub address: String,
-    /// The bytes that can be read, in hex.
+    /// The readable bytes, in hex.
     pub bytes: String,
-    /// Why there are no more.
+    /// Why the bytes end early, if they do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ends: Option<String>,
 }
 
 impl Bytes {
-    /// At a virtual address.
+    /// Reads at a virtual address.
     pub fn at(machine: &Machine<Instructions>, range: Range) -> Bytes {
         let core = machine.cpu().core();
         let read = |to: &mut [u8]| core.peek(range.address, to);
@@ -42,7 +42,7 @@ impl Bytes {
         })
     }
 
-    /// At a physical address.
+    /// Reads at a physical address.
     pub fn at_physical(machine: &Machine<Instructions>, range: Range) -> Bytes {
         let read = |to: &mut [u8]| machine.read_physical(range.address, to);
         Bytes::read(range, read, |at| format!("there is no RAM at {at:#x}"))
@@ -56,7 +56,7 @@ impl Bytes {
     }
 }
 
-/// An instruction.
+/// A disassembled instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
     /// Its address, in hex.
@@ -67,7 +67,7 @@ pub struct Line {
     pub text: String,
 }
 
-/// The instructions from RIP on, as far as they can be read.
+/// The instructions from RIP on, up to the first unreadable byte.
 pub fn disassemble(machine: &Machine<Instructions>, count: usize) -> Vec<Line> {
     let core = machine.cpu().core();
     let start = core.rip.wrapping_add(core.frame.seg_base[1]);

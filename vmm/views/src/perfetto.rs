@@ -1,16 +1,16 @@
-//! As much of Perfetto's trace format as a trace of a guest needs, by the names and numbers of
-//! `perfetto_trace.proto` (<https://perfetto.dev/docs/reference/trace-packet-proto>). A trace is a row of packets; each is
-//! written by itself, so that no trace has to be in memory.
+//! The part of Perfetto's trace format that a trace of a guest needs, with the names and numbers of
+//! `perfetto_trace.proto` (<https://perfetto.dev/docs/reference/trace-packet-proto>). A trace is a sequence of packets.
+//! Each packet is written separately, so the trace is never in memory as a whole.
 
 use std::io::{self, Write};
 
 use prost::Message;
 
-/// The one sequence of packets that there is, which begins with a packet that says so.
+/// The only sequence of packets. Its first packet has a flag for the beginning.
 const SEQUENCE: u32 = 1;
 const SEQUENCE_BEGINS: u32 = 1;
 
-/// What the packets are written to.
+/// Writes packets.
 pub struct Packets<W> {
     to: W,
     begun: bool,
@@ -38,6 +38,12 @@ impl<W: Write> Packets<W> {
 struct Trace {
     #[prost(message, repeated, tag = "1")]
     packet: Vec<TracePacket>,
+}
+
+/// The packets that were written.
+#[cfg(test)]
+pub fn read(bytes: &[u8]) -> Vec<TracePacket> {
+    Trace::decode(bytes).expect("it was written as one").packet
 }
 
 #[derive(Clone, PartialEq, Message)]

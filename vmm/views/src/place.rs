@@ -1,4 +1,4 @@
-//! A place that a search has found: its position, its thread, and a description of the event.
+//! A result of a search: its position, its thread, and a description of the event.
 
 use history::timeline::{Cause, KernelName};
 use machine::Machine;
@@ -8,37 +8,37 @@ use serde::Serialize;
 use crate::guest_kernel::{Backtrace, GuestKernels};
 use crate::system_calls::SystemCall;
 
-/// A place where something happens.
+/// A place where an event happens.
 #[derive(Clone, Debug, Serialize)]
 pub struct Place {
     /// Instructions before it.
     pub instruction: u64,
-    /// What happens.
+    /// The event.
     pub what: String,
     /// The guest's time.
     pub guest_seconds: f64,
-    /// The instruction's address in hex, if this is the only place.
+    /// The instruction's address in hex, if the search wants one place only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rip: Option<String>,
-    /// The thread that runs there, where that is known.
+    /// The thread's number, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// That thread's name.
+    /// The thread's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The kernel that runs there, if there are several.
+    /// The kernel at this place, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<OfKernel>,
     /// A system call with its arguments, and its result if it returns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub call: Option<SystemCall>,
-    /// What a watched write replaced, in hex, of at most eight bytes.
+    /// The value before a watched write, in hex, at most eight bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub old: Option<String>,
-    /// What the write left there.
+    /// The value after the write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub new: Option<String>,
-    /// Who called whom, if that was asked for.
+    /// The kernel's backtrace, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backtrace: Option<Backtrace>,
 }
@@ -50,7 +50,7 @@ pub struct OfKernel {
     pub number: usize,
     /// Its release.
     pub release: String,
-    /// Both for people.
+    /// Number and release, for people.
     #[serde(skip)]
     text: String,
 }
@@ -64,7 +64,7 @@ impl From<KernelName> for OfKernel {
 }
 
 impl Place {
-    /// Where a machine stands, which is at what is named by `instruction`.
+    /// The place of the machine, named by `instruction`.
     pub(crate) fn of(
         machine: &Machine<Instructions>,
         instruction: Instructions,

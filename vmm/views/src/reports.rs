@@ -12,16 +12,16 @@ use serde::Serialize;
 pub struct ReportRow {
     /// Its number, as in `report:N`.
     pub number: usize,
-    /// What it is: `panic`, `oops`, `bug`, `warning`, `kasan` or `lockdep`.
+    /// Its kind: `panic`, `oops`, `bug`, `warning`, `kasan` or `lockdep`.
     pub kind: String,
-    /// Instructions before the place where its first line is complete.
+    /// Instructions up to the completion of its first line.
     pub instruction: u64,
     /// The guest's time there.
     pub guest_seconds: f64,
-    /// The thread that runs there, where that is known.
+    /// The running thread's number, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// That thread's name.
+    /// The thread's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Its first line.
@@ -37,7 +37,7 @@ pub struct ReportList {
 }
 
 impl ReportList {
-    /// Finds them. The position stays.
+    /// Finds all reports. The timeline's position does not change.
     pub fn of(timeline: &mut Timeline, poll: &mut Poll<'_>) -> Result<ReportList, Error> {
         let reports = timeline.reports(poll)?;
         Ok(ReportList {
@@ -58,7 +58,7 @@ fn row(number: usize, report: &Report) -> ReportRow {
     }
 }
 
-/// For people.
+/// The text for people.
 impl Display for ReportList {
     fn fmt(&self, f: &mut Formatter<'_>) -> Written {
         let line = |row: &ReportRow| {

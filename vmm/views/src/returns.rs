@@ -1,4 +1,4 @@
-//! System calls and their returns: what was entered is joined to its result where the same thread returns.
+//! Matches system calls to their returns, which are in the same thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::guest_kernel::{GuestKernel, GuestKernels};
 use crate::place::Place;
 use crate::trace::{RESULT_OFFSET, stack_word};
 
-/// `struct pt_regs::orig_ax`, where the number of the system call is.
+/// `struct pt_regs::orig_ax`, the number of the system call.
 const NUMBER_OFFSET: u64 = 120;
 
-/// A system call that returns.
+/// The return of a system call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Return {
     /// The thread's number.
@@ -24,16 +24,17 @@ pub(crate) struct Return {
     pub time_ns: u64,
 }
 
-/// What a search for system calls meets.
+/// An event in a search for system calls.
 pub(crate) enum Met {
     Place(Box<Place>, u64),
     Return(Return),
-    /// Something of which no more is known.
+    /// An event without more information.
     Nothing,
 }
 
 impl Return {
-    /// Has a search stop behind the kernels' calls of the function that serves system calls, too, for those that it waits for.
+    /// Adds stops after the kernels' calls of the system call function, with a filter for the calls that the search
+    /// waits for.
     pub fn join(kernels: &Arc<GuestKernels>, stops: &mut Stops) {
         let wanted = stops.traps.system_calls.clone();
         let places: BTreeSet<u64> = kernels.all().iter().filter_map(|kernel| kernel.call_return).collect();
@@ -49,7 +50,7 @@ impl Return {
         }
     }
 
-    /// What returns where a machine stands.
+    /// The return at a machine's position.
     pub fn seen(machine: &Machine<Instructions>, kernel: &GuestKernel) -> Option<Return> {
         Some(Return {
             thread: kernel.thread(machine)?.id,
@@ -59,12 +60,12 @@ impl Return {
     }
 }
 
-/// System calls in the order in which they were entered, joined to their returns.
+/// System calls in the order of their entry, with their returns.
 pub(crate) struct Joined {
     longer_ns: Option<u64>,
     limit: usize,
     found: BTreeMap<u64, Place>,
-    /// By thread: the key of what it has entered, and when.
+    /// By thread: the key and time of its call in progress.
     open: BTreeMap<u32, (u64, u64)>,
     entered: u64,
     last_ns: u64,
@@ -87,7 +88,7 @@ impl Joined {
                 let key = self.entered;
                 self.entered += 1;
                 if let Some(thread) = place.pid.filter(|_| place.call.is_some()) {
-                    // A thread that has not returned never will: it has become another program, for one.
+                    // An older call of this thread never returns: the thread has executed another program, for example.
                     self.open.insert(thread, (key, time_ns));
                 }
                 self.found.insert(key, *place);
@@ -109,7 +110,7 @@ impl Joined {
         }
     }
 
-    /// All that count, in the order of the run. What has not returned counts by the time up to the end.
+    /// All results, in the order of the run. A call without return counts with its time up to the end.
     pub fn finish(mut self, end_ns: u64) -> Vec<Place> {
         if let Some(least) = self.longer_ns {
             let end_ns = end_ns.max(self.last_ns);

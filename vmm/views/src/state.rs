@@ -19,7 +19,7 @@ use crate::guest_kernel::{Backtrace, GuestKernel};
 use crate::memory::{Bytes, Line, Range, disassemble};
 use crate::tasks::{Task, TaskList};
 
-/// What to show besides counts and registers.
+/// The optional parts of a state, besides counts and registers.
 #[derive(Clone, Debug, Default)]
 pub struct StateOptions {
     /// Memory at virtual addresses.
@@ -28,17 +28,17 @@ pub struct StateOptions {
     pub physical: Vec<Range>,
     /// The guest's processes.
     pub processes: bool,
-    /// Which functions of the guest's kernel have called one another.
+    /// The guest kernel's backtrace.
     pub backtrace: bool,
     /// The messages of the guest's kernel.
     pub dmesg: bool,
-    /// How many instructions from RIP on.
+    /// Number of instructions from RIP on.
     pub instructions: usize,
-    /// How many lines of the console.
+    /// Number of lines of the console.
     pub console_lines: usize,
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Clone, Debug, Serialize)]
 pub struct State {
     /// Instructions so far.
@@ -51,12 +51,12 @@ pub struct State {
     pub guest_seconds: f64,
     /// How the run ended, if it did.
     pub outcome: Option<String>,
-    /// The kernel that runs, where it says so.
+    /// The running kernel, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<RunningKernel>,
-    /// The kernel symbol that RIP is in, and how far.
+    /// The kernel symbol at RIP, and the offset in it.
     pub place: Option<String>,
-    /// The thread that runs, where the guest's kernel says so.
+    /// The running thread, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thread: Option<Running>,
     /// The registers.
@@ -67,20 +67,20 @@ pub struct State {
     pub physical: Vec<Bytes>,
     /// The instructions from RIP on.
     pub code: Vec<Line>,
-    /// The processes, if they were asked for.
+    /// The processes, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processes: Option<TaskList>,
-    /// Who called whom, if that was asked for.
+    /// The kernel's backtrace, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backtrace: Option<Backtrace>,
-    /// The kernel's messages, if they were asked for.
+    /// The kernel's messages, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dmesg: Option<Vec<Said>>,
     /// The console's last lines.
     pub console: Vec<String>,
 }
 
-/// The kernel that runs.
+/// The running kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RunningKernel {
     /// Its release.
@@ -89,24 +89,24 @@ pub struct RunningKernel {
     pub by_kexec: bool,
 }
 
-/// The thread that runs.
+/// The running thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Running {
     /// Its number.
     pub pid: u32,
     /// The number of its process.
     pub process: u32,
-    /// What the kernel calls it.
+    /// The kernel's name for it.
     pub name: String,
 }
 
 /// The registers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Registers {
-    /// Each by its name, in hex.
+    /// The value of each register by name, in hex.
     #[serde(flatten)]
     pub values: BTreeMap<&'static str, String>,
-    /// Some of them in lines for people.
+    /// Some registers in lines for people.
     #[serde(skip)]
     pub lines: Vec<String>,
 }
@@ -116,7 +116,7 @@ pub struct Registers {
 pub struct Said {
     /// The kernel's time.
     pub seconds: f64,
-    /// How urgent it is: 0 is most.
+    /// Its level: 0 is the most urgent.
     pub level: u8,
     /// The message.
     pub text: String,
@@ -126,7 +126,7 @@ pub struct Said {
 }
 
 impl State {
-    /// The machine where it stands. Fails where something was asked for that cannot be shown there.
+    /// The machine's current state. Fails if a requested part cannot be shown there.
     pub fn of(machine: &Machine<Instructions>, options: &StateOptions) -> Result<State, Error> {
         let (now, cpu) = (machine.moment(), machine.cpu());
         let symbols = Symbols::of_guest(machine).ok();
@@ -152,7 +152,7 @@ impl State {
 }
 
 impl Registers {
-    /// Those of a processor.
+    /// The registers of a processor.
     pub fn of(state: &CpuState) -> Registers {
         let named = registers::named(state).into_iter();
         let values = named.map(|(name, value)| (name, format!("{value:#x}"))).collect();
@@ -176,7 +176,7 @@ fn kernel(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<RunningK
     Some(RunningKernel { release: boot.release(), by_kexec: boot.is_by_kexec() })
 }
 
-/// Where in the kernel RIP is; user programs have no symbols here.
+/// The kernel symbol at RIP. User programs have no symbols here.
 fn place(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<String> {
     let core = machine.cpu().core();
     let (name, offset) = (core.cpl == 0).then(|| symbols.name_of(core.rip))??;
@@ -212,7 +212,7 @@ fn dmesg(machine: &Machine<Instructions>) -> Result<Vec<Said>, Error> {
     Ok(messages.into_iter().map(Said::from).collect())
 }
 
-/// For people.
+/// The text for people.
 impl Display for State {
     fn fmt(&self, f: &mut Formatter<'_>) -> Written {
         write!(
@@ -264,7 +264,7 @@ impl Display for State {
     }
 }
 
-/// An empty line, a heading, and indented lines below it.
+/// A part of the text: an empty line, a heading, and indented lines.
 fn part<L: Display>(
     f: &mut Formatter<'_>,
     heading: &str,
@@ -275,7 +275,7 @@ fn part<L: Display>(
     lines.into_iter().try_for_each(|line| write!(f, "\n{indent}{line}"))
 }
 
-/// Bytes in rows of sixteen, and why there are no more.
+/// Bytes in rows of sixteen, and the reason why they end early.
 fn rows(bytes: &Bytes) -> impl Iterator<Item = String> {
     let digits = bytes.bytes.as_bytes().chunks(32);
     digits.map(|row| String::from_utf8_lossy(row).into_owned()).chain(bytes.ends.clone())

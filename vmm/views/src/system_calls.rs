@@ -1,7 +1,7 @@
 //! System calls of Linux for x86-64 in words: arguments with paths and strings read from the guest's memory, and results.
 //!
-//! What is not in the table has its first arguments as numbers. Guest memory is not to be trusted: no text is longer than some
-//! lines.
+//! A call that is not in the table shows its first arguments as numbers. Guest memory is not trusted: every text has a
+//! limit.
 
 use machine::Machine;
 use machine::position::Instructions;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use syscalls::Errno;
 use syscalls::x86_64::Sysno;
 
-/// A text is cut here.
+/// Longer texts are cut.
 const MOST_TEXT_BYTES: usize = 128;
 /// `AT_FDCWD`: the working directory in place of a file descriptor.
 const WORKING_DIRECTORY: i32 = -100;
@@ -19,14 +19,14 @@ const LOWEST_ERROR: i64 = -4095;
 /// A system call that was entered.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SystemCall {
-    /// Its name, or its number.
+    /// Its name, or its number if unknown.
     pub name: String,
-    /// Its arguments in words.
+    /// Its arguments as text.
     pub arguments: Vec<String>,
-    /// Its result, with the name of an error; nothing where it does not return in what was looked at.
+    /// Its result, with the name of an error. `None` if it does not return in the searched part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<String>,
-    /// The guest's time that it took.
+    /// Its duration in the guest's time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
 }
@@ -39,27 +39,27 @@ impl std::fmt::Display for SystemCall {
     }
 }
 
-/// What an argument is.
+/// The kind of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Of 64 bits.
+    /// 64 bits.
     Number,
-    /// Of 32 bits, with a sign. C passes such an argument with anything in the upper half.
+    /// 32 bits, signed. In C the upper half of such an argument may contain anything.
     Int,
     Address,
     Descriptor,
     Flags,
     Octal,
-    /// A text that ends with a zero.
+    /// A NUL-terminated text.
     Text,
-    /// Bytes, as many as the argument with this number says.
+    /// Bytes; the argument with this index is their number.
     Bytes(usize),
     LockCommand,
 }
 
 use Kind::{Address, Bytes, Descriptor, Flags, Int, LockCommand, Number, Octal, Text};
 
-/// The calls whose arguments are known.
+/// The calls with known arguments.
 const CALLS: &[(Sysno, &[Kind])] = &[
     (Sysno::read, &[Descriptor, Address, Number]),
     (Sysno::write, &[Descriptor, Bytes(2), Number]),
@@ -151,7 +151,7 @@ const CALLS: &[(Sysno, &[Kind])] = &[
     (Sysno::sched_yield, &[]),
 ];
 
-/// The commands of fcntl that people ask for.
+/// The fcntl commands that people look for.
 const LOCK_COMMANDS: [(u64, &str); 11] = [
     (0, "F_DUPFD"),
     (1, "F_GETFD"),
@@ -185,7 +185,7 @@ impl SystemCall {
         }
     }
 
-    /// The same with its result, after so much time.
+    /// Adds the result and the duration.
     pub fn returned(self, result: u64, seconds: f64) -> SystemCall {
         let address = ["mmap", "brk", "mremap"].contains(&self.name.as_str());
         SystemCall { result: Some(result_in_words(result, address)), seconds: Some(seconds), ..self }
@@ -209,7 +209,7 @@ fn argument(kind: Kind, value: u64, all: &[u64; 6], read: &dyn Fn(u64, &mut [u8]
     }
 }
 
-/// A text in quotes, of so many bytes or up to a zero; its address where it cannot be read.
+/// A quoted text of the given length or up to a NUL. Shows the address if the text cannot be read.
 fn text(address: u64, length: Option<u64>, read: &dyn Fn(u64, &mut [u8]) -> usize) -> String {
     let wanted = length.map_or(MOST_TEXT_BYTES, |length| length.min(MOST_TEXT_BYTES as u64) as usize);
     let mut bytes = vec![0; wanted];
@@ -239,7 +239,7 @@ fn result_in_words(result: u64, is_address: bool) -> String {
 mod tests {
     use super::*;
 
-    /// Memory that holds `/etc/passwd` at 16, and nothing behind 64.
+    /// Memory with `/etc/passwd` at 16. Nothing after 64 is readable.
     fn read(address: u64, to: &mut [u8]) -> usize {
         let mut memory = [b'x'; 64];
         memory[16..28].copy_from_slice(b"/etc/passwd\0");

@@ -10,46 +10,46 @@ use machine::Machine;
 use machine::unit::Unit;
 use serde::Serialize;
 
-/// A process, or a thread beside the first one of a process.
+/// A process, or a further thread of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Task {
     /// The kernel's number for it.
     pub pid: u32,
-    /// Of a thread: its process.
+    /// For a thread: its process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thread_of: Option<u32>,
-    /// Of a process: its parent.
+    /// For a process: its parent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<u32>,
-    /// Of a process: what it does, as `ps` writes it.
+    /// For a process: its state, as `ps` prints it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<char>,
-    /// What is in CR3 while the kernel works for it, without the low bits.
+    /// CR3 while the kernel works for it, without the low bits.
     pub cr3: Option<String>,
-    /// Whether it is a thread of the kernel, without page tables of its own.
+    /// Whether it is a kernel thread, without page tables of its own.
     pub kernel_thread: bool,
-    /// It runs, or was interrupted.
+    /// Whether it runs, or was interrupted.
     pub current: bool,
-    /// What the kernel calls it.
+    /// The kernel's name for it.
     pub name: String,
-    /// The function of the kernel in which it waits, if it does not run: the one that has called the scheduler.
+    /// The kernel function in which it waits, if it does not run: the caller of the scheduler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits_in: Option<String>,
 }
 
-/// All that there are at a place.
+/// All tasks at a place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct TaskList {
     /// Each process, followed by its threads.
     pub tasks: Vec<Task>,
-    /// Why these are not all.
+    /// Why the list is not complete, if it is not.
     #[serde(skip)]
     pub damage: Option<&'static str>,
 }
 
 impl TaskList {
-    /// The processes of a machine's kernel, which has these symbols.
+    /// The tasks of a machine's kernel with these symbols.
     pub fn of<U: Unit>(machine: &Machine<U>, processes: Processes, symbols: &Symbols) -> TaskList {
         let waits = Waits::of(machine, symbols);
         let running = processes.current.as_ref().map(|current| current.task);
@@ -62,11 +62,11 @@ impl TaskList {
     }
 }
 
-/// Finds what threads wait in.
+/// Finds the functions in which threads wait.
 struct Waits {
     frame: SwitchFrame,
     unwinder: Unwinder,
-    /// The code of the scheduler, and of what sleeps for others.
+    /// The code of the scheduler, and of functions that only sleep for their callers.
     scheduler: Range<u64>,
 }
 
@@ -77,7 +77,7 @@ impl Waits {
         Some(Waits { frame, unwinder: Unwinder::of_kernel(machine, symbols).ok()?, scheduler })
     }
 
-    /// The function that has called the scheduler, for a task by the address of its structure.
+    /// The caller of the scheduler, for a task by the address of its structure.
     fn function<U: Unit>(&self, machine: &Machine<U>, task: u64, symbols: &Symbols) -> Option<String> {
         let saved = self.frame.registers(machine, task)?;
         let registers = Registers {
@@ -93,7 +93,7 @@ impl Waits {
     }
 }
 
-/// A process and its threads; `current` is the number of the thread that runs.
+/// A process and its threads; `current` is the number of the running thread.
 fn tasks_of(
     process: Process,
     current: Option<u32>,
@@ -131,7 +131,7 @@ fn tasks_of(
 }
 
 impl Task {
-    /// Where its page tables are, in words.
+    /// Its page tables as text.
     pub fn space(&self) -> &str {
         if self.kernel_thread { "kernel thread" } else { self.cr3.as_deref().unwrap_or("none") }
     }

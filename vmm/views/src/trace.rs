@@ -1,12 +1,12 @@
-//! What a guest did, as a trace for Perfetto: which thread ran when, system calls, interrupts and exceptions with their
+//! A guest's activity as a trace for Perfetto: the running threads, system calls, interrupts and exceptions with their
 //! durations, and the console's lines.
 //!
-//! All cores search the recording for all of these at once, and what they find becomes packets in the order of the run. On a thread's track, what begins later ends earlier: a system call, a page fault in it, an interrupt
-//! in that. Where a thread goes on with its program, all of it has ended. The ends are where the kernel's code says so:
-//! behind its call of `do_syscall_64`, and at the one IRET that all interrupts return by.
+//! All cores search the recording for these events at once. The results become packets in the order of the run. On a
+//! thread's track, slices nest: a system call, a page fault in it, an interrupt in that. When a thread continues its
+//! program, all slices end. The kernel's code marks the ends: the return from its call of `do_syscall_64`, and the one
+//! IRET that all interrupts return by.
 //!
-//! Times are guest time. What is no slice but a switch from one thread to another is an event of ftrace, as Perfetto wants
-//! it.
+//! Times are guest time. Thread switches are not slices but ftrace events, as Perfetto requires.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufWriter, Write};
@@ -30,25 +30,25 @@ use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::position::{Count, Instructions};
 
-/// The kernel's function that goes from one thread to another: it gets both.
+/// The kernel's function that switches threads. Its arguments are both threads.
 const SWITCH: &str = "__switch_to";
-/// The instruction by which interrupts and exceptions return.
+/// The instruction that returns from interrupts and exceptions.
 const RETURN: &str = "native_irq_return_iret";
-/// `struct pt_regs::ax`, where a system call's result is.
+/// `struct pt_regs::ax`, a system call's result.
 pub(crate) const RESULT_OFFSET: u64 = 80;
-/// A console's line that does not end is cut here.
+/// Longest console line; longer lines are cut.
 const MAX_LINE_BYTES: usize = 4096;
 
-/// What a trace has, by kinds.
+/// The number of events of each kind in a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// System calls that were entered.
+    /// Entered system calls.
     pub system_calls: u64,
-    /// Those whose return is in the trace.
+    /// System calls whose return is in the trace.
     pub system_calls_returned: u64,
-    /// Exceptions, page faults among them.
+    /// Exceptions, including page faults.
     pub exceptions: u64,
-    /// Of these, page faults.
+    /// Page faults.
     pub page_faults: u64,
     /// Interrupts: vectors from 32 on.
     pub interrupts: u64,
@@ -56,12 +56,12 @@ pub struct Counts {
     pub switches: u64,
     /// Lines on the console.
     pub console_lines: u64,
-    /// Threads that did any of this.
+    /// Threads with any of these events.
     pub threads: u64,
 }
 
-/// Writes the trace of a part of a recording to a path where nothing is yet. On an error nothing is left there. `progress`
-/// gets the place now and then.
+/// Writes the trace of a part of a recording to a new path. An error leaves no file behind. `progress` is called with
+/// the position now and then.
 pub fn write(
     timeline: &mut Timeline,
     (from, to): (Instructions, Instructions),
@@ -92,7 +92,7 @@ pub fn write(
     Ok(counts)
 }
 
-/// What is known of the kernels: where the trace begins, or at the recording's end where there is none yet.
+/// Finds the kernels at the beginning of the trace, or at the recording's end if there is none yet.
 fn kernels(
     timeline: &mut Timeline,
     (from, to): (Instructions, Instructions),
@@ -110,7 +110,7 @@ fn kernels(
     Ok(kernels)
 }
 
-/// Instructions that are looked for; what a kernel does not have is left out.
+/// Instructions to look for; `None` if a kernel does not have one.
 struct Places {
     switch: Option<u64>,
     interrupt_return: Option<u64>,
@@ -141,7 +141,7 @@ impl Places {
     }
 }
 
-/// Something that happened, and where.
+/// An event and its place.
 struct Note {
     at: Instructions,
     time_ns: u64,
@@ -151,14 +151,14 @@ struct Note {
 
 enum What {
     SystemCall(u64),
-    /// With the result.
+    /// The result of the call, if known.
     SystemCallReturns(Option<i64>),
     Vector {
         vector: u8,
         interrupted: Option<Interrupted>,
         address: u64,
     },
-    /// To a program or not.
+    /// Whether the interrupt returns to a program.
     InterruptReturns {
         to_program: bool,
     },
@@ -167,11 +167,11 @@ enum What {
         state: char,
     },
     Console(Vec<u8>),
-    /// Of no interest after all.
+    /// An event that does not matter.
     Nothing,
 }
 
-/// What a vector interrupted.
+/// The code that a vector interrupted.
 #[derive(Clone, Copy)]
 struct Interrupted {
     rip: u64,
@@ -179,7 +179,7 @@ struct Interrupted {
 }
 
 impl Note {
-    /// `here` is the kernel that runs.
+    /// Describes a hit. `here` is the running kernel.
     fn of(machine: &Machine<Instructions>, hit: Hit, here: Option<(&GuestKernel, &Places)>) -> Note {
         let time_ns = machine.moment().time_ns;
         let (thread, places) =
@@ -210,7 +210,7 @@ impl Note {
     }
 }
 
-/// A word above the stack pointer.
+/// Reads a word above the stack pointer.
 pub(crate) fn stack_word(machine: &Machine<Instructions>, offset: u64) -> Option<u64> {
     let core = machine.cpu().core();
     let mut bytes = [0; 8];
@@ -218,7 +218,7 @@ pub(crate) fn stack_word(machine: &Machine<Instructions>, offset: u64) -> Option
     (core.peek(rsp.wrapping_add(offset), &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
 }
 
-/// What the processor has just saved. In 64-bit mode only.
+/// The state that the processor has just saved. In 64-bit mode only.
 fn interrupted(machine: &Machine<Instructions>, vector: u8) -> Option<Interrupted> {
     const WITH_ERROR_CODE: [u8; 9] = [8, 10, 11, 12, 13, 14, 17, 21, 30];
     if machine.cpu().core().code_size != cpu::CodeSize::Bits64 {
@@ -229,7 +229,7 @@ fn interrupted(machine: &Machine<Instructions>, vector: u8) -> Option<Interrupte
     Some(Interrupted { rip, is_program: cs & 3 == 3 })
 }
 
-/// The threads that the kernel's function was given.
+/// The switch between the threads in the function's arguments.
 fn switch(machine: &Machine<Instructions>, kernel: &GuestKernel) -> What {
     let gpr = machine.cpu().state().gpr;
     let (previous, next) = (kernel.thread_at(machine, gpr[7]), kernel.thread_at(machine, gpr[6]));
@@ -239,17 +239,17 @@ fn switch(machine: &Machine<Instructions>, kernel: &GuestKernel) -> What {
     }
 }
 
-/// What has begun on a thread's track and not ended.
+/// An open slice on a thread's track.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Open {
     SystemCall,
     Vector,
 }
 
-/// Tracks are numbered by what they are of.
+/// The numbers of tracks, by kind.
 mod track {
     pub const CONSOLE: u64 = 1;
-    /// What happens where no thread is known yet.
+    /// Events for which no thread is known yet.
     pub const MACHINE: u64 = 2;
     pub fn process(pid: u32) -> u64 {
         1 << 32 | u64::from(pid)
@@ -263,7 +263,7 @@ mod track {
 struct Trace<W: Write> {
     packets: Packets<W>,
     counts: Counts,
-    /// The name of each track as it was last told.
+    /// The last written name of each track.
     named: BTreeMap<u64, String>,
     open: BTreeMap<u64, Vec<Open>>,
     line: Vec<u8>,
@@ -332,7 +332,7 @@ impl<W: Write> Trace<W> {
         }
         let category = if is_interrupt { "interrupt" } else { "exception" };
         let name = vector_name(vector);
-        // Where no thread is known, nothing says when it ends; an NMI returns by an instruction of its own.
+        // Without a known thread nothing shows the end; an NMI returns by its own instruction.
         if track == track::MACHINE || vector == NMI {
             return self.instant(track, time_ns, category, name, annotations);
         }
@@ -390,7 +390,7 @@ impl<W: Write> Trace<W> {
         self.instant(track::CONSOLE, time_ns, "console", text, at.map(position).into_iter().collect())
     }
 
-    /// The track of a thread, which is told of where it or its name is new.
+    /// The track of a thread. Describes the track if it or its name is new.
     fn thread_track(&mut self, thread: Option<&Thread>) -> io::Result<u64> {
         let Some(thread) = thread else {
             self.named_track(track::MACHINE, "before the first process", |name| TrackDescriptor {
@@ -452,7 +452,7 @@ impl<W: Write> Trace<W> {
         self.event(track, time_ns, kind::BEGIN, category, Some(name), annotations)
     }
 
-    /// Ends what began last on a track.
+    /// Ends the newest slice on a track.
     fn end(&mut self, track: u64, time_ns: u64, annotations: Vec<DebugAnnotation>) -> io::Result<()> {
         if self.open.get_mut(&track).and_then(Vec::pop).is_none() {
             return Ok(());
@@ -513,7 +513,7 @@ impl<W: Write> Trace<W> {
         self.packets.add(packet)
     }
 
-    /// Ends everything where the trace ends.
+    /// Ends all slices at the end of the trace.
     fn finish(mut self, time_ns: u64) -> io::Result<Counts> {
         if !self.line.is_empty() {
             self.console_line(None, time_ns)?;
@@ -529,7 +529,7 @@ const PAGE_FAULT: u8 = 14;
 const NMI: u8 = 2;
 const FIRST_INTERRUPT: u8 = 32;
 
-/// What Linux uses an entry of the interrupt table for (`arch/x86/include/asm/irq_vectors.h`).
+/// The use of an interrupt vector in Linux (`arch/x86/include/asm/irq_vectors.h`).
 fn vector_name(vector: u8) -> String {
     let name = match vector {
         0 => "divide error",
@@ -563,7 +563,7 @@ fn vector_name(vector: u8) -> String {
     name.to_string()
 }
 
-/// As ftrace writes a thread's state: the bits of `TASK_REPORT`.
+/// A thread's state in ftrace's encoding: the bits of `TASK_REPORT`.
 fn state_bits(letter: char) -> i64 {
     let states = ['S', 'D', 'T', 't', 'X', 'Z', 'P', 'I'];
     states.iter().position(|&state| state == letter).map_or(0, |number| 1 << number)
@@ -580,4 +580,129 @@ fn pointer(name: &str, value: u64) -> DebugAnnotation {
 
 fn number(name: &str, value: i64) -> DebugAnnotation {
     DebugAnnotation { name: Some(name.into()), int_value: Some(value), ..DebugAnnotation::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CALLER: &str = "caller";
+
+    fn thread(id: u32, name: &str) -> Thread {
+        Thread { id, process: 7, name: name.to_string(), task: 0 }
+    }
+
+    /// What was traced, a line each: the time, the kind (`B`egin, `E`nd, `I`nstant), the name and the annotations.
+    fn events(notes: Vec<(u64, u32, What)>) -> (Vec<String>, Counts) {
+        let mut bytes = Vec::new();
+        let mut trace = Trace::new(Packets::new(&mut bytes));
+        for (time_ns, id, what) in notes {
+            let thread = Some(thread(id, CALLER));
+            trace.add(Note { at: Instructions(time_ns * 10), time_ns, thread, what }).unwrap();
+        }
+        let counts = trace.finish(1_000).unwrap();
+        let packets = crate::perfetto::read(&bytes);
+        let events =
+            packets.iter().filter_map(|packet| Some((packet.timestamp?, packet.track_event.as_ref()?)));
+        let line = |(time, event): (u64, &TrackEvent)| {
+            let kind = ["", "B", "E", "I"][event.r#type.unwrap() as usize];
+            let id = event.track_uuid.unwrap() & 0xffff_ffff;
+            let mut line = format!("{time} {kind} {id}");
+            line += &event.name.iter().map(|name| format!(" {name}")).collect::<String>();
+            for said in &event.debug_annotations {
+                let number = said.int_value.map(|value| value.to_string());
+                let pointer = said.pointer_value.map(|value| format!("{value:#x}"));
+                let value = number.or(pointer).or(said.string_value.clone()).unwrap();
+                line += &format!(" {}={value}", said.name.as_ref().unwrap());
+            }
+            line
+        };
+        (events.map(line).collect(), counts)
+    }
+
+    #[test]
+    fn a_system_call_ends_with_its_result_and_all_within_it_without() {
+        let fault = What::Vector {
+            vector: PAGE_FAULT,
+            interrupted: Some(Interrupted { rip: 0xffff_ffff_8100_0000, is_program: false }),
+            address: 0x7000,
+        };
+        let (lines, counts) = events(vec![
+            (1, 8, What::SystemCall(0)),
+            (2, 9, What::SystemCall(1)),
+            (3, 8, fault),
+            (4, 8, What::SystemCallReturns(Some(-2))),
+            (5, 9, What::SystemCallReturns(Some(4096))),
+            // Memory could not be read.
+            (6, 8, What::SystemCall(3)),
+            (7, 8, What::SystemCallReturns(None)),
+            // It was entered before the trace began.
+            (8, 8, What::SystemCallReturns(Some(5))),
+            (9, 9, What::SystemCall(60)),
+        ]);
+        let expected = [
+            "1 B 8 read position=insn:10",
+            "2 B 9 write position=insn:20",
+            "3 B 8 page fault position=insn:30 interrupted at=0xffffffff81000000 address=0x7000",
+            "4 E 8",
+            "4 E 8 result=-2",
+            "5 E 9 result=4096",
+            "6 B 8 close position=insn:60",
+            "7 E 8",
+            "9 B 9 exit position=insn:90",
+            "1000 E 9",
+        ];
+        assert_eq!(lines, expected);
+        let expected = Counts {
+            system_calls: 4,
+            system_calls_returned: 3,
+            exceptions: 1,
+            page_faults: 1,
+            threads: 2,
+            ..Counts::default()
+        };
+        assert_eq!(counts, expected);
+    }
+
+    #[test]
+    fn what_an_interrupt_interrupted_goes_on_and_a_program_ends_all() {
+        let interrupt = |is_program| What::Vector {
+            vector: 0xec,
+            interrupted: Some(Interrupted { rip: 0x1000, is_program }),
+            address: 0,
+        };
+        let (lines, counts) = events(vec![
+            (1, 8, What::SystemCall(0)),
+            (2, 8, interrupt(false)),
+            (3, 8, What::InterruptReturns { to_program: false }),
+            // No vector is open: it belongs to one before the trace.
+            (4, 8, What::InterruptReturns { to_program: false }),
+            (5, 8, interrupt(false)),
+            (6, 8, What::InterruptReturns { to_program: true }),
+            (7, 8, What::SystemCall(999)),
+            (8, 8, interrupt(true)),
+            (9, 8, What::InterruptReturns { to_program: true }),
+            // One that never returns.
+            (10, 8, What::SystemCall(15)),
+            (11, 8, What::SystemCall(1)),
+        ]);
+        let expected = [
+            "1 B 8 read position=insn:10",
+            "2 B 8 local timer position=insn:20 interrupted at=0x1000",
+            "3 E 8",
+            "5 B 8 local timer position=insn:50 interrupted at=0x1000",
+            "6 E 8",
+            "6 E 8",
+            "7 B 8 system call 999 position=insn:70",
+            "8 E 8",
+            "8 B 8 local timer position=insn:80 interrupted at=0x1000",
+            "9 E 8",
+            "10 B 8 rt_sigreturn position=insn:100",
+            "11 E 8",
+            "11 B 8 write position=insn:110",
+            "1000 E 8",
+        ];
+        assert_eq!(lines, expected);
+        assert_eq!((counts.interrupts, counts.system_calls, counts.system_calls_returned), (3, 4, 0));
+    }
 }

@@ -1,6 +1,6 @@
-//! What is shown of the tiny guest, and the program in `examples`.
+//! The views of the tiny guest, and the program in `examples`.
 
-// It has its own `main`.
+// The example has its own `main`.
 #[allow(dead_code)]
 #[path = "../examples/state.rs"]
 mod state;
@@ -42,7 +42,7 @@ fn the_last_of_all_places_is_the_one_before_the_end() {
     assert!(all.hits.len() > 3 && last.hits.len() == 1 && !all.interrupted);
     assert_eq!(last.hits[0].instruction, all.hits.last().unwrap().instruction);
     assert!(last.to_string().contains("  rip 0x100"), "{last}");
-    // Each write to a place finds what the one before has left.
+    // Each write to a place finds the value of the previous write.
     let places = |at: u64| all.hits.iter().filter(move |hit| hit.what == format!("write to {at:#x}"));
     let mut pairs = 0;
     for at in (STIRRED..STIRRED + 16384).step_by(4) {

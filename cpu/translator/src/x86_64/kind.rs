@@ -176,7 +176,7 @@ pub(super) fn kind_of(instruction: &Instruction) -> Option<Kind> {
         }
     }
     if instruction.has_rep_prefix() || instruction.has_repne_prefix() {
-        // A repeat prefix is ignored here as BND or a hint. On other instructions it has a meaning.
+        // On these instructions a repeat prefix is BND or a hint. On others it can be part of a vector opcode.
         match instruction.mnemonic() {
             Mnemonic::Ret | Mnemonic::Jmp | Mnemonic::Call | Mnemonic::Nop | Mnemonic::Pause => {}
             _ => return form_of(instruction).map(Kind::Vector),

@@ -1,5 +1,5 @@
-//! Random machines: no access may panic, a restored machine goes on like the original, and nothing depends on
-//! how often time is advanced.
+//! Random machines. No access may panic, and a restored machine must behave like the original. The number of calls that
+//! advance the time must not matter.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -9,7 +9,7 @@ use super::*;
 const SEEDS: u64 = 150;
 const STEPS: usize = 400;
 
-/// One thing that happens to the board, after some time.
+/// An action on the board, after some time.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     PortRead(u16, u8),
@@ -25,7 +25,7 @@ enum Step {
     PowerButton,
 }
 
-/// Ports that a chip answers, as first and number.
+/// Ports with a chip, as first port and number.
 const PORTS: [(u16, u16); 16] = [
     (PIC_MASTER_PORT, 2),
     (PIC_SLAVE_PORT, 2),
@@ -86,7 +86,7 @@ fn random_wait_ns(rng: &mut ChaCha8Rng) -> u64 {
 }
 
 impl Machine {
-    /// Does one step; returns everything that can be seen of it from outside.
+    /// Runs a step; returns everything that it shows to the outside.
     fn step(&mut self, step: Step) -> String {
         let (platform, memory, now_ns) = (&mut self.platform, self.memory.memory(), self.now_ns);
         let mut data = [0; 16];
@@ -125,7 +125,8 @@ impl Machine {
     }
 }
 
-/// Every other machine starts with all interrupt sources set up, so that chance has something to play with.
+/// Makes a machine. Every other machine starts with all interrupt sources set up, so that random accesses have an
+/// effect.
 fn random_machine(seed: u64) -> Machine {
     let mut m = machine();
     if seed.is_multiple_of(2) {
@@ -186,7 +187,7 @@ fn it_makes_no_difference_how_often_time_is_advanced() {
                 let between_ns = often.now_ns + rng.next_u64() % (until_ns - often.now_ns + 1);
                 often.advance_to(between_ns);
             }
-            // Even the looks of a debugger must not matter.
+            // Reads by a debugger must not matter either.
             let _ = (often.platform.state(), often.platform.interrupt_pending());
             often.advance_to(until_ns);
             let step = random_step(&mut rng, until_ns);
@@ -197,7 +198,7 @@ fn it_makes_no_difference_how_often_time_is_advanced() {
     }
 }
 
-/// Deadlines are complete: between two of them a machine that is left alone shows no new interrupt.
+/// Deadlines are complete: between two deadlines an untouched machine shows no new interrupt.
 #[test]
 fn interrupts_appear_only_at_deadlines() {
     for seed in 2000..2000 + SEEDS {

@@ -6,7 +6,7 @@ use super::*;
 const OK: u8 = 0;
 const IOERR: u8 = 1;
 const UNSUPP: u8 = 2;
-/// What the status byte holds before the device writes it.
+/// The value of the status byte before the device writes it.
 const UNTOUCHED: u8 = 0xEE;
 
 /// A machine with one disk, its driver's ring and places for header, data and status.
@@ -40,7 +40,7 @@ impl Disk {
         self.pc.store(self.status, &[UNTOUCHED]);
     }
 
-    /// Runs a request with these data buffers, direct or indirect; gives status and used length.
+    /// Runs a request with these data buffers, direct or indirect; returns status and used length.
     fn request(&mut self, kind: u32, sector: u64, data: &[Buffer], indirect: bool) -> (u8, u32) {
         self.set_header(kind, sector);
         let mut chain = vec![(self.header, 16, false)];
@@ -196,7 +196,7 @@ fn impossible_requests_get_an_error_status() {
         let mut disk = Disk::new(MemoryDisk::new(DISK_SECTORS));
         let (data, before) = (disk.data, disk.backend().bytes.clone());
         disk.pc.store(data, &[0xCC; 1024]);
-        // Data that was to be read is missing, so the used length cannot reach the status byte.
+        // Data is missing before the status byte, so the used length cannot include the status byte.
         let length = u32::from(!writable);
         assert_eq!(disk.request(kind, sector, &[(data, bytes, writable)], false), (status, length), "{name}");
         assert_eq!(disk.pc.load(data, 1024), [0xCC; 1024], "{name}");

@@ -1,4 +1,4 @@
-//! The console both ways, and the random numbers.
+//! Console input and output, and the random numbers.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! A small virtio-pci driver: it finds devices and structures by walking configuration space, negotiates,
-//! builds rings in guest RAM and rings doorbells.
+//! A small virtio-pci driver. It walks configuration space to find devices and structures, negotiates features, builds
+//! rings in guest RAM and rings doorbells.
 
 use guest_ram::{GuestMemory, GuestRam};
 use vm_memory::{Bytes, GuestAddress};
@@ -29,8 +29,8 @@ impl Pc {
         Pc { ram: GuestRam::new(Pc::RAM_BYTES).unwrap(), bus, free: 0x1_0000 }
     }
 
-    /// The same machine again: RAM copied, `bus` (with the same devices) restored from the saved state, which
-    /// passes through its serialized form.
+    /// A copy of the machine. RAM is copied. `bus` (with the same devices) is restored from the saved state, which is
+    /// serialized and parsed on the way.
     pub fn copy_onto(&self, mut bus: PciBus) -> Pc {
         let saved = postcard::to_allocvec(&self.bus.state()).unwrap();
         bus.restore(&postcard::from_bytes(&saved).unwrap()).unwrap();
@@ -120,7 +120,7 @@ impl Pc {
 /// No messages.
 pub const NONE: [u32; 0] = [];
 
-/// Where the driver tells vectors to go.
+/// The address of the vectors' messages.
 pub const MSI_ADDRESS: u64 = 0xFEE0_1000;
 
 /// One device as its driver knows it: guest-physical addresses of the structures.
@@ -139,7 +139,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Walks the capability list, and enables memory decoding and bus mastering.
+    /// Walks the capability list. Enables memory decoding and bus mastering.
     pub fn probe(pc: &mut Pc, slot: usize) -> Driver {
         let mut driver = Driver {
             slot,
@@ -217,7 +217,7 @@ impl Driver {
         }
     }
 
-    /// Reset, acknowledge, and agree on `wanted` (as far as offered) and version 1.
+    /// Resets, acknowledges, and negotiates version 1 and the offered features of `wanted`.
     pub fn negotiate(&mut self, pc: &mut Pc, wanted: u64) {
         self.set_status(pc, 0);
         self.set_status(pc, 1);
@@ -228,7 +228,7 @@ impl Driver {
         assert_eq!(self.status(pc), 11, "the features were refused");
     }
 
-    /// Enables MSI-X; vector n has data `0x40 + n`. The configuration gets vector 0.
+    /// Enables MSI-X. Vector n has data `0x40 + n`; the configuration gets vector 0.
     pub fn use_msix(&self, pc: &mut Pc) {
         let vectors = (pc.config_u16(self.slot, self.msix + 2) & 0x7FF) + 1;
         pc.config_write(self.slot, self.msix + 2, &0xC000_u16.to_le_bytes());
@@ -242,7 +242,7 @@ impl Driver {
         pc.write(self.common + 0x10, &0_u16.to_le_bytes());
     }
 
-    /// Sets up a queue of `size` entries; with MSI-X it gets vector `index + 1`.
+    /// Sets up a queue of `size` entries. With MSI-X it gets vector `index + 1`.
     pub fn queue(&self, pc: &mut Pc, index: u16, size: u16) -> Ring {
         let bytes = u64::from(size);
         let descriptors = pc.allocate(16 * bytes);
@@ -272,7 +272,7 @@ impl Driver {
         }
     }
 
-    /// The usual way: negotiate, MSI-X if wanted, all queues with 64 entries, ready.
+    /// Starts a device the usual way: negotiation, MSI-X if wanted, all queues with 64 entries, ready.
     pub fn start(pc: &mut Pc, slot: usize, features: u64, msix: bool) -> (Driver, Vec<Ring>) {
         let mut driver = Driver::probe(pc, slot);
         driver.negotiate(pc, features);
@@ -286,11 +286,10 @@ impl Driver {
     }
 }
 
-/// One buffer of a chain: address, length, whether the device writes it.
+/// A buffer of a chain: address, length, whether the device writes it.
 pub type Buffer = (u64, u32, bool);
 
-/// A split ring from the driver's side. Descriptors are handed out round and round; tests stay below the
-/// ring's size.
+/// A split ring from the driver's side. Descriptors are handed out round-robin; tests stay below the ring's size.
 #[derive(Clone, Debug)]
 pub struct Ring {
     pub index: u16,
@@ -329,7 +328,7 @@ impl Ring {
         (0..count as u16).map(|i| (first + i) % self.size).collect()
     }
 
-    /// Makes a direct chain available; gives its head.
+    /// Makes a direct chain available; returns its head.
     pub fn add(&mut self, pc: &Pc, buffers: &[Buffer]) -> u16 {
         let indices = self.take_descriptors(buffers.len());
         self.fill(pc, self.descriptors, &indices, buffers);
@@ -337,7 +336,7 @@ impl Ring {
         indices[0]
     }
 
-    /// Makes a chain in an indirect table available; gives its head.
+    /// Makes a chain in an indirect table available; returns its head.
     pub fn add_indirect(&mut self, pc: &mut Pc, buffers: &[Buffer]) -> u16 {
         let table = pc.allocate(16 * buffers.len() as u64);
         let indices: Vec<u16> = (0..buffers.len() as u16).collect();
@@ -357,7 +356,7 @@ impl Ring {
         pc.store(self.available + 2, &self.next_available.to_le_bytes());
     }
 
-    /// Rings the doorbell if the device wants it to be rung; says whether it did.
+    /// Rings the doorbell if the device wants a notification. Returns whether it did.
     pub fn kick(&mut self, pc: &mut Pc) -> bool {
         let (old, new) = (self.kicked, self.next_available);
         self.kicked = new;
@@ -378,7 +377,7 @@ impl Ring {
         pc.store(self.available + 4 + 2 * u64::from(self.size), &number.to_le_bytes());
     }
 
-    /// The next used entry: head and length.
+    /// Takes the next used entry: head and length.
     pub fn pop(&mut self, pc: &Pc) -> Option<(u16, u32)> {
         if pc.load_u16(self.used + 2) == self.next_used {
             return None;

@@ -1,5 +1,5 @@
-//! Random accesses, random rings and random saved states: no panic, no endless work, and a restored copy
-//! always agrees.
+//! Random accesses, random rings and random saved states. There must be no panic and no endless work, and a restored
+//! copy must always agree.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -39,7 +39,7 @@ impl Fuzz {
         let mut bytes = vec![0; self.below(most) as usize + 1];
         self.random.fill_bytes(&mut bytes);
         if self.chance(50) {
-            // Small numbers mean something more often than large ones.
+            // Small numbers reach valid registers more often than large ones.
             bytes.iter_mut().skip(1).for_each(|byte| *byte = 0);
         }
         bytes
@@ -71,7 +71,7 @@ impl Fuzz {
         self.pc.bus.io_read(port, &mut data.clone());
         self.pc.bus.io_write(&mem, port, &data);
         if self.chance(90) {
-            // Mostly keep the device reachable.
+            // Usually keeps the device reachable.
             self.pc.config_write(slot, 4, &[6, 0]);
         }
     }
@@ -151,7 +151,7 @@ impl Fuzz {
         self.rings[index].publish(&self.pc, first);
     }
 
-    /// A request that is nearly right, so that the block device gets past its header.
+    /// Makes a nearly valid request, so that the block device accepts its header.
     fn block_request(&mut self) {
         let kind = [0, 1, 4, 8, 11, 13, 99][self.below(7) as usize];
         let sector = self.below(DISK_SECTORS + 10);
@@ -190,7 +190,7 @@ impl Fuzz {
         console.take_output();
     }
 
-    /// A new driver takes over a device, so that a dead one comes back to life.
+    /// Lets a new driver take over a device, so that a dead device works again.
     fn restart(&mut self) {
         let slot = 1 + self.below(3) as usize;
         let base = PCI_MMIO_START as u32 + slot as u32 * 0x1_0000;
@@ -208,7 +208,7 @@ impl Fuzz {
     }
 }
 
-/// A bus with the same disk contents as another's.
+/// A bus with the disk contents of another bus.
 fn bus_like(pc: &mut Pc) -> PciBus {
     let disk = pc.bus.block_backend_mut::<MemoryDisk>(BLOCK_SLOT).unwrap().clone();
     let mut bus = bus();
@@ -236,7 +236,7 @@ fn random_guests_do_no_harm_and_can_be_saved_anywhere() {
         assert!(copy.pc.ram_bytes() == fuzz.pc.ram_bytes(), "seed {seed}");
         used += fuzz.used_entries();
     }
-    // The fuzz must reach the devices, not only the checks in front of them.
+    // The fuzz must reach the devices behind the checks.
     assert!(used > 500, "only {used} chains were used");
 }
 

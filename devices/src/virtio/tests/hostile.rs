@@ -1,11 +1,11 @@
-//! Rings that break the rules: the device asks for a reset and works again after it.
+//! Rings that break the rules. The device requests a reset and works again after it.
 
 use super::driver::{F_INDIRECT_DESC, INDIRECT, NEXT, WRITE};
 use super::*;
 
 const NEEDS_RESET: u8 = 64;
 
-/// Prepares something bad on a queue.
+/// Makes a queue break the rules.
 type Crime = fn(&mut Pc, &mut Ring, &Driver);
 
 const CRIMES: &[(&str, Crime)] = &[
@@ -154,7 +154,7 @@ fn buffers_of_no_length_are_skipped() {
 fn a_device_that_overwrites_its_own_ring_does_not_run_away() {
     let mut pc = pc();
     let (driver, mut rings) = Driver::start(&mut pc, RNG_SLOT, 0, false);
-    // Random bytes over the available ring's index: at most one ring's worth of chains is looked at.
+    // Random bytes overwrite the available ring's index. The device looks at one ring's worth of chains at most.
     let available = rings[0].available;
     rings[0].add(&pc, &[(available, 134, true)]);
     rings[0].kick(&mut pc);

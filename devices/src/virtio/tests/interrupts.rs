@@ -1,4 +1,4 @@
-//! When and how the driver is interrupted.
+//! When and how the device interrupts the driver.
 
 use super::driver::F_EVENT_IDX;
 use super::*;
@@ -89,7 +89,7 @@ fn messages_held_back_by_the_function_are_sent_later() {
         assert_eq!(pc.messages(), [0x41]);
         let register = register.unwrap_or(driver.msix + 2);
         if register == 4 {
-            // Without bus mastering there are no requests; a configuration change is left.
+            // Without bus mastering there are no requests, but a configuration change remains.
             pc.config_write(CONSOLE_SLOT, 4, &held.to_le_bytes());
             pc.bus.console_mut().unwrap().resize(1, 1);
             assert_eq!(pc.messages(), NONE);
@@ -130,7 +130,7 @@ fn the_driver_can_ask_for_no_interrupts() {
 #[test]
 fn event_index_decides_about_interrupts() {
     let (mut pc, _, mut ring) = rng(F_EVENT_IDX, true);
-    // Without event index this flag would suppress everything; with it, it means nothing.
+    // Without event index this flag would suppress all interrupts. With event index it means nothing.
     pc.store(ring.available, &[1, 0]);
     let mut fired = Vec::new();
     for (number, used_event) in [(0, 0), (1, 0), (2, 2), (3, 7), (4, 3), (5, 5)] {

@@ -2,7 +2,7 @@
 
 use crate::virtio::{BlockBackend, BlockError, SECTOR_BYTES};
 
-/// Sector `n` starts out filled with `1 + n % 255`, never with zeroes.
+/// Sector `n` is initially filled with `1 + n % 255`, never with zeroes.
 #[derive(Clone)]
 pub struct MemoryDisk {
     pub bytes: Vec<u8>,

@@ -1,7 +1,7 @@
-//! Frames both ways.
+//! Sent and received frames.
 
 use super::*;
-use crate::virtio::{HEADER_BYTES, SentFrame};
+use crate::virtio::{DeviceStateV1, HEADER_BYTES, SentFrame};
 
 const F_MRG_RXBUF: u64 = 1 << 15;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 1, 2, 3];
@@ -24,7 +24,7 @@ fn frame(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| at as u8).collect()
 }
 
-/// A received frame's header, in front of it.
+/// A received frame behind its header.
 fn received(buffers: u8, frame: &[u8]) -> Vec<u8> {
     [&[0; HEADER_BYTES - 2][..], &[buffers, 0], frame].concat()
 }
@@ -74,6 +74,33 @@ fn the_state_tells_what_was_sent() {
     for (number, state) in states.iter().enumerate() {
         assert!(states[..number].iter().all(|other| other != state), "{number}");
     }
+}
+
+/// Recordings have hashes of this: it stays what it is. Header and bytes of each frame go into it, on top of all before.
+#[test]
+fn the_hash_of_what_was_sent_is_over_headers_and_bytes_in_their_order() {
+    let (mut pc, _, _, mut transmit) = network(true, !0);
+    let headers: [[u8; HEADER_BYTES]; 2] =
+        [[1, 0, 0, 0, 0, 0, 34, 0, 16, 0, 0, 0], [0, 1, 54, 0, 0xb4, 5, 0, 0, 0, 0, 0, 0]];
+    let sent = [(headers[0], frame(60)), (headers[1], frame(14))];
+    let mut expected = 0_u128;
+    for (header, bytes) in &sent {
+        let at = pc.allocate(256);
+        pc.store(at, header);
+        pc.store(at + 12, bytes);
+        transmit.add(&pc, &[(at, 12 + bytes.len() as u32, false)]);
+        transmit.kick(&mut pc);
+        for part in [&header[..], bytes] {
+            let seed = expected as u64 ^ (expected >> 64) as u64;
+            expected = twox_hash::XxHash3_128::oneshot_with_seed(seed, part);
+        }
+    }
+    let sent = sent.map(|(header, bytes)| SentFrame { header, bytes });
+    assert_eq!(pc.bus.network_mut().unwrap().take_sent(), sent, "the first comes first");
+    let DeviceStateV1::Net { sent_count, sent_hash, .. } = pc.bus.state().functions[0].device.clone() else {
+        panic!("the first function is the network device");
+    };
+    assert_eq!((sent_count, u128::from_le_bytes(sent_hash)), (2, expected));
 }
 
 #[test]
@@ -146,7 +173,7 @@ fn states_of_another_card_are_refused() {
     bus.add(Net::new(MAC, 1500, true));
     let with = |frames: Vec<Vec<u8>>| {
         let mut saved = saved.clone();
-        if let crate::virtio::DeviceStateV1::Net { waiting, .. } = &mut saved.functions[0].device {
+        if let DeviceStateV1::Net { waiting, .. } = &mut saved.functions[0].device {
             *waiting = frames;
         }
         saved

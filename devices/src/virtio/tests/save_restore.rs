@@ -1,4 +1,4 @@
-//! Saving in the middle and going on elsewhere changes nothing, and impossible states are refused.
+//! Saving a busy machine and continuing on a copy changes nothing. Impossible states are refused.
 
 use super::driver::F_EVENT_IDX;
 use super::*;
@@ -32,7 +32,7 @@ impl Busy {
         }
     }
 
-    /// The same, continued on a restored copy. Disk contents are the owner's to carry over.
+    /// The same machine, continued on a restored copy. The owner must copy the disk contents.
     fn copy(&mut self) -> Busy {
         let mut bus = bus();
         let disk: &mut MemoryDisk = self.pc.bus.block_backend_mut(BLOCK_SLOT).unwrap();
@@ -43,11 +43,11 @@ impl Busy {
         Busy { pc: self.pc.copy_onto(bus), block, receive, transmit, rng, ..*self }
     }
 
-    /// Some work that depends on `round`, leaving things half done: unread input, pending messages.
+    /// Does some work that depends on `round` and leaves unread input and pending messages.
     fn work(&mut self, round: u64) {
         let pc = &mut self.pc;
         let data = pc.allocate(2048);
-        // Every other pair of rounds holds back the disk's messages.
+        // Every other pair of rounds masks the disk's messages.
         let control = if round & 2 == 0 { 0x8000_u16 } else { 0xC000 };
         pc.config_write(BLOCK_SLOT, self.block_msix + 2, &control.to_le_bytes());
         self.block.set_used_event(pc, self.block.next_available);
@@ -82,7 +82,7 @@ fn a_machine_restored_in_every_round_equals_one_never_saved() {
         hopping.work(round);
         assert_eq!(hopping.output(), straight.output(), "round {round}");
         if round % 3 == 0 {
-            // In the other rounds messages not yet taken are part of what is saved.
+            // In the other rounds the saved state includes messages not yet taken.
             assert_eq!(hopping.pc.bus.take_msis(), straight.pc.bus.take_msis(), "round {round}");
         }
         hopping = hopping.copy();

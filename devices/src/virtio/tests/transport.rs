@@ -2,6 +2,7 @@
 
 use super::driver::{F_EVENT_IDX, F_INDIRECT_DESC, F_RING_RESET, F_VERSION_1};
 use super::*;
+use crate::layout::PCI_PIC_IRQS;
 
 #[test]
 fn mechanism_1_is_found_as_linux_looks_for_it() {
@@ -32,7 +33,7 @@ fn every_device_is_identified_as_modern_virtio() {
         assert_eq!(pc.config_u32(slot, 0), device << 16 | 0x1AF4);
         assert_eq!(pc.config_u8(slot, 8), 1, "revision");
         assert_eq!(pc.config_u8(slot, 0x0E), 0, "header type");
-        assert_eq!((pc.config_u8(slot, 0x3D), pc.config_u8(slot, 0x3C)), (1, 16 + slot as u8 % 4));
+        assert_eq!((pc.config_u8(slot, 0x3D), pc.config_u8(slot, 0x3C)), (1, PCI_PIC_IRQS[slot % 4]));
     }
     assert_eq!(pc.config_u32(4, 0), 0xFFFF_FFFF, "empty slot");
     let mut data = [0; 4];
@@ -69,7 +70,7 @@ fn bars_are_sized_moved_and_switched_off() {
     assert!(!pc.bus.mmio_read(&mem, new, &mut data), "decoding is off");
 }
 
-/// Linux puts BARs right behind RAM with `pci=noacpi`, where nothing announces the window.
+/// With `pci=noacpi` nothing announces the window, and Linux puts BARs right behind RAM.
 #[test]
 fn a_bar_answers_wherever_the_guest_puts_it() {
     const PLACES: [(u32, bool); 8] = [
@@ -82,14 +83,14 @@ fn a_bar_answers_wherever_the_guest_puts_it() {
         (0xFEB0_0000, false),
         (0xFFFF_C000, false),
     ];
-    for (window, name) in [(BridgeWindow::All, "all"), (BridgeWindow::Announced, "announced")] {
+    for revision in [PciRevision::V1, PciRevision::V2] {
         for (place, is_announced) in PLACES {
-            let mut pc = Pc::new(bus().with_window(window));
+            let mut pc = Pc::new(bus_of(revision));
             pc.config_write(BLOCK_SLOT, 4, &[6, 0]);
             pc.config_write(BLOCK_SLOT, 0x10, &place.to_le_bytes());
             let (mem, at, mut data) = (pc.mem(), u64::from(place) + 0x12, [0xFF; 2]);
-            let answers = window == BridgeWindow::All || is_announced;
-            let case = format!("{place:#x} with the window {name}");
+            let answers = revision == PciRevision::V2 || is_announced;
+            let case = format!("{place:#x}, {revision:?}");
             assert_eq!(pc.bus.mmio_read(&mem, at, &mut data), answers, "{case}");
             assert_eq!(data == [1, 0], answers, "num_queues, {case}");
             assert_eq!(pc.bus.mmio_write(&mem, at, &data), answers, "{case}");
@@ -97,7 +98,7 @@ fn a_bar_answers_wherever_the_guest_puts_it() {
     }
 }
 
-/// Two BARs at one address are a fault of the guest: one of them answers, always the same.
+/// Two BARs at one address are the guest's fault. The same one always answers.
 #[test]
 fn of_two_bars_at_one_address_the_first_slots_answers() {
     let mut pc = pc();

@@ -3,35 +3,49 @@
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Name, Package, PackageBuilder,
-    ResourceTemplate, Scope,
+    AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, IO, If, Interrupt, Method, Name, Package,
+    PackageBuilder, Path, ResourceTemplate, Return, Scope, Store,
 };
 use acpi_tables::sdt::Sdt;
 use devices::layout;
+use devices::pci::PciRevision;
 
-/// The SLP_TYP value of the "off" state: what the guest writes into PM1 control (with SLP_EN) to power off.
+/// The SLP_TYP value of the "off" state. The guest writes it into PM1 control (with SLP_EN) to power off.
 pub const S5_SLEEP_TYPE: u8 = 5;
 const PCI_SLOTS: u32 = 32;
 const PCI_PINS: u32 = 4;
 /// Present, enabled, shown, working.
 const DEVICE_WORKS: u8 = 0xF;
 
-pub(super) fn build(oem_id: [u8; 6], oem_table_id: [u8; 8], oem_revision: u32) -> Vec<u8> {
+pub(super) fn build(pci: PciRevision, oem_id: [u8; 6], oem_table_id: [u8; 8], oem_revision: u32) -> Vec<u8> {
     // Revision 2: integers have 64 bits.
     let mut dsdt = Sdt::new(*b"DSDT", 36, 2, oem_id, oem_table_id, oem_revision);
     let mut aml = Vec::new();
     let sleep_type = S5_SLEEP_TYPE;
     Name::new("_S5_".into(), &Package::new(vec![&sleep_type, &sleep_type, &0_u8, &0_u8]))
         .to_aml_bytes(&mut aml);
-    system_bus(&mut aml);
+    if pci == PciRevision::V2 {
+        interrupt_model(&mut aml);
+    }
+    system_bus(pci, &mut aml);
     dsdt.append_slice(&aml);
     dsdt.as_slice().to_vec()
 }
 
-fn system_bus(aml: &mut Vec<u8>) {
+/// Whether the guest uses the I/O APIC: 0 for the 8259 pair, until it calls `_PIC` (section 5.8.1).
+const MODEL: &str = "PICM";
+
+fn interrupt_model(aml: &mut Vec<u8>) {
+    Name::new(MODEL.into(), &0_u8).to_aml_bytes(aml);
+    let model = Path::new(MODEL);
+    let store = Store::new(&model, &Arg(0));
+    Method::new("_PIC".into(), 1, false, vec![&store]).to_aml_bytes(aml);
+}
+
+fn system_bus(pci: PciRevision, aml: &mut Vec<u8>) {
     let mut content = Vec::new();
     processor(&mut content);
-    pci_host_bridge(&mut content);
+    pci_host_bridge(pci, &mut content);
     serial_port(&mut content);
     real_time_clock(&mut content);
     pvpanic(&mut content);
@@ -44,8 +58,8 @@ fn processor(aml: &mut Vec<u8>) {
     Device::new("CPU0".into(), vec![&hid, &uid]).to_aml_bytes(aml);
 }
 
-/// One bus; all I/O ports that are not the configuration mechanism's; the 32-bit memory window.
-fn pci_host_bridge(aml: &mut Vec<u8>) {
+/// One bus, all I/O ports outside of the configuration mechanism, and the 32-bit memory window.
+fn pci_host_bridge(pci: PciRevision, aml: &mut Vec<u8>) {
     let config = layout::PCI_CONFIG_PORT;
     let bus = AddressSpace::new_bus_number(0_u16, 0);
     let config_ports = IO::new(config, config, 1, 8);
@@ -62,17 +76,28 @@ fn pci_host_bridge(aml: &mut Vec<u8>) {
     let hid = Name::new("_HID".into(), &EISAName::new("PNP0A03"));
     let uid = Name::new("_UID".into(), &0_u8);
     let resources = Name::new("_CRS".into(), &resources);
-    let routing = Name::new("_PRT".into(), &interrupt_routing());
-    Device::new("PCI0".into(), vec![&hid, &uid, &resources, &routing]).to_aml_bytes(aml);
+    let io_apic = interrupt_routing(|pin| layout::PCI_FIRST_GSI + pin);
+    if pci == PciRevision::V1 {
+        let routing = Name::new("_PRT".into(), &io_apic);
+        return Device::new("PCI0".into(), vec![&hid, &uid, &resources, &routing]).to_aml_bytes(aml);
+    }
+    let pic = interrupt_routing(|pin| layout::PCI_PIC_IRQS[usize::from(pin)]);
+    let (io_apic_table, pic_table) = (Name::new("APRT".into(), &io_apic), Name::new("PPRT".into(), &pic));
+    let (model, io_apic_path, pic_path) = (Path::new(MODEL), Path::new("APRT"), Path::new("PPRT"));
+    let (io_apic_answer, pic_answer) = (Return::new(&io_apic_path), Return::new(&pic_path));
+    let choice = If::new(&model, vec![&io_apic_answer]);
+    let routing = Method::new("_PRT".into(), 0, false, vec![&choice, &pic_answer]);
+    Device::new("PCI0".into(), vec![&hid, &uid, &resources, &io_apic_table, &pic_table, &routing])
+        .to_aml_bytes(aml);
 }
 
-/// Slot `s`, pin `p` (0 for INTA) is I/O APIC pin `16 + (s + p) % 4`: the usual swizzle.
-fn interrupt_routing() -> PackageBuilder {
+/// Slot `s`, pin `p` (0 for INTA) is pin `(s + p) % 4` of the bus, the usual swizzle, and `interrupt` of that.
+fn interrupt_routing(interrupt: impl Fn(u8) -> u8) -> PackageBuilder {
     let mut table = PackageBuilder::new();
     for slot in 0..PCI_SLOTS {
         for pin in 0..PCI_PINS {
             let address = slot << 16 | 0xFFFF;
-            let gsi = u32::from(layout::PCI_FIRST_GSI) + (slot + pin) % PCI_PINS;
+            let gsi = u32::from(interrupt(((slot + pin) % PCI_PINS) as u8));
             table.add_element(&Package::new(vec![&address, &pin, &0_u8, &gsi]));
         }
     }

@@ -1,9 +1,9 @@
-//! The ACPI tables (ACPI 6.5, chapters 5 and 6): how the guest finds interrupt controllers, power management,
-//! the PCI bus and the ISA devices of the board in `devices::layout`.
+//! The ACPI tables (ACPI 6.5, chapters 5 and 6). They describe to the guest the interrupt controllers, power
+//! management, the PCI bus and the ISA devices of the board in `devices::layout`.
 //!
-//! They are constants: the same bytes at the same addresses for every guest, but for a guest with PCI functions of the
-//! host, which has a table more (DMAR). What they deliberately leave
-//! out: GPEs, a second processor, HPET, sleep states other than "off", methods that run code.
+//! They are constants: every guest gets the same bytes at the same addresses. A guest with PCI functions of the host has an
+//! additional table (DMAR), and a machine with an older PCI bus an older DSDT. They deliberately leave out GPEs, a second
+//! processor, HPET, and sleep states other than "off". The only methods choose the routing of interrupts.
 //!
 //! ```text
 //! 0xE0000  RSDP, RSDT, XSDT, FADT, MADT, DSDT   ACPI reclaim memory (a scan of the firmware area finds
@@ -16,29 +16,30 @@ mod tables;
 
 use std::ops::Range;
 
+use devices::pci::PciRevision;
 pub use dsdt::S5_SLEEP_TYPE;
 use guest_ram::GuestMemory;
 use tables::PAGE_SIZE;
 pub use tables::{RESET_VALUE, TABLES_START, rsdp, rsdp_v1};
 use vm_memory::{Bytes, GuestAddress};
 
-/// Where the tables are, for the memory map and the boot protocols.
+/// The locations of the tables, for the memory map and the boot protocols.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcpiTables {
     /// Guest-physical address of the RSDP.
     pub rsdp: u64,
     /// Whole pages with tables, which the guest may reuse after reading them.
     pub reclaim: Range<u64>,
-    /// Whole pages that the guest must leave alone (the FACS).
+    /// Whole pages that the guest must not use (the FACS).
     pub nvs: Range<u64>,
 }
 
-/// Writes all tables. `memory` must have RAM in the legacy hole, as every `guest_ram::GuestRam` of at least
-/// 1 MiB has.
+/// Writes all tables. `memory` must have RAM in the legacy hole, as every `guest_ram::GuestRam` of at least 1 MiB does.
 ///
-/// The IOMMU of `devices::passthrough` is there for the PCI functions in `translated_slots`, and only if there are any.
-pub fn write_tables(memory: &GuestMemory, translated_slots: &[u8]) -> AcpiTables {
-    let image = tables::build(translated_slots);
+/// The tables describe the IOMMU of `devices::passthrough` for the PCI functions in `translated_slots`, if there are
+/// any.
+pub fn write_tables(memory: &GuestMemory, pci: PciRevision, translated_slots: &[u8]) -> AcpiTables {
+    let image = tables::build(pci, translated_slots);
     for (start, bytes) in &image.parts {
         memory.write_slice(bytes, GuestAddress(*start)).expect("guests have RAM below 1 MiB");
     }

@@ -1,4 +1,4 @@
-//! The fixed-layout tables and where each of them lies.
+//! The fixed-layout tables and their addresses.
 
 use acpi_tables::Aml;
 use acpi_tables::facs::FACS;
@@ -6,12 +6,13 @@ use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, P
 use acpi_tables::sdt::{GenericAddress, Sdt};
 use acpi_tables::xsdt::XSDT;
 use devices::layout;
+use devices::pci::PciRevision;
 
 use super::dsdt;
 
 /// The value that the guest writes to `devices::layout::RESET_PORT` to reset the machine.
 pub const RESET_VALUE: u8 = 6;
-/// Where the RSDP and the tables lie.
+/// The address of the RSDP and the tables.
 pub const TABLES_START: u64 = 0xE_0000;
 
 pub(super) const PAGE_SIZE: u64 = 4096;
@@ -22,7 +23,7 @@ const OEM_REVISION: u32 = 1;
 const RSDT_ADDRESS: u64 = TABLES_START + 64;
 const XSDT_ADDRESS: u64 = TABLES_START + 128;
 
-/// All tables with their addresses, in ascending order; the FACS is last and on a page of its own.
+/// All tables with their addresses, in ascending order. The FACS is last and has its own page.
 pub(super) struct TableImage {
     pub(super) parts: Vec<(u64, Vec<u8>)>,
     pub(super) facs: u64,
@@ -38,7 +39,7 @@ pub fn rsdp() -> Vec<u8> {
     rsdp
 }
 
-/// The RSDP as ACPI 1.0 defined it, for guests that are handed a copy and know no other.
+/// The RSDP of ACPI 1.0, for guests that get a copy and know no other.
 pub fn rsdp_v1() -> Vec<u8> {
     rsdp_of_revision(0)
 }
@@ -52,13 +53,13 @@ fn rsdp_of_revision(revision: u8) -> Vec<u8> {
     rsdp
 }
 
-/// The byte that, in the place of a 0, makes the sum of all bytes 0.
+/// The checksum byte: in the place of a 0 it makes the sum of all bytes 0.
 fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte))
 }
 
-pub(super) fn build(translated_slots: &[u8]) -> TableImage {
-    let (dsdt, madt) = (dsdt::build(OEM_ID, OEM_TABLE_ID, OEM_REVISION), madt());
+pub(super) fn build(pci: PciRevision, translated_slots: &[u8]) -> TableImage {
+    let (dsdt, madt) = (dsdt::build(pci, OEM_ID, OEM_TABLE_ID, OEM_REVISION), madt());
     let dmar = (!translated_slots.is_empty()).then(|| dmar(translated_slots));
     let entries = if dmar.is_some() { 3 } else { 2 };
     let fadt_at = (XSDT_ADDRESS + xsdt(&[0; 3][..entries]).len() as u64).next_multiple_of(16);
@@ -110,7 +111,7 @@ const FLAG_RESET: u32 = 1 << 10;
 /// Boot architecture flags (table 5.11): ISA devices present, no VGA. Clear: 8042 present (bit 1), MSI not
 /// supported (bit 3), no CMOS RTC (bit 5).
 const BOOT_ARCHITECTURE: u16 = 1 << 0 | 1 << 2;
-/// Latencies that say "this C state does not exist".
+/// Latencies that mean "this C state does not exist".
 const NO_C2_LATENCY: u16 = 101;
 const NO_C3_LATENCY: u16 = 1001;
 /// CMOS register of the century.
@@ -139,7 +140,7 @@ fn fadt(facs: u64, dsdt: u64) -> Vec<u8> {
     fadt.write(116, GenericAddress::io_port_address::<u8>(layout::RESET_PORT));
     fadt.write_u8(128, RESET_VALUE);
     fadt.write_u8(131, 5);
-    // X_FIRMWARE_CTRL stays 0: the 32-bit field has the address, and both at once are not allowed.
+    // X_FIRMWARE_CTRL stays 0: the 32-bit field has the address, and only one of the two may be set.
     fadt.write_u64(140, dsdt);
     let event = GenericAddress {
         register_bit_width: 32,
@@ -151,20 +152,20 @@ fn fadt(facs: u64, dsdt: u64) -> Vec<u8> {
     fadt.as_slice().to_vec()
 }
 
-/// ISA interrupt 0 is I/O APIC pin 2: edge-triggered, active high, as the bus has it.
+/// ISA interrupt 0 is I/O APIC pin 2: edge-triggered, active high, like the bus.
 const CONFORMS_TO_BUS: u16 = 0;
 /// Interrupt flags: active high, level-triggered.
 const ACTIVE_HIGH_LEVEL: u16 = 0b1101;
 const MADT_PCAT_COMPAT: u32 = 1;
 
-/// MADT: one processor, one I/O APIC, the two ISA interrupts that are not edge-triggered on the pin of
-/// their number, and NMI on LINT1.
+/// MADT: one processor, one I/O APIC, and NMI on LINT1. Two ISA interrupts need an override: one has another pin, the
+/// other is level-triggered.
 fn madt() -> Vec<u8> {
     let apic = LocalInterruptController::Address(layout::LAPIC_BASE as u32);
     let mut base = MADT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, apic);
     base.add_structure(ProcessorLocalApic::new(0, 0, EnabledStatus::Enabled));
     base.add_structure(IoApic::new(0, layout::IOAPIC_BASE as u32, 0));
-    // The crate lacks the remaining structures and the flag: go on with the bytes.
+    // The crate lacks the remaining structures and the flag, so they are written as bytes.
     let base = bytes(&base);
     let mut madt = Sdt::new(*b"APIC", 36, 5, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     madt.append_slice(&base[36..]);
@@ -175,7 +176,7 @@ fn madt() -> Vec<u8> {
     madt.as_slice().to_vec()
 }
 
-/// Width of physical addresses, less one.
+/// Width of physical addresses, minus one.
 const ADDRESS_WIDTH: u8 = 39;
 /// DMAR (Intel VT-d 3.3, chapter 8): one unit, for the functions in these slots of bus 0 and no others.
 fn dmar(slots: &[u8]) -> Vec<u8> {

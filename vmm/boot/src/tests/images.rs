@@ -72,7 +72,7 @@ pub fn elf(is_64: bool, entry: u64, segments: &[Segment]) -> Vec<u8> {
 
 pub const BZIMAGE_PAYLOAD: &[u8; 16] = b"the real kernel!";
 
-/// A bzImage of protocol 2.15 with one setup sector more than the boot sector.
+/// A bzImage of protocol 2.15 with one setup sector after the boot sector.
 pub fn bzimage() -> Vec<u8> {
     let mut file = vec![0; 1024];
     let mut put = |at: usize, value: &[u8]| file[at..at + value.len()].copy_from_slice(value);
@@ -122,7 +122,7 @@ pub const SECTION_NAMES: &[u8] = b"\0.text\0.shstrtab\0";
 /// Address of its loaded section.
 pub const LOADED_SECTION: u64 = 0x10_0000;
 
-/// Gives an executable a section table: nothing, a loaded section, and the names, which no segment loads.
+/// Adds a section table to an executable: a null section, a loaded section, and the names, which no segment loads.
 pub fn with_sections(mut file: Vec<u8>) -> Vec<u8> {
     let is_64 = file[4] == 2;
     let word = |value: u64| value.to_le_bytes()[..if is_64 { 8 } else { 4 }].to_vec();

@@ -1,9 +1,10 @@
-//! Generated images of every protocol: what lies in guest memory afterwards, and what is refused how.
+//! Generated images of every protocol: the contents of guest memory after loading, and the errors.
 
 mod errors;
 pub(super) mod images;
 mod protocols;
 
+use devices::pci::PciRevision;
 use guest_ram::GuestRam;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -46,8 +47,8 @@ fn text_at(ram: &GuestRam, gpa: u64) -> String {
     String::from_utf8(bytes[..end].to_vec()).unwrap()
 }
 
-/// The map that every protocol has to hand over for RAM of this size, as (start, length, kind).
+/// The map that every protocol must give for this RAM, as (start, length, kind).
 fn expected_map(ram: &GuestRam) -> Vec<(u64, u64, u32)> {
-    let tables = crate::acpi::write_tables(ram.memory(), &[]);
+    let tables = crate::acpi::write_tables(ram.memory(), PciRevision::default(), &[]);
     memory_map(ram.layout(), &tables).iter().map(|r| (r.start, r.length, r.kind as u32)).collect()
 }

@@ -3,7 +3,7 @@ use super::*;
 
 const CODE: &[u8] = b"\xFA\xF4\xEB\xFDsome code";
 
-/// Checks what all 32-bit entries have in common.
+/// Checks the common state of all 32-bit entries.
 fn assert_protected32(ram: &GuestRam, entry: &CpuEntry, rip: u64) {
     assert_eq!((entry.mode, entry.rip, entry.rflags), (CpuMode::Protected32, rip, 2));
     assert_eq!((entry.cr0, entry.cr3, entry.cr4, entry.efer), (0x11, 0, 0, 0));
@@ -13,7 +13,7 @@ fn assert_protected32(ram: &GuestRam, entry: &CpuEntry, rip: u64) {
     assert_eq!(u64_at(ram, entry.gdt.base + u64::from(entry.data.selector)), 0x00CF_9300_0000_FFFF);
 }
 
-/// Walks the page tables that CR3 names.
+/// Translates an address by the page tables at CR3.
 fn translate(ram: &GuestRam, cr3: u64, address: u64) -> u64 {
     let step = |table: u64, shift: u32| u64_at(ram, table + (address >> shift & 511) * 8);
     let pointers = step(cr3, 39);
@@ -110,7 +110,7 @@ fn elf_vmlinux_starts_at_its_physical_entry() {
     {
         let ram = ram(64);
         text.virtual_address = virtual_address;
-        // Linux wins over PVH: the 64-bit protocol tells it more.
+        // Linux takes precedence over PVH, because the 64-bit protocol gives it more information.
         let file = elf(true, entry, &[text.clone(), linux.clone(), pvh_note(0x100_0000)]);
         let state = load(&ram, &with(&file, |i| i.cmdline = "root=/dev/vda")).unwrap();
         assert_eq!((state.mode, state.rip), (CpuMode::Long64, 0x100_0004));
@@ -274,7 +274,7 @@ fn multiboot2_tags_describe_everything() {
     assert_eq!(body(15)[0], bytes_at(&ram, crate::acpi::TABLES_START, 36));
 }
 
-/// As GRUB does it on a PC without EFI, framebuffer and the like: GNU Mach for amd64 asks for all of them.
+/// Like GRUB on a PC without EFI, framebuffer and others: GNU Mach for amd64 requests all of them.
 #[test]
 fn multiboot2_kernels_may_ask_for_all_that_the_specification_names() {
     let ram = ram(32);
@@ -304,7 +304,7 @@ fn multiboot2_kernels_get_their_section_names_in_memory() {
     }
 }
 
-/// Nothing that the loader adds may lie on the kernel, wherever that wants to be.
+/// No data of the loader may overlap the kernel, whatever its address.
 #[test]
 fn kernels_in_conventional_memory_are_not_overwritten() {
     let ram = ram(32);
@@ -342,7 +342,7 @@ fn multiboot2_relocatable_kernels_move_only_when_they_must() {
     }
 }
 
-/// A kernel of a distribution, where one is at hand: `TTVM_TEST_KERNEL=/boot/vmlinuz-...`.
+/// A distribution's kernel, if one is given: `TTVM_TEST_KERNEL=/boot/vmlinuz-...`.
 #[test]
 fn a_distribution_kernel_loads() {
     let Some(path) = std::env::var_os("TTVM_TEST_KERNEL") else {

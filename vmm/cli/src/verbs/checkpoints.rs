@@ -180,7 +180,7 @@ fn table<U: Unit>(rows: &[Row]) -> String {
 fn add(recording: &Recording<Instructions>, position: PositionSpec) -> Result<i32, Error> {
     let mut timeline = travel::open_at(recording, position, EngineKind::SOFT)?;
     let entry = timeline.add_checkpoint()?;
-    eprintln!("ttvm: checkpoint at instruction {}, {} bytes", entry.position, entry.bytes);
+    say(&format!("ttvm: checkpoint at instruction {}, {} bytes", entry.position, entry.bytes));
     Ok(exit_code::DONE)
 }
 
@@ -248,7 +248,7 @@ fn remove<U: Unit>(recording: &Recording<U>, target: U) -> Result<i32, Error> {
         return Err(none());
     }
     store.remove(target.number())?;
-    eprintln!("ttvm: removed the checkpoint at {at}");
+    say(&format!("ttvm: removed the checkpoint at {at}"));
     Ok(exit_code::DONE)
 }
 

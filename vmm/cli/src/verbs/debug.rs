@@ -26,6 +26,7 @@ const DEFAULT_ADDRESS: &str = "127.0.0.1:1234";
 
 use crate::companion::{Companion, Leftovers};
 use crate::engine_arg::EngineArgs;
+use crate::output::say;
 use crate::sandbox_arg::{self, SandboxArgs};
 use crate::travel::PartArgs;
 
@@ -105,7 +106,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::new(AtomicBool::new(false)))
             .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
     }
-    eprintln!("ttvm: replaying to where gdb begins");
+    say("ttvm: replaying to where gdb begins");
     let companion = Mutex::new(Some(companion));
     serve(&recording, &listener, &options, &|report| tell(args, &companion, report))?;
     if args.gdb {
@@ -126,18 +127,18 @@ fn tell(args: &Args, companion: &Mutex<Option<Companion>>, report: Report) {
             // Its end is this process's, without waiting for other sessions.
             std::thread::spawn(move || exit(companion.run_gdb()));
         }
-        Report::Ready(address) => eprintln!("ttvm: ready; in gdb: target remote {address}"),
+        Report::Ready(address) => say(&format!("ttvm: ready; in gdb: target remote {address}")),
         Report::Began(_) | Report::Moving(..) | Report::Ended(..) | Report::TurnedAway if args.gdb => {}
         Report::Moving(number, text) if std::io::stderr().is_terminal() => {
-            eprintln!("ttvm: session {number}: {text}");
+            say(&format!("ttvm: session {number}: {text}"));
         }
         // Standard error is no terminal: progress would only fill a file.
         Report::Moving(..) => {}
-        Report::Began(number) => eprintln!("ttvm: session {number}: gdb is connected"),
-        Report::Ended(number, end) => eprintln!("ttvm: session {number}: {end}"),
-        Report::TurnedAway => {
-            eprintln!("ttvm: another gdb was turned away: {MAX_SESSIONS} are connected, which is the most")
-        }
+        Report::Began(number) => say(&format!("ttvm: session {number}: gdb is connected")),
+        Report::Ended(number, end) => say(&format!("ttvm: session {number}: {end}")),
+        Report::TurnedAway => say(&format!(
+            "ttvm: another gdb was turned away: {MAX_SESSIONS} are connected, which is the most"
+        )),
     }
 }
 

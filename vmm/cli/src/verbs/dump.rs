@@ -7,6 +7,7 @@ use machine::position::Count;
 use serde::Serialize;
 use views::core_file::{self, Written};
 
+use crate::output::say;
 use crate::travel::PlaceArgs;
 
 #[derive(clap::Args)]
@@ -35,8 +36,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let timeline = args.place.open()?;
     let written = core_file::write(timeline.machine(), &args.output)?;
     if written.kernel.is_none() {
-        eprintln!(
-            "ttvm: there is no VMCOREINFO note in memory here: crash and drgn will not open this without one"
+        say(
+            "ttvm: there is no VMCOREINFO note in memory here: crash and drgn will not open this without one",
         );
     }
     let now = timeline.machine().moment();

@@ -1,7 +1,7 @@
 //! `ttvm info`: what a recording holds.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use checkpoint::Store;
 use machine::config::{MachineConfig, PassedDevice};
@@ -13,6 +13,7 @@ use recording::log::{LogEntry, is_being_written};
 use recording::with_recording;
 use recording::{Cut, EVENTS, Opened, Recording};
 use serde::Serialize;
+use views::visible::in_a_line;
 
 use crate::output::end_in_words;
 use crate::panic_watch::panic_of;
@@ -190,12 +191,13 @@ fn checkpoint_info<U: Unit>(store: &Store, recording: &Recording<U>, begins_ns: 
 fn text(info: &Info<'_>) -> String {
     let mut lines = Vec::new();
     let machine = info.machine;
-    lines.push(format!("made by       {}, format version {}", info.made_by, info.format_version));
-    lines.push(format!("engine        {}, counting in {}", info.engine, info.counter));
+    let path = |path: &Path| in_a_line(&path.display().to_string()).into_owned();
+    lines.push(format!("made by       {}, format version {}", in_a_line(info.made_by), info.format_version));
+    lines.push(format!("engine        {}, counting in {}", in_a_line(info.engine), in_a_line(info.counter)));
     lines.push(format!(
         "machine       {} MiB RAM, CPU model {}",
         machine.memory_bytes >> 20,
-        machine.cpu_model
+        in_a_line(&machine.cpu_model)
     ));
     if let Some(seconds) = info.begins_at_guest_seconds {
         lines.push(format!("begins        with a machine that ran, at {seconds:.6} s guest time"));
@@ -206,21 +208,24 @@ fn text(info: &Info<'_>) -> String {
         ));
     }
     let booted = machine.start.booted();
-    lines.push(format!("kernel        {}", booted.kernel.path.display()));
+    lines.push(format!("kernel        {}", path(&booted.kernel.path)));
     if let Some(initrd) = &booted.initrd {
-        lines.push(format!("initrd        {}", initrd.path.display()));
+        lines.push(format!("initrd        {}", path(&initrd.path)));
     }
     for module in &booted.modules {
-        lines.push(format!("module        {} {}", module.file.path.display(), module.cmdline));
+        lines.push(format!("module        {} {}", path(&module.file.path), in_a_line(&module.cmdline)));
     }
     if let Some(disk) = &machine.disk {
-        lines.push(format!("disk          {}", disk.path.display()));
+        lines.push(format!("disk          {}", path(&disk.path)));
     }
     for passed in &machine.passthrough {
         lines.push(match passed {
             PassedDevice::Function { address, description } => {
                 let (vendor, device) = (description.vendor, description.device);
-                format!("host device   PCI function {address} ({vendor:04x}:{device:04x})")
+                format!(
+                    "host device   PCI function {} ({vendor:04x}:{device:04x})",
+                    in_a_line(&address.to_string())
+                )
             }
             PassedDevice::Ports { first, last, irq } => {
                 let irq = irq.map(|irq| format!(", IRQ {irq}")).unwrap_or_default();
@@ -228,7 +233,7 @@ fn text(info: &Info<'_>) -> String {
             }
         });
     }
-    lines.push(format!("command line  {}", booted.cmdline));
+    lines.push(format!("command line  {}", in_a_line(&booted.cmdline)));
     lines.push(format!(
         "ended         {}",
         match &info.ended {
@@ -237,7 +242,7 @@ fn text(info: &Info<'_>) -> String {
             None => "cut off: the recorder was stopped",
         }
     ));
-    lines.extend(info.panic.iter().map(|line| format!("panic         {line}")));
+    lines.extend(info.panic.iter().map(|line| format!("panic         {}", in_a_line(line))));
     lines.push(format!("length        {}, {:.6} s guest time", info.length, info.guest_seconds));
     lines.push(format!("branches      {} conditional", info.branches));
     for (kind, count) in &info.events {

@@ -13,6 +13,7 @@ use recording::log::diff::diff;
 use recording::log::{EndRecord, EventRecord, Log, LogEntry};
 use recording::with_recording;
 use serde::Serialize;
+use views::visible::visible;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -71,9 +72,9 @@ fn list<C: Count>(args: &Args, log: &Log<C>) -> Result<i32, Error> {
     let mut print = |line: Line<'_>| {
         if args.json {
             let text = serde_json::to_string(&line).expect("plain data in memory always serializes");
-            writeln!(out, "{text}")
+            writeln!(out, "{}", visible(&text))
         } else {
-            writeln!(out, "{}", text(&line))
+            writeln!(out, "{}", visible(&text(&line)))
         }
     };
     let mut written = Ok(());

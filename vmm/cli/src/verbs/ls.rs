@@ -9,6 +9,7 @@ use recording::log::is_being_written;
 use recording::with_recording;
 use recording::{EVENTS, MANIFEST, Opened, Recording};
 use serde::Serialize;
+use views::visible::in_a_line;
 
 use crate::output::end_in_words;
 use crate::panic_watch::panic_of;
@@ -92,7 +93,7 @@ fn bytes_below(directory: &Path) -> u64 {
 }
 
 fn table(rows: &[Row]) -> String {
-    let name = |row: &Row| row.path.display().to_string();
+    let name = |row: &Row| in_a_line(&row.path.display().to_string()).into_owned();
     let width = rows.iter().map(|row| name(row).chars().count()).max().unwrap_or(0);
     let line = |row: &Row| {
         let length = row.guest_seconds.map_or("?".to_string(), |seconds| format!("{seconds:.3} s"));
@@ -103,7 +104,7 @@ fn table(rows: &[Row]) -> String {
             length,
             HumanBytes(row.bytes).to_string(),
             row.seconds_old.map_or("?".to_string(), age),
-            row.ended
+            in_a_line(&row.ended)
         )
     };
     rows.iter().map(line).collect::<Vec<_>>().join("\n")

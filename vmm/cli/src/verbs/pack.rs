@@ -39,7 +39,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         Some(last_ns) => pack_end(args, opened, last_ns)?,
         None => with_recording!(opened, recording => pack(&recording, &args.output, !args.no_checkpoints))?,
     };
-    eprintln!("ttvm: packed into {}, {bytes} bytes", args.output.display());
+    say(&format!("ttvm: packed into {}, {bytes} bytes", args.output.display()));
     Ok(exit_code::DONE)
 }
 

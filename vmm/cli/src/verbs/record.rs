@@ -16,7 +16,7 @@ use crate::machine_args::MachineArgs;
 use crate::new_folder::NewFolder;
 use crate::output::say;
 use crate::panic_watch::PanicWatch;
-use crate::recorded::{CheckpointArgs, record_to_end, report, say_when_files_may_not_grow};
+use crate::recorded::{CheckpointArgs, record_to_end, report};
 use crate::run_listener::WithListener;
 use crate::sandbox_arg::SandboxArgs;
 use crate::stats::StatsArgs;
@@ -47,7 +47,6 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    say_when_files_may_not_grow()?;
     let source = args.machine.source()?;
     let engine = source.as_ref().map_or(args.machine.engine(), |source| source.engine);
     if engine.counts_instructions {
@@ -74,13 +73,25 @@ fn record_from<U: Unit, I: Inputs<U>>(
     let companion = may_vanish.then(|| Companion::start(&left, None)).transpose()?;
     let mut needs = Needs { helper: companion.is_some(), ..planned.needs() };
     needs.written.push(args.output.clone());
-    // The console hears of them, and ends the run.
-    folder.leave_signals();
-    args.sandbox.lock_in(&needs)?;
-    folder.keep();
-    let (mut guest, live) = planned.begin()?;
-    args.machine.prepare(&mut guest.machine);
-    let recording = guest.record_in_empty(&args.output)?;
+    let (mut guest, live);
+    let recording = if planned.may_fail() {
+        // The console hears of them, and ends the run.
+        folder.leave_signals();
+        args.sandbox.lock_in(&needs)?;
+        folder.keep();
+        (guest, live) = planned.begin()?;
+        args.machine.prepare(&mut guest.machine);
+        guest.record_in_empty(&args.output)?
+    } else {
+        // A process that is locked in cannot remove the folder. So it has the recording's files before.
+        (guest, live) = planned.begin()?;
+        args.machine.prepare(&mut guest.machine);
+        let recording = guest.record_in_empty(&args.output)?;
+        folder.leave_signals();
+        args.sandbox.lock_in(&needs)?;
+        folder.keep();
+        recording
+    };
     say(&format!("ttvm: {}", live.pacing()));
     let watch = PanicWatch::default();
     let watched = WithListener { inner: inputs(live), listener: watch.clone() };

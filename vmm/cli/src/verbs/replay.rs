@@ -12,8 +12,10 @@ use machine::position::Instructions;
 use machine::unit::Unit;
 use recording::player::Scrutiny;
 use recording::{Opened, Recording};
+use views::visible::VisibleConsole;
 
 use crate::engine_arg::EngineArgs;
+use crate::output::say;
 use crate::progress;
 use crate::sandbox_arg::{self, SandboxArgs};
 use crate::stats::{Marks, StatsArgs};
@@ -39,6 +41,10 @@ pub struct Args {
     /// Do not print the console's output
     #[arg(long)]
     quiet: bool,
+    /// Let escape sequences in the console's output through to a terminal, colours and cursor movements: for recordings that you
+    /// trust. Without this a terminal shows them as text; files and pipes always get the bytes as they are
+    #[arg(long, conflicts_with = "quiet")]
+    raw_console: bool,
     #[command(flatten)]
     stats: StatsArgs,
     #[command(flatten)]
@@ -85,7 +91,7 @@ fn replay<U: Unit>(
     let length = until.unwrap_or(U::MAX).min(last_place(recording)).number();
     let bar = progress::bar(length, apart && std::io::stderr().is_terminal());
     bar.set_message("replaying");
-    let mut replay = Replay::on(engine, recording, scrutiny, printer(args.quiet, marks.clone()))?;
+    let mut replay = Replay::on(engine, recording, scrutiny, printer(Shown::of(args), marks.clone()))?;
     let result = replay.run(until, |at| progress::show(&bar, at.number()));
     bar.finish_and_clear();
     // A replay that went wrong is one whose statistics are wanted.
@@ -100,13 +106,13 @@ fn replay<U: Unit>(
         }
         ReplayEnd::Stopped => "replayed without a difference, and stopped",
     };
-    eprintln!(
+    say(&format!(
         "{}ttvm: {what}, at {}, {} branches, {:.6} s guest time",
         if args.quiet { "" } else { "\n" },
         U::length(now.count.number()),
         replay.machine.cpu().branches(),
         now.time_ns as f64 / 1e9
-    );
+    ));
     Ok(exit_code::DONE)
 }
 
@@ -127,27 +133,54 @@ fn play(
     let mut stop = timeline.seek(begin, &mut || wait.poll())?;
     let mut interrupt = wait.over();
     if stop != TravelStop::Interrupted {
-        stop = timeline.play(end, printer(args.quiet, marks.clone()), &mut || interrupt.poll())?;
+        stop = timeline.play(end, printer(Shown::of(args), marks.clone()), &mut || interrupt.poll())?;
     }
     args.stats.write(marks, timeline.machine())?;
     let interrupted = stop == TravelStop::Interrupted;
     let what = if interrupted { "interrupted" } else { "replayed without a difference" };
     let now = timeline.machine().moment();
-    eprintln!(
+    say(&format!(
         "\nttvm: {what} from {begin} to {} instructions, {:.6} s guest time",
         now.count,
         now.time_ns as f64 / 1e9
-    );
+    ));
     Ok(if interrupted { exit_code::INTERRUPTED } else { exit_code::DONE })
 }
 
-/// Prints console output, unless the user asked for quiet.
-fn printer(quiet: bool, marks: Marks) -> impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static {
+/// How much of the console's output is shown.
+enum Shown {
+    Nothing,
+    /// As the guest wrote it.
+    Bytes,
+    /// What steers no terminal.
+    Text(VisibleConsole),
+}
+
+impl Shown {
+    fn of(args: &Args) -> Shown {
+        if args.quiet {
+            Shown::Nothing
+        } else if args.raw_console || !std::io::stdout().is_terminal() {
+            Shown::Bytes
+        } else {
+            Shown::Text(VisibleConsole::default())
+        }
+    }
+}
+
+/// Prints console output.
+fn printer(mut shown: Shown, marks: Marks) -> impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static {
     move |bytes| {
         marks.look_at(bytes, None);
-        if quiet {
-            return Ok(());
-        }
+        let text;
+        let bytes = match &mut shown {
+            Shown::Nothing => return Ok(()),
+            Shown::Bytes => bytes,
+            Shown::Text(console) => {
+                text = console.show(bytes);
+                text.as_bytes()
+            }
+        };
         let mut stdout = std::io::stdout().lock();
         stdout
             .write_all(bytes)

@@ -20,7 +20,7 @@ use crate::keep_on::KeepOn;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
 use crate::panic_watch::PanicWatch;
-use crate::recorded::{CheckpointArgs, record_to_end, report, say_when_files_may_not_grow};
+use crate::recorded::{CheckpointArgs, record_to_end, report};
 use crate::run_listener::WithListener;
 use crate::sandbox_arg::SandboxArgs;
 use crate::stats::{Marks, StatsArgs};
@@ -79,7 +79,6 @@ impl LateArgs {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    say_when_files_may_not_grow()?;
     let source = args.machine.source()?;
     let engine = source.as_ref().map_or(args.machine.engine(), |source| source.engine);
     args.late.check(engine)?;

@@ -10,6 +10,7 @@ use views::filters::{FILTERS, Filters};
 use views::hits::{Search, Wanted};
 
 use crate::engine_arg::EngineArgs;
+use crate::output::say;
 use crate::travel::{PartArgs, stretch};
 use crate::wait::Wait;
 
@@ -84,7 +85,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     })?;
     if !args.json {
         let billions = found.replayed as f64 / 1e9;
-        eprintln!("ttvm: {} found, {billions:.3}e9 instructions replayed", found.hits.len());
+        say(&format!("ttvm: {} found, {billions:.3}e9 instructions replayed", found.hits.len()));
     }
     Ok(match (found.interrupted, found.hits.is_empty()) {
         (true, _) => exit_code::INTERRUPTED,

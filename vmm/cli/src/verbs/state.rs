@@ -5,6 +5,7 @@ use machine::error::{Error, exit_code};
 use views::memory::Range;
 use views::state::{State, StateOptions};
 
+use crate::output::say;
 use crate::travel::PlaceArgs;
 
 /// No more memory is printed at once.
@@ -57,7 +58,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let timeline = args.place.open()?;
     let state = State::of(timeline.machine(), &args.options())?;
     if let Some(damage) = state.processes.as_ref().and_then(|processes| processes.damage.as_ref()) {
-        eprintln!("ttvm: these are not all processes: {damage}");
+        say(&format!("ttvm: these are not all processes: {damage}"));
     }
     crate::output::print(&if args.json {
         serde_json::to_string_pretty(&state).expect("plain data always serializes")

@@ -12,6 +12,7 @@ use machine::error::{Error, exit_code};
 use machine::new_file::NewFile;
 use machine::notation::PositionSpec;
 
+use crate::output::say;
 use crate::travel::{self, PartArgs};
 
 #[derive(clap::Args)]
@@ -68,14 +69,14 @@ fn write(output: &Path, symbols: &Symbols, debug: &DebugInfo) -> Result<(), Erro
     file.file().write_all(&elf::with_debug_info(symbols, debug)).map_err(Error::file("write", output))?;
     file.finish()?;
     if let Some(why) = symbols.without_modules() {
-        eprintln!("ttvm: without the symbols of modules: {why}");
+        say(&format!("ttvm: without the symbols of modules: {why}"));
     }
     for why in debug.missing() {
-        eprintln!("ttvm: {why}");
+        say(&format!("ttvm: {why}"));
     }
     let (count, modules) = (symbols.all().len(), symbols.modules().len());
     let kernel =
         if symbols.all().iter().any(|symbol| symbol.module.is_none()) { "the kernel and " } else { "" };
-    eprintln!("ttvm: {count} symbols, of {kernel}{modules} modules, in {}", output.display());
+    say(&format!("ttvm: {count} symbols, of {kernel}{modules} modules, in {}", output.display()));
     Ok(())
 }

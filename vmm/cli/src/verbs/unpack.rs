@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use machine::error::{Error, exit_code};
 use recording::pack::DEFAULT_MAX_BYTES;
 
+use crate::output::say;
+
 #[derive(clap::Args)]
 pub struct Args {
     /// The packed file
@@ -19,6 +21,6 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<i32, Error> {
     recording::pack::unpack(&args.file, &args.output, args.max_size)?;
-    eprintln!("ttvm: unpacked into {}", args.output.display());
+    say(&format!("ttvm: unpacked into {}", args.output.display()));
     Ok(exit_code::DONE)
 }

@@ -223,6 +223,49 @@ fn other_users_are_refused() {
     }
 }
 
+/// Connects again and again as another user, and holds the connections until its input ends.
+const CROWD: &str = r#"
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+held = []
+for _ in range(1000):
+    s = socket.socket()
+    s.connect(("127.0.0.1", int(sys.argv[1])))
+    held.append(s)
+print("all", flush=True)
+sys.stdin.read()
+"#;
+
+/// Each look at the kernel's table of connections takes as long as there are many. One look for each of a thousand took 43
+/// seconds on two busy cores.
+#[test]
+fn a_thousand_connections_of_another_user_do_not_keep_the_owner_out() {
+    if !geteuid().is_root() {
+        return skip::test("only root can try as another user");
+    }
+    let directory = recorded();
+    let mut server = Server::start(directory.path(), &["--listen", "127.0.0.1:0"]);
+    let address = server.says("target remote ").trim().rsplit(' ').next().unwrap().to_string();
+    // While it stands still they all wait before the owner's.
+    send(&server, Signal::SIGSTOP);
+    let port = address.rsplit(':').next().unwrap();
+    let mut crowd = Command::new("python3");
+    crowd.args(["-c", CROWD, port]).uid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut crowd = crowd.spawn().unwrap();
+    crowd.stdout.as_mut().unwrap().read_exact(&mut [0; 4]).unwrap();
+    let mut owner = TcpStream::connect(&address).unwrap();
+    owner.write_all(b"$?#3f").unwrap();
+    let begun = std::time::Instant::now();
+    send(&server, Signal::SIGCONT);
+    owner.read_exact(&mut [0; 4]).unwrap();
+    let waited = begun.elapsed();
+    eprintln!("the owner waited for {waited:?}");
+    assert!(waited < std::time::Duration::from_secs(5), "{waited:?}");
+    assert!(server.says("are refused").contains("connections to"));
+    drop(crowd.stdin.take());
+    crowd.wait().unwrap();
+}
+
 /// Gives a monitor command, and its answer.
 fn ask(stream: &mut TcpStream, command: &str) -> String {
     let digits = hex(command);

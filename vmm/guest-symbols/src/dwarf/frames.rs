@@ -1,10 +1,10 @@
-//! How to get from a function to its caller, as debuggers take it (`.debug_frame`), of the kernel's own tables (ORC).
+//! Unwind information for debuggers (`.debug_frame`), made from the kernel's own tables (ORC).
 //!
-//! What is where is in [`orc`](crate::orc). Of a caller's registers the tables know the stack pointer, RBP and the address,
-//! so that the others are said to be lost. What was interrupted has all of its registers saved, or still has them: code
-//! that handles an interrupt is described as if the kernel's IRET had called it, which is where it goes to. IRET itself
-//! leads on to what was interrupted, and it alone is what debuggers call a signal handler's frame: the address there is
-//! not one that a call returns to. So functions have their names, and breakpoints that `finish` sets are reached.
+//! [`orc`](crate::orc) has the format of these tables. Of a caller's registers the tables know only the stack pointer,
+//! RBP and the return address, so the others are marked as lost. An interrupted function has all of its registers
+//! saved, or still has them. Interrupt handling code is described as if the kernel's IRET had called it, because it
+//! returns there. Only the IRET itself leads to the interrupted function, and has a signal handler's frame, because its
+//! return address does not follow a call. So functions have their names, and breakpoints of `finish` are reached.
 //!
 //! ```text
 //! #0  __sysvec_apic_timer_interrupt ()
@@ -14,7 +14,7 @@
 //! #4  default_idle ()
 //! ```
 //!
-//! Programs have an entry too, which says that nothing called them: debuggers would guess.
+//! Programs have an entry without a caller, because debuggers would guess one.
 
 use std::iter;
 use std::ops::Range;
@@ -33,16 +33,16 @@ use crate::symbols::Symbols;
 
 /// Where interrupts and exceptions return.
 const IRET: &str = "native_irq_return_iret";
-/// IRET has two bytes. Debuggers look for what a call returns to one byte before it.
+/// IRET has two bytes. Debuggers look up a return address one byte before it.
 const IRET_BYTES: u64 = 2;
-/// Where programs are. gdb looks for what begins at the first address, and warns if that is a variable's, which an
-/// offset may be: none is odd.
+/// The addresses of programs. gdb looks up the symbol at the first address, and warns if it is a variable's. Offsets of
+/// per-CPU variables may be such addresses, but no offset is odd.
 const PROGRAMS: Range<u64> = 0x1001..0x7fff_ffff_f000;
-/// Debuggers go through all rows up to the one that they look for.
+/// Rows in one entry. Debuggers read all rows up to the one that they look for.
 const MAX_ROWS: usize = 64;
-/// What of `struct pt_regs` the processor saves begins there.
+/// Offset of the part of `struct pt_regs` that the processor saves.
 const PROCESSORS: i32 = saved::RIP as i32;
-/// What the kernel's entry code saves, and where.
+/// The registers that the kernel's entry code saves, and their offsets.
 const SAVED: [(Register, u64); 15] = [
     (X86_64::R15, saved::R15),
     (X86_64::R14, saved::R14),
@@ -60,10 +60,10 @@ const SAVED: [(Register, u64); 15] = [
     (X86_64::RSI, saved::RSI),
     (X86_64::RDI, saved::RDI),
 ];
-/// The registers that the processor saves, and where.
+/// The registers that the processor saves, and their offsets.
 const BY_PROCESSOR: [(Register, i32); 5] =
     [(X86_64::RA, 0), (X86_64::CS, 8), (X86_64::RFLAGS, 16), (X86_64::RSP, 24), (X86_64::SS, 32)];
-/// What calls do not keep, as far as the tables know.
+/// The registers that calls do not preserve, as far as the tables know.
 const LOST: [Register; 14] = [
     X86_64::RAX,
     X86_64::RDX,
@@ -81,11 +81,12 @@ const LOST: [Register; 14] = [
     X86_64::R15,
 ];
 
-/// No more rows are taken: a kernel has fewer.
+/// Limit on all rows. A kernel has fewer.
 const MAX_ROWS_OF_ALL: usize = 1 << 20;
-/// That nothing called programs, byte by byte because a program may be anywhere, and `gimli` takes no such length.
+/// The entry for programs, which nothing called. It is written byte by byte, because a program may be anywhere, and
+/// `gimli` does not take such a length.
 const PROGRAMS_ENTRIES: [&[u8]; 2] = [
-    // Version 4, no augmentation, addresses of 8 bytes, no segments, factors 1 and -1, what returns in RIP. Then
+    // Version 4, no augmentation, addresses of 8 bytes, no segments, factors 1 and -1, return address in RIP. Then
     // DW_CFA_def_cfa(RSP, 8), DW_CFA_undefined(RIP), and zeroes.
     &[20, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 4, 0, 8, 0, 1, 0x7f, 16, 0x0c, 7, 8, 0x07, 16, 0, 0, 0, 0],
     &[20, 0, 0, 0],
@@ -99,7 +100,7 @@ pub(crate) fn of_kernel(unwinder: &Unwinder, symbols: &Symbols) -> Sections {
     vec![(SECTION, Frames::of(unwinder, symbols).bytes())]
 }
 
-/// Adds that nothing called programs to a section.
+/// Adds the entry for programs to a section.
 pub(crate) fn add_programs(bytes: &mut Vec<u8>) {
     let common = bytes.len() as u32;
     bytes.extend(PROGRAMS_ENTRIES.concat());
@@ -110,21 +111,21 @@ pub(crate) fn add_programs(bytes: &mut Vec<u8>) {
 /// The section that is being written.
 struct Frames {
     table: FrameTable,
-    /// Of code that is called, that is entered by interrupts, that returns from them, and that nothing called.
+    /// The common entries: for called code, interrupt entry code, returns from interrupts, and code without a caller.
     called: CieId,
     entered: CieId,
     returning: CieId,
     first: CieId,
-    /// Where IRET is.
+    /// The address of IRET.
     iret: Option<u64>,
     /// The entry to which rows are added.
     open: Option<Open>,
 }
 
-/// An entry for code that is called.
+/// An entry for called code.
 struct Open {
     code: Range<u64>,
-    /// From which distance on what holds.
+    /// The rules, each with the offset from which it applies.
     rules: Vec<(u32, Rule)>,
     rows: usize,
     last: Entry,
@@ -171,9 +172,9 @@ impl Frames {
         Frames { table, called, entered, returning, first, iret, open: None }
     }
 
-    /// Adds what the tables say of a stretch of code.
+    /// Adds the rule of the tables for a range of code.
     fn add(&mut self, code: Range<u64>, entry: Entry) {
-        // The format has 32 bits for it, and no table of a kernel has such a hole in it.
+        // The format has 32 bits for the length, and no kernel's table has such a long range.
         if code.end - code.start > u64::from(u32::MAX) {
             return;
         }
@@ -193,7 +194,7 @@ impl Frames {
         self.add_whole(self.entered, code, rules);
     }
 
-    /// An entry of its own for a stretch of code.
+    /// Adds a range of code with its own entry.
     fn add_whole(&mut self, common: CieId, code: Range<u64>, rules: Vec<Rule>) {
         self.close();
         let mut entry = description(&code);
@@ -201,7 +202,7 @@ impl Frames {
         self.table.add_fde(common, entry);
     }
 
-    /// A row for code that is called, in the entry of the code before it if there is one.
+    /// Adds a row for called code, to the open entry if the code follows it.
     fn add_row(&mut self, code: Range<u64>, entry: Entry, frame: Rule) {
         let follows = |open: &Open| {
             open.code.end == code.start
@@ -231,7 +232,7 @@ impl Frames {
         open.last = entry;
     }
 
-    /// Ends the entry to which rows are added.
+    /// Closes the open entry.
     fn close(&mut self) {
         if let Some(Open { code, rules, .. }) = self.open.take() {
             let mut entry = description(&code);
@@ -251,15 +252,15 @@ fn description(code: &Range<u64>) -> FrameDescriptionEntry {
     FrameDescriptionEntry::new(Address::Constant(code.start), (code.end - code.start) as u32)
 }
 
-/// What is left of a stretch of code without a part of it.
+/// The pieces of a range of code that remain without `part`.
 fn without(code: Range<u64>, part: Option<Range<u64>>) -> impl Iterator<Item = Range<u64>> {
     let part = part.unwrap_or(code.end..code.end);
     let pieces = [code.start..part.start.min(code.end), part.end.max(code.start)..code.end];
     pieces.into_iter().filter(|piece| !piece.is_empty())
 }
 
-/// Where the caller's stack begins, which debuggers know frames by, so many bytes above what the table says. `None`
-/// where it says nothing.
+/// The frame's address (CFA), this many bytes above the stack pointer of the tables. `None` if the tables do not have
+/// it.
 fn frame(entry: &Entry, above: i32) -> Option<Rule> {
     let offset = i32::from(entry.sp_offset);
     Some(match entry.sp_register {
@@ -275,11 +276,11 @@ fn frame(entry: &Entry, above: i32) -> Option<Rule> {
     })
 }
 
-/// Where RBP is saved, if it is: in the frame, or by what RBP itself says.
+/// The rule for RBP, if it is saved: in the frame, or at an address relative to RBP.
 fn base(entry: &Entry) -> Option<Rule> {
     let offset = i32::from(entry.bp_offset);
     match entry.bp_register {
-        // In a frame of saved registers what the table says is from their beginning on.
+        // For a frame of saved registers the tables count from the start of the frame.
         register::PREV_SP if entry.kind == Kind::Registers => {
             Some(Rule::Offset(X86_64::RBP, offset - PROCESSORS))
         }
@@ -293,7 +294,7 @@ fn base(entry: &Entry) -> Option<Rule> {
     }
 }
 
-/// What is in memory at a register with an offset, and another offset from that.
+/// An expression: loads from a register plus an offset, then adds another offset.
 fn indirect(register: Register, offset: i32, then: i32) -> Expression {
     let mut expression = Expression::new();
     expression.op_breg(register, offset.into());

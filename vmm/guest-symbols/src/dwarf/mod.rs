@@ -1,8 +1,8 @@
-//! What gdb needs beside symbols, as debug information in the format DWARF, made from what the kernel carries itself: its
-//! types, of its type information (BTF); the types of its variables, as far as they are known; and how to get from a
-//! function to its caller, of its own tables (ORC).
+//! Debug information (DWARF) for gdb, made from the kernel's own data. Types come from its type information (BTF), and
+//! unwind information from its own tables (ORC). Variables have types as far as these are known (`variables.rs`).
 //!
-//! There are no source lines and no local variables: the kernel knows nothing of them. The crate `gimli` writes the format.
+//! There are no source lines and no local variables, because the kernel's data has none. The crate `gimli` writes the
+//! format.
 
 pub(super) mod frames;
 pub(super) mod types;
@@ -25,8 +25,8 @@ pub struct DebugInfo {
 }
 
 impl DebugInfo {
-    /// Types, variables and frames of the kernel with these symbols, and types and frames of its modules. Frames end where a program
-    /// begins.
+    /// Types, variables and frames of the kernel with these symbols, and types and frames of its modules. Frames end at
+    /// programs.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::beside_programs(guest, symbols);
         let frames = info.sections.iter_mut().find(|(name, _)| *name == frames::SECTION);
@@ -34,8 +34,8 @@ impl DebugInfo {
         info
     }
 
-    /// The same, for use beside the files of programs: where these programs' frames end is left to them, and to
-    /// [`DebugInfo::end_at_programs`].
+    /// Does the same, for use beside the files of programs. The programs' files and [`DebugInfo::end_at_programs`]
+    /// describe where the programs' frames end.
     pub fn beside_programs(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::default();
         let types = types(guest, symbols, |kernel, _| {
@@ -50,8 +50,8 @@ impl DebugInfo {
         info
     }
 
-    /// Types of the modules alone, for use behind a kernel's file with debug information. Frames are the kernel's, too: that file
-    /// has none for the code that enters the kernel.
+    /// Only the types of the modules, for use beside a kernel's file with debug information. It includes the kernel's
+    /// frames, because that file has none for the code that enters the kernel.
     pub fn of_modules(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::default();
         let types = types(guest, symbols, types::for_modules);
@@ -62,8 +62,8 @@ impl DebugInfo {
         info
     }
 
-    /// That nothing calls programs. Debuggers take the first file that knows something of an address: this one has to be the
-    /// last.
+    /// The entry that ends the stack at programs. Debuggers use the first file that knows an address, so this file must
+    /// be the last.
     pub fn end_at_programs() -> DebugInfo {
         let mut bytes = Vec::new();
         frames::add_programs(&mut bytes);
@@ -75,7 +75,7 @@ impl DebugInfo {
         &self.sections
     }
 
-    /// What there is not, and why not: a sentence for each.
+    /// The missing parts, and why: a sentence for each.
     pub fn missing(&self) -> &[String] {
         &self.missing
     }
@@ -88,7 +88,7 @@ impl DebugInfo {
     }
 }
 
-/// Types of the modules, added to what `begin` makes of the kernel's.
+/// Types of the modules, added to the unit that `begin` makes from the kernel's types.
 fn types(
     guest: &dyn GuestView,
     symbols: &Symbols,

@@ -1,8 +1,9 @@
 //! Types: each record of the kernel's type information becomes an entry of one unit.
 //!
-//! Type information of a hostile guest may say anything. Entries and the bytes of their names have limits, beyond which
-//! there are no types at all. Debuggers follow chains of types (a pointer to a constant of a typedef of ...) by recursion:
-//! a chain that is longer than any compiler's, or leads in circles, has no entries, and what refers to it refers to `void`.
+//! The type information of a hostile guest may contain anything. The number of entries and the bytes of their names
+//! have limits, beyond which there are no types at all. Debuggers follow chains of types (a pointer to a constant of a
+//! typedef of ...) by recursion. A chain that is longer than any compiler's, or circular, has no entries; references to
+//! it become `void`.
 
 use std::collections::BTreeSet;
 
@@ -21,13 +22,13 @@ use gimli::{
 use super::written::written;
 use crate::btf::{Btf, Member, Shape, Type};
 
-/// A kernel has fewer entries than this, members and parameters included.
+/// Limit on entries, including members and parameters. A kernel has fewer.
 const MAX_ENTRIES: usize = 1 << 20;
-/// A kernel has fewer bytes of names than this, each counted as often as it is used.
+/// Limit on the bytes of names, each counted as often as it is used. A kernel has fewer.
 const MAX_NAMES_BYTES: usize = 32 << 20;
 /// Chains of types are shorter than this.
 const MAX_CHAIN: usize = 64;
-/// Of everything in a unit.
+/// The encoding of all units.
 pub(super) const ENCODING: Encoding = Encoding { format: Format::Dwarf32, version: 4, address_size: 8 };
 /// The size of a pointer in bytes.
 const POINTER_BYTES: u8 = 8;
@@ -36,26 +37,26 @@ const POINTER_BYTES: u8 = 8;
 pub(crate) struct TypeUnit {
     dwarf: Dwarf,
     unit: UnitId,
-    /// The entry of each type, from number one on.
+    /// The entry of each type, in order from number one.
     entries: Vec<Option<UnitEntryId>>,
     entries_left: usize,
     name_bytes_left: usize,
 }
 
-/// All types of a kernel. `None` when there are more than any kernel has.
+/// All types of a kernel. `None` if there are more than any kernel has.
 pub(super) fn of(btf: &Btf<'_>) -> Option<TypeUnit> {
     within(btf, MAX_ENTRIES, MAX_NAMES_BYTES)
 }
 
-/// The same with other limits.
+/// Does the same with other limits.
 pub(crate) fn within(btf: &Btf<'_>, entries: usize, name_bytes: usize) -> Option<TypeUnit> {
     let mut unit = TypeUnit::new("vmlinux", entries, name_bytes)?;
     unit.add_all(btf, btf.numbers(), |found| found)?;
     Some(unit)
 }
 
-/// The types of a kernel that those of its modules refer to; of structures and unions only that there are such, which is for
-/// another file to know. [`TypeUnit::add_module`] adds the modules' own.
+/// The kernel's types that its modules refer to. Structures and unions are only declared: another file defines them.
+/// [`TypeUnit::add_module`] adds the modules' own types.
 pub(crate) fn for_modules(btf: &Btf<'_>, modules: &[Btf<'_>]) -> Option<TypeUnit> {
     let mut unit = TypeUnit::new("modules", MAX_ENTRIES, MAX_NAMES_BYTES)?;
     let is_whole =
@@ -94,7 +95,7 @@ fn tag(shape: &Shape<'_>) -> Option<DwTag> {
     })
 }
 
-/// Whether the chain that begins with a type ends.
+/// Whether the chain from a type ends.
 fn is_grounded(btf: &Btf<'_>, number: u32) -> bool {
     let mut at = number;
     (0..MAX_CHAIN).any(|_| match btf.leads_to(at) {
@@ -120,13 +121,14 @@ impl TypeUnit {
         Some(unit)
     }
 
-    /// Adds the types of a module to those of its kernel. Those of another one that was added are no longer referred to.
+    /// Adds the types of a module to the types of its kernel. The types of a previous module can no longer be referred
+    /// to.
     pub fn add_module(&mut self, btf: &Btf<'_>) -> Option<()> {
         self.entries.truncate(btf.base_count() as usize);
         self.add_all(btf, btf.numbers(), |found| found)
     }
 
-    /// Adds types with rising numbers, each as `described`.
+    /// Adds types in ascending order, each as changed by `described`.
     fn add_all<'a>(
         &mut self,
         btf: &Btf<'a>,
@@ -135,7 +137,7 @@ impl TypeUnit {
     ) -> Option<()> {
         let root = self.root();
         let found = |number| btf.full(number).map(&described);
-        // Types refer to later ones: first all have to be there.
+        // Types refer to later types, so all entries are made first.
         for number in numbers.clone() {
             self.entries.resize(number as usize - 1, None);
             let tag = found(number).filter(|_| is_grounded(btf, number)).and_then(|found| tag(&found.shape));
@@ -150,7 +152,7 @@ impl TypeUnit {
         Some(())
     }
 
-    /// What a file has of it.
+    /// The sections for a file.
     pub fn sections(mut self) -> Vec<(&'static str, Vec<u8>)> {
         let mut sections = Sections::new(EndianVec::new(LittleEndian));
         self.dwarf
@@ -173,7 +175,7 @@ impl TypeUnit {
         self.dwarf.units.get_mut(self.unit).get_mut(entry).set(attribute, value);
     }
 
-    /// Names an entry, if it has a name and there is still room.
+    /// Names an entry, if there is a name and still room.
     pub fn name(&mut self, entry: UnitEntryId, name: Option<&str>) -> Option<()> {
         let Some(name) = name else { return Some(()) };
         self.name_bytes_left = self.name_bytes_left.checked_sub(name.len())?;
@@ -182,14 +184,14 @@ impl TypeUnit {
         Some(())
     }
 
-    /// Gives an entry a type, if that is not void.
+    /// Gives an entry a type, unless it is void.
     pub fn refer(&mut self, btf: &Btf<'_>, entry: UnitEntryId, number: u32) {
         if let Some(kind) = self.entry(btf, number) {
             self.set(entry, DW_AT_type, AttributeValue::UnitRef(kind));
         }
     }
 
-    /// The entry of a type, which marks for other programs do not have.
+    /// The entry of a type. Tags that compilers ignore have no entry and are skipped.
     pub fn entry(&self, btf: &Btf<'_>, number: u32) -> Option<UnitEntryId> {
         let mut at = number;
         for _ in 0..MAX_CHAIN {
@@ -201,14 +203,14 @@ impl TypeUnit {
         None
     }
 
-    /// An array type of so many elements.
+    /// Sets the number of elements of an array type.
     pub fn count(&mut self, array: UnitEntryId, count: u64) -> Option<()> {
         let range = self.add(array, DW_TAG_subrange_type)?;
         self.set(range, DW_AT_count, AttributeValue::Udata(count));
         Some(())
     }
 
-    /// A pointer to what an entry describes, or to void.
+    /// A pointer to the type of an entry, or to void.
     pub fn pointer(&mut self, to: Option<UnitEntryId>) -> Option<UnitEntryId> {
         let root = self.root();
         let pointer = self.add(root, DW_TAG_pointer_type)?;
@@ -219,7 +221,7 @@ impl TypeUnit {
         Some(pointer)
     }
 
-    /// An array of what an entry describes.
+    /// An array of the type of an entry.
     pub fn array(&mut self, of: UnitEntryId, count: u64) -> Option<UnitEntryId> {
         let root = self.root();
         let array = self.add(root, DW_TAG_array_type)?;
@@ -228,7 +230,7 @@ impl TypeUnit {
         Some(array)
     }
 
-    /// Parameters of a function or of a type of functions.
+    /// Adds parameters to a function or a function type.
     pub fn parameters(
         &mut self,
         btf: &Btf<'_>,
@@ -247,7 +249,7 @@ impl TypeUnit {
         Some(())
     }
 
-    /// Says of an entry what its type is like.
+    /// Fills in the entry of a type.
     fn describe(&mut self, btf: &Btf<'_>, entry: UnitEntryId, of: &Type<'_>) -> Option<()> {
         self.name(entry, of.name)?;
         let size = |size: u32| AttributeValue::Udata(size.into());

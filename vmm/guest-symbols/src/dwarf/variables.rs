@@ -1,8 +1,8 @@
-//! Variables with types. Type information has those of which each CPU has one; of the others it knows nothing, and a table
-//! says what those are that people and gdb scripts look at first.
+//! Variables with types. Type information has the types of per-CPU variables. For other variables a table has the
+//! types; it lists the ones that people and gdb scripts read first.
 //!
-//! Of a variable that each CPU has, the address is an offset (see [`Symbol::address`](crate::Symbol::address)): what is at
-//! `(char *)&NAME + __per_cpu_offset[CPU]` is that CPU's.
+//! The address of a per-CPU variable is an offset (see [`Symbol::address`](crate::Symbol::address)). A CPU's own copy
+//! is at `(char *)&NAME + __per_cpu_offset[CPU]`.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::btf::{Btf, Shape};
 use crate::sections::Access;
 use crate::symbols::{Symbol, Symbols};
 
-/// Variables and their types, as C has them. `[]` is as many elements as there is room for.
+/// Variables and their types, as written in C. `[]` means as many elements as fit.
 const KNOWN: [(&str, &str); 78] = [
     ("__cpu_active_mask", "struct cpumask"),
     ("__cpu_online_mask", "struct cpumask"),
@@ -96,10 +96,10 @@ const KNOWN: [(&str, &str); 78] = [
     ("workqueues", "struct list_head"),
 ];
 
-/// Larger arrays gdb does not print. Of many a variable it is not known where it ends.
+/// gdb does not print larger arrays. The end of many variables is unknown.
 const MAX_ARRAY_BYTES: u64 = 1 << 16;
 
-/// Adds them, as long as there is room.
+/// Adds the variables, as long as there is room.
 pub(super) fn add(unit: &mut TypeUnit, btf: &Btf<'_>, symbols: &Symbols) {
     let (types, described) = by_name(btf);
     for (name, kind) in described {
@@ -114,12 +114,12 @@ pub(super) fn add(unit: &mut TypeUnit, btf: &Btf<'_>, symbols: &Symbols) {
     }
 }
 
-/// The numbers and sizes of types, by what C calls them.
+/// The numbers and sizes of types, by their C names.
 type Types = BTreeMap<String, (u32, u64)>;
 /// The numbers of variables' types, by the variables' names.
 type Variables<'a> = BTreeMap<&'a str, u32>;
 
-/// The types that [`KNOWN`] names, and the variables that type information has.
+/// The types that [`KNOWN`] names, and the variables in the type information.
 fn by_name<'a>(btf: &Btf<'a>) -> (Types, Variables<'a>) {
     let (mut types, mut variables) = (Types::new(), Variables::new());
     let wanted: Vec<&str> = KNOWN.iter().map(|(_, text)| element(text)).collect();
@@ -130,7 +130,7 @@ fn by_name<'a>(btf: &Btf<'a>) -> (Types, Variables<'a>) {
             Shape::Structure { is_union: false, size, .. } => (format!("struct {name}"), size),
             Shape::Enumeration { size, .. } => (format!("enum {name}"), size),
             Shape::Integer { size, .. } => (name.replace("long unsigned int", "unsigned long"), size),
-            // Those in the table that have many are of eight bytes.
+            // The typedefs in the table that arrays use have eight bytes.
             Shape::Typedef(_) => (name.to_string(), 8),
             Shape::Variable(kind) => {
                 variables.insert(name, kind);
@@ -145,12 +145,12 @@ fn by_name<'a>(btf: &Btf<'a>) -> (Types, Variables<'a>) {
     (types, variables)
 }
 
-/// What an array or pointer in the table is of.
+/// The element type of an array, or the target type of a pointer, in the table.
 fn element(text: &str) -> &str {
     text.trim_end_matches([' ', '*', '[', ']'])
 }
 
-/// The type that the table writes so, for a variable of so many bytes.
+/// Makes the type with this text in the table, for a variable of this size.
 fn made(unit: &mut TypeUnit, btf: &Btf<'_>, types: &Types, text: &str, size: u64) -> Option<UnitEntryId> {
     let (inner, is_array) = match text.strip_suffix("[]") {
         Some(inner) => (inner, true),
@@ -172,7 +172,8 @@ fn made(unit: &mut TypeUnit, btf: &Btf<'_>, types: &Types, text: &str, size: u64
     }
 }
 
-/// The kernel's only variable with a name. Where it is tells more than its class: Linux 7 writes that of code for much data.
+/// The kernel's only variable with a name. Its section decides, not its class: Linux 7 gives much data the class of
+/// code.
 fn variable<'a>(symbols: &'a Symbols, name: &str) -> Option<&'a Symbol> {
     let is_data = |section: usize| symbols.sections()[section].access != Access::Code;
     let is_variable = |symbol: &&Symbol| symbol.module.is_none() && symbol.section.is_none_or(is_data);

@@ -1,4 +1,4 @@
-//! Sections as they come into a file.
+//! Sections as stored in a file.
 
 use gimli::write::{self, EndianVec};
 use gimli::{LittleEndian, SectionId};

@@ -1,4 +1,4 @@
-//! Boots of kernels in memory made up here.
+//! Boots of kernels in made-up memory.
 
 use super::{BASE, DIRECT_MAP, Pages, found};
 use crate::boot::Boot;
@@ -32,7 +32,7 @@ fn boots_differ_by_place_release_and_loader() {
         (memory(0x20_0000, BANNER, &[0xff]), false),
         (memory(0, other, &[0xff]), false),
         (Pages::default(), false),
-        // The same kernel without KASLR, started by kexec; and one that begins.
+        // The same kernel without KASLR, started by kexec; and a starting kernel.
         (memory(0, BANNER, &[0xd0]), true),
         (memory(0, BANNER, &[0]), true),
     ] {
@@ -43,7 +43,7 @@ fn boots_differ_by_place_release_and_loader() {
     assert!(Boot::of_kernel(&moved, &symbols(0x20_0000)).is_some_and(|boot| boot.is_by_kexec()));
 }
 
-/// A crash kernel lies elsewhere in physical memory.
+/// A crash kernel has other physical addresses.
 #[test]
 fn boots_differ_by_their_physical_place() {
     struct Elsewhere(Pages);

@@ -25,7 +25,7 @@ const CONST: u32 = 10;
 const PROTOTYPE: u32 = 13;
 const FLAG: u32 = 1 << 31;
 
-/// Some of everything. The sixth type is a structure with bit fields and a part without a name.
+/// Types of every kind. The sixth type is a structure with bit fields and an anonymous part.
 fn some_of_everything() -> Types {
     let mut types = Types::new();
     types.record("unsigned int", INT << 24, 4, &[32]);
@@ -47,7 +47,7 @@ fn some_of_everything() -> Types {
     types
 }
 
-/// The entries of the only unit, a line each: how deep, what it is, its name, and its numbers.
+/// The entries of the only unit, a line each: depth, tag, name and numbers.
 fn lines(sections: &[(&'static str, Vec<u8>)]) -> Vec<String> {
     let section = |name: &str| {
         let found = sections.iter().find(|(known, _)| *known == name);
@@ -115,8 +115,8 @@ compile_unit language=29 vmlinux ttvm
     assert_eq!(lines_of(&some_of_everything()).join("\n"), expected);
 }
 
-/// Two modules of the kernel with [`some_of_everything`]. Each has a type of its own with the same number; the first has a
-/// name of the kernel's too.
+/// Two modules of the kernel with [`some_of_everything`]. Each has a type of its own with the same number. The first
+/// also uses a name of the kernel.
 fn two_modules(kernel: &Types) -> [Types; 2] {
     let mut first = Types::of_module(kernel);
     let drawer = first.structure("drawer", 40, &[("desk", 6, 0), ("state", 11, 32), ("next", 13, 36)]);
@@ -167,7 +167,7 @@ compile_unit language=29 modules ttvm
 #[test]
 fn circles_and_long_chains_are_void() {
     let mut types = Types::new();
-    // One that is itself, two that are one another's, and one of a thousand pointers.
+    // A type that refers to itself, two types that refer to each other, and a chain of a thousand pointers.
     types.record("me", TYPEDEF << 24, 1, &[]);
     types.record("", CONST << 24, 3, &[]);
     types.record("", POINTER << 24, 2, &[]);
@@ -219,7 +219,7 @@ fn known_variables_have_types() {
         found(0x40, 'A', "each_cpu"),
         found(BASE, 'T', "_text"),
         found(BASE + 0x1000, 'D', "_sdata"),
-        // As Linux 7 writes it.
+        // The format of Linux 7.
         found(BASE + 0x1000, 'T', "init_task"),
         found(BASE + 0x1100, 'd', "jiffies"),
         found(BASE + 0x1200, 'D', "saved_command_line"),
@@ -259,7 +259,7 @@ fn frames_are_those_of_the_tables() {
     for is_old in [true, false] {
         let (_, unwinder, symbols) = kernel_and_symbols(is_old);
         let mut section = frames::of_kernel(&unwinder, &symbols)[0].1.clone();
-        // A program's own file has to be asked first.
+        // A program's own file must be searched first.
         assert!(row(&section, 0x40_1000).is_none());
         frames::add_programs(&mut section);
         let section = &section;
@@ -269,7 +269,7 @@ fn frames_are_those_of_the_tables() {
             (LEAF + 0xfff, cfa(X86_64::RSP, 8), None),
             (FRAMED + 5, cfa(X86_64::RBP, 16), Some(-16)),
             (MODULE_CODE + 0xff, cfa(X86_64::RSP, 24), None),
-            // All registers are saved below what the processor saves.
+            // All registers are saved below the processor's part.
             (HANDLER, cfa(X86_64::RSP, 128), Some(-96)),
         ] {
             let (row, is_signal) = row(section, address).expect("there is a row");
@@ -308,7 +308,7 @@ fn tables_that_say_anything_do_no_harm() {
             memory.write(ENTRIES, &bytes);
             let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
             let section = &frames::of_kernel(&unwinder, &symbols)[0].1;
-            // Whatever it says, a reader understands it.
+            // Whatever the bytes are, a reader understands the section.
             for address in [LEAF, FRAMED, HANDLER, FIRST] {
                 assert!(row(section, address).is_some(), "{bytes:x?}");
             }

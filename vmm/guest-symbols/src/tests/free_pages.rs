@@ -1,4 +1,4 @@
-//! Lists of free memory made up here, with fields in places of our own.
+//! Made-up lists of free memory, with fields at offsets of our own.
 
 use std::ops::Range;
 
@@ -16,18 +16,24 @@ const PAGE_BYTES: u32 = 0x40;
 const LINK: u64 = 8;
 const ZONES: u64 = 0x20;
 const ZONE_BYTES: u64 = 0x100;
-const AREAS: u64 = 0x10;
+/// With this the first list's head lies as far from the table as an entry could.
+const AREAS: u64 = 0x28;
 const AREA_BYTES: u64 = 0x28;
 const HEAD_BYTES: u64 = 0x10;
 
 /// Two zones, three sizes, two kinds.
 fn types() -> Vec<u8> {
+    types_with_pages_of(PAGE_BYTES)
+}
+
+/// The same, with another size of `struct page`.
+fn types_with_pages_of(page_bytes: u32) -> Vec<u8> {
     let mut types = Types::new();
     let int = types.record("int", 1 << 24, 4, &[0]);
     let head = types.structure("list_head", HEAD_BYTES as u32, &[("next", int, 0), ("prev", int, 8)]);
     let array = |types: &mut Types, of: u32, count: u32| types.record("", 3 << 24, 0, &[of, int, count]);
     let hidden = types.structure("", 0x10, &[("lru", head, 0)]);
-    types.structure("page", PAGE_BYTES, &[("flags", int, 0), ("", hidden, LINK as u32)]);
+    types.structure("page", page_bytes, &[("flags", int, 0), ("", hidden, LINK as u32)]);
     let kinds = array(&mut types, head, 2);
     let area =
         types.structure("free_area", AREA_BYTES as u32, &[("free_list", kinds, 0), ("nr_free", int, 0x20)]);
@@ -46,7 +52,7 @@ fn head(zone: u64, order: u64, kind: u64) -> u64 {
     NODE + ZONES + zone * ZONE_BYTES + AREAS + order * AREA_BYTES + kind * HEAD_BYTES
 }
 
-/// A kernel in which all lists are empty.
+/// A kernel with only empty lists.
 fn kernel() -> Pages {
     let mut memory = Pages::default();
     memory.write(TYPES, &types());
@@ -97,13 +103,50 @@ fn blocks_of_all_zones_sizes_and_kinds_are_found() {
 fn lists_that_lead_astray_end() {
     let mut memory = kernel();
     list(&mut memory, head(0, 0, 0), &[7, 3]);
-    // One list leads back to its first block, one to a place between two entries, one to unmapped memory.
+    // One list points back to its first block, one to a place between two entries, one to unmapped memory.
     memory.write_u64(entry(3), entry(7));
     list(&mut memory, head(0, 1, 0), &[20]);
     memory.write_u64(entry(20), entry(22) + 8);
     list(&mut memory, head(0, 2, 0), &[40]);
     memory.write_u64(entry(40), 0x1000);
     assert_eq!(found(&memory, true), Ok(vec![7..8, 3..4, 20..22, 40..44]));
+}
+
+#[test]
+fn blocks_of_all_nodes_are_found() {
+    let mut memory = kernel();
+    const SECOND: u64 = NODE + 0x1000;
+    memory.write_u64(NODES + 8, SECOND);
+    memory.write_u64(NODES + 16, 0);
+    list(&mut memory, head(0, 0, 0), &[7]);
+    list(&mut memory, head(0, 1, 1) + (SECOND - NODE), &[300]);
+    assert_eq!(found(&memory, true), Ok(vec![7..8, 300..302]));
+    assert_eq!(found(&memory, false), Ok(vec![7..8]), "there is one node");
+}
+
+#[test]
+fn the_table_of_pages_has_a_place_where_kernels_do_not_move_it() {
+    const FIXED: u64 = 0xffff_ea00_0000_0000;
+    let mut memory = kernel();
+    let place = |page: u64| FIXED + page * u64::from(PAGE_BYTES) + LINK;
+    for (at, next) in [(head(0, 0, 0), place(5)), (place(5), place(9)), (place(9), head(0, 0, 0))] {
+        memory.write_u64(at, next);
+    }
+    let end = TYPES + types().len() as u64;
+    let address_of = |name: &'static str| match name {
+        "__start_BTF" => Some(TYPES),
+        "__stop_BTF" => Some(end),
+        "contig_page_data" => Some(NODE),
+        _ => None,
+    };
+    assert_eq!(find(memory.view(), &address_of), Ok(vec![5..6, 9..10]));
+}
+
+#[test]
+fn pages_without_a_size_are_refused() {
+    let mut memory = kernel();
+    memory.write(TYPES, &types_with_pages_of(0));
+    assert_eq!(found(&memory, true), Err(Missing::Field { structure: "page", field: "size" }));
 }
 
 #[test]

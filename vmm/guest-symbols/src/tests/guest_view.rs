@@ -1,10 +1,10 @@
-//! Which page tables are looked through.
+//! Which page tables the views use.
 
 use super::{Pages, kernel, tables};
 use crate::{GuestView, KernelView, NoKernel, Symbols, USER_ROOT_BIT};
 
 const KERNEL_ROOT: u64 = 0x10_0000;
-/// A process context identifier, which CR3 has beside the root.
+/// A process context identifier in CR3, beside the root.
 const PCID: u64 = 0x86;
 
 /// A guest with memory behind one root only.

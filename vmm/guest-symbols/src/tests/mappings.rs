@@ -1,4 +1,4 @@
-//! Processes with files in their memory, in a tree and in a list, made up here.
+//! Made-up processes with mapped files, in a tree and in a list.
 
 use super::{BASE, DIRECT_MAP, Pages, Types, found};
 use crate::Symbols;
@@ -49,7 +49,7 @@ fn area(number: u64) -> u64 {
     AREAS + 0x100 * number
 }
 
-/// What leads to a node of a kind.
+/// A pointer to a node of a kind.
 fn entry(node: u64, kind: u64) -> u64 {
     node | kind << 3 | 6
 }
@@ -72,7 +72,7 @@ fn write_entry(memory: &mut Pages, number: u64, parent: u64, name: &[u8]) {
     memory.write(NAMES + 0x100 * number, name);
 }
 
-/// Four areas, of which the third has no file. The file is `/mnt/a b/run`, and `/mnt` is a mount point.
+/// Four areas; the third has no file. The file is `/mnt/a b/run`, and `/mnt` is a mount point.
 fn kernel(with_tree: bool) -> (Pages, Symbols) {
     let mut memory = Pages::default();
     let bytes = types(with_tree).bytes();
@@ -92,7 +92,7 @@ fn kernel(with_tree: bool) -> (Pages, Symbols) {
         let [first, second] = LEAVES.map(|leaf| entry(leaf, 1));
         write_node(&mut memory, ROOT, &[(0x5f_ffff, first), (u64::MAX, second)]);
         write_node(&mut memory, LEAVES[0], &[(0x3f_ffff, 0), (0x40_0fff, area(0)), (0x5f_ffff, area(1))]);
-        // The last is the tree's own mark, in a slot behind what ends the node.
+        // The last slot has one of the tree's own marks, behind the end of the node.
         let slots = [(0x60_0fff, area(2)), (0x7fff_0000_0fff, area(3)), (0, 0), (0, 0x10)];
         write_node(&mut memory, LEAVES[1], &slots);
     } else {
@@ -151,7 +151,7 @@ fn trees_lists_and_paths_that_lead_in_circles_end() {
     memory.write_u64(area(0) + 16, area(0));
     assert_eq!(mappings(&memory, &symbols).len(), 1 << 16);
     let (mut memory, symbols) = kernel(false);
-    // Both mounts are in each other, at their roots.
+    // Each mount is mounted at the root of the other.
     memory.write_u64(MOUNTS + 0x10, MOUNTS + 0x100);
     memory.write_u64(MOUNTS + 0x18, ENTRIES + 0x200);
     memory.write_u64(MOUNTS + 0x118, ENTRIES);

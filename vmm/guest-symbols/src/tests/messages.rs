@@ -1,4 +1,4 @@
-//! A ring of messages made up here.
+//! A made-up ring of messages.
 
 use super::{BASE, Pages, Types, found};
 use crate::messages::{self, KernelLog, Message, State};
@@ -35,7 +35,7 @@ fn types() -> Types {
     types
 }
 
-/// A ring with the messages from 2 to 5, and where each one's text lies.
+/// A ring with messages 2 to 5, and the positions of their texts.
 fn ring(rows: [(u64, u64, u64, &[u8]); 4]) -> (Pages, Symbols) {
     let mut memory = Pages::default();
     let bytes = types().bytes();
@@ -77,7 +77,7 @@ fn whole_messages_are_read_also_where_the_rings_begin_again() {
         (FINALIZED, 64, 80, b"first"),
         (RESERVED, 80, 96, b"half"),
         (COMMITTED, 96, 120, b"two\nlines\x1b"),
-        // Its block would reach beyond the end.
+        // Its block would extend beyond the end.
         (FINALIZED, 120, 152, b"at the beginning"),
     ]);
     let found = messages::of_kernel(&memory, &symbols).unwrap();

@@ -1,4 +1,4 @@
-//! Tests with tables made up here, in the shape that `scripts/kallsyms.c` and pahole give them.
+//! Tests with made-up tables, in the formats of `scripts/kallsyms.c` and pahole.
 
 use std::collections::BTreeMap;
 
@@ -8,6 +8,7 @@ use super::modules::{self, Missing};
 use super::*;
 
 mod boot;
+mod btf;
 mod dwarf;
 mod free_pages;
 mod guest_view;
@@ -22,7 +23,7 @@ mod vmlinux;
 
 pub(super) const BASE: u64 = 0xffff_ffff_9aa0_0000;
 const PAGE: u64 = 4096;
-/// Where physical memory is mapped as a whole.
+/// The address of the direct map of physical memory.
 pub(super) const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
 /// Memory in pages.
@@ -62,21 +63,21 @@ impl GuestView for Pages {
         to.len()
     }
 
-    /// All of it lies where the kernel maps all physical memory.
+    /// All pages lie in the kernel's direct map of physical memory.
     fn physical(&self, _: u64, address: u64) -> Option<u64> {
         self.0.contains_key(&(address / PAGE)).then(|| address.wrapping_sub(DIRECT_MAP))
     }
 }
 
-/// How a kernel arranges its tables.
+/// The arrangement of a kernel's tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Shape {
     Linux6_1,
     /// Offsets after the token index, another table before the token table.
     Later,
-    /// As 6.1, without `CONFIG_KALLSYMS_ABSOLUTE_PERCPU`.
+    /// Like 6.1, without `CONFIG_KALLSYMS_ABSOLUTE_PERCPU`.
     AllRelative,
-    /// As later ones, with the variables of each CPU among all others.
+    /// Like later kernels, with the per-CPU variables among all others.
     Linux6_15,
     /// Offsets from their own places, no base, and everything aligned to four bytes.
     Linux7_0,
@@ -103,7 +104,7 @@ pub(super) fn found(address: u64, class: char, name: &str) -> RawSymbol {
     RawSymbol { name: name.to_string(), address, size: 0, class: class as u8 }
 }
 
-/// The addresses of a kernel with its text, data, and variables of each CPU where these are numbers.
+/// The symbols of a kernel: its text, data, and per-CPU variables if their addresses are numbers.
 fn kernel(shape: Shape) -> Vec<RawSymbol> {
     let mut symbols = Vec::new();
     if shape.has_absolute() {
@@ -141,10 +142,10 @@ fn padded(bytes: &mut Vec<u8>, more: &[u8], alignment: usize) {
     bytes.resize(bytes.len().next_multiple_of(alignment), 0);
 }
 
-/// Where the tables of `in_memory` are.
+/// The address of the tables in `in_memory`.
 const TABLES: u64 = BASE + 0x40_0000;
 
-/// All tables, as they lie in the read-only data from `TABLES` on.
+/// All tables, as in the read-only data from `TABLES` on.
 fn tables(symbols: &[RawSymbol], shape: Shape) -> Vec<u8> {
     let (mut names, mut markers) = (Vec::new(), Vec::new());
     for (number, symbol) in symbols.iter().enumerate() {
@@ -164,7 +165,7 @@ fn tables(symbols: &[RawSymbol], shape: Shape) -> Vec<u8> {
     if !shape.has_offsets_last() {
         add_offsets(&mut bytes, symbols, shape);
     }
-    // Anywhere, where four bytes suffice.
+    // The start is arbitrary if four-byte alignment suffices.
     bytes.resize(bytes.len() + alignment % 8, 0xcc);
     padded(&mut bytes, &(symbols.len() as u32).to_le_bytes(), alignment);
     padded(&mut bytes, &names, alignment);
@@ -181,7 +182,7 @@ fn tables(symbols: &[RawSymbol], shape: Shape) -> Vec<u8> {
     bytes
 }
 
-/// The offsets, and their base where there is one.
+/// The offsets, and their base if they have one.
 fn add_offsets(bytes: &mut Vec<u8>, symbols: &[RawSymbol], shape: Shape) {
     let start = TABLES + bytes.len() as u64;
     let offset = |(place, symbol): (u64, &RawSymbol)| match (symbol.address.checked_sub(BASE), shape) {
@@ -245,7 +246,7 @@ fn damaged_tables_do_no_harm() {
             kallsyms::tables_in(&good[..at], TABLES);
         }
     }
-    // All the same number: as many candidates for everything as there can be.
+    // The same number everywhere gives the most candidates for all tables.
     for word in [0u64, 1, 64, 0x0101_0101_0101_0101, u64::MAX] {
         kallsyms::tables_in(&word.to_le_bytes().repeat(10_000), TABLES);
     }
@@ -256,7 +257,7 @@ fn offsets_from_their_places_stay_in_the_kernel() {
     let symbols = kernel(Shape::Linux7_0);
     let mut bytes = tables(&symbols, Shape::Linux7_0);
     assert_eq!(kallsyms::tables_in(&bytes, TABLES).as_ref(), Some(&symbols));
-    // The same bytes elsewhere mean other addresses, and at the image's ends some that are none of the kernel.
+    // At another address the same bytes mean other addresses. At the image's ends some are outside the kernel.
     let further = kallsyms::tables_in(&bytes, TABLES + 0x1000).expect("they are still in the image");
     assert_eq!(further[0].address, symbols[0].address + 0x1000);
     assert_eq!(kallsyms::tables_in(&bytes, kallsyms::IMAGE.start), None);
@@ -270,7 +271,7 @@ pub(super) struct Types {
     records: Vec<u8>,
     strings: Vec<u8>,
     count: u32,
-    /// Bytes of names of the kernel, if these are types of a module.
+    /// The size of the kernel's strings, if these are types of a module.
     strings_of_kernel: u32,
 }
 
@@ -279,7 +280,7 @@ impl Types {
         Types { records: Vec::new(), strings: vec![0], count: 0, strings_of_kernel: 0 }
     }
 
-    /// Those of a module, which go on with numbers and names where a kernel's end.
+    /// The types of a module, which continue the kernel's numbers and names.
     pub fn of_module(kernel: &Types) -> Types {
         let strings_of_kernel = kernel.strings.len() as u32;
         Types { records: Vec::new(), strings: Vec::new(), count: kernel.count, strings_of_kernel }
@@ -322,7 +323,7 @@ impl Types {
 const MOD_KALLSYMS: [(&str, u32, u32); 4] =
     [("symtab", 1, 0), ("num_symtab", 1, 8), ("strtab", 1, 16), ("typetab", 1, 24)];
 
-/// The types of Linux 6.1, with fields in places of our own.
+/// The types of Linux 6.1, with fields at offsets of our own.
 fn types_6_1() -> Types {
     let mut types = Types::new();
     types.record("int", 1 << 24, 4, &[0]);
@@ -336,7 +337,7 @@ fn types_6_1() -> Types {
     types
 }
 
-/// The same with the array `mem` of Linux 6.4.
+/// Does the same with the array `mem` of Linux 6.4.
 fn types_6_4() -> Types {
     let mut types = Types::new();
     types.record("int", 1 << 24, 4, &[0]);
@@ -375,7 +376,7 @@ fn write_module(memory: &mut Pages, at: u64, kallsyms: u64, symbols: &[(&str, ch
     }
 }
 
-/// A list with a module, one that is not ready, and what leads back to the head.
+/// A list with a module, a module that is not ready, and a link back to the head.
 fn memory_with_modules(types: &Types, kallsyms: u64) -> (Pages, Vec<RawSymbol>) {
     let mut memory = Pages::default();
     let bytes = types.bytes();
@@ -515,7 +516,7 @@ fn records_with_many_parts() {
     let mut bytes = types.bytes();
     let btf = Btf::parse(&bytes).expect("it is whole");
     assert_eq!((btf.structure("many"), btf.structure("last")), (Some(1), Some(last)));
-    // A kind that is not known, with a bit of those that the first kernels did not use.
+    // An unknown kind, with a bit that the first kernels did not use.
     bytes[24 + 7] = 0x44;
     assert!(Btf::parse(&bytes).is_none());
 }

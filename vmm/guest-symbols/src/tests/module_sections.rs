@@ -1,4 +1,4 @@
-//! A module whose sections the kernel shows, made up here.
+//! A made-up module whose sections the kernel shows.
 
 use super::{BASE, CODE, DIRECT_MAP, Pages, Types, found};
 use crate::Symbols;
@@ -38,7 +38,7 @@ fn kernel(beside: bool) -> (Pages, Symbols) {
     memory.write_u64(MODULE + 0x68, 0x3_0000);
     memory.write(MODULE + 0x70, &16_u32.to_le_bytes());
     memory.write_u64(SHOWN + 8 + 0x10, SHOWN + 0x100);
-    // The third one is gone.
+    // The kernel has freed the third section.
     let shown = [(".text", CODE), (".data", CODE + 0x800), (".init.text", CODE + 0x9000)];
     for (number, (name, address)) in (0..).zip(shown) {
         let (at, text) = (SHOWN + 0x200 + 0x100 * number, SHOWN + 0x800 + 0x40 * number);
@@ -70,7 +70,7 @@ fn sections_are_those_that_are_shown_and_still_there() {
 #[test]
 fn lists_without_an_end_have_one() {
     let (mut memory, symbols) = kernel(true);
-    // Each attribute is the first one, as far as there is memory.
+    // Every pointer in the array, as far as there is memory, points to the first attribute.
     for number in 0..0x2000 {
         memory.write_u64(SHOWN + 0x1_0000 + 8 * number, SHOWN + 0x200);
     }

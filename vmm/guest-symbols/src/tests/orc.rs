@@ -1,8 +1,8 @@
-//! Stacks and tables made up here, in both shapes of the tables' entries.
+//! Made-up stacks and tables, in both formats of the entries.
 
 use super::{BASE, DIRECT_MAP, Pages, Types, found};
-use crate::modules::Module;
-use crate::orc::{Backtrace, End, Frame, Registers, Unwinder};
+use crate::modules::{Missing, Module};
+use crate::orc::{Backtrace, End, Frame, MAX_FRAMES, Registers, Unwinder};
 use crate::sections::{Access, Section};
 use crate::symbols::Symbols;
 
@@ -14,24 +14,24 @@ const MODULE: u64 = 0xffff_ffff_c020_8000;
 const OTHER: u64 = 0xffff_ffff_c030_8000;
 pub(super) const MODULE_CODE: u64 = 0xffff_ffff_c020_0000;
 const STACK: u64 = DIRECT_MAP + 0x10_0000;
-/// Where functions are, by what their code does with the stack.
+/// The addresses of functions, named after their use of the stack.
 pub(super) const LEAF: u64 = BASE;
 pub(super) const FRAMED: u64 = BASE + 0x1000;
 pub(super) const HANDLER: u64 = BASE + 0x2000;
 const ENTRY: u64 = BASE + 0x3000;
 pub(super) const FIRST: u64 = BASE + 0x4000;
-/// In the code that interrupts enter.
+/// An address in the code that interrupts enter.
 pub(super) const IRET: u64 = BASE + 0x3800;
 const END: u64 = BASE + 0x5000;
 const USER: u64 = 0x40_1000;
-/// By which the numbers of registers are known.
+/// The entry that shows how registers are numbered.
 const EXAMPLE: u64 = BASE + 0x22_0000;
 
 const SP: u16 = 5;
 const BP: u16 = 4;
 const PREV_SP: u16 = 1;
 
-/// What an entry is for, as the two shapes number it.
+/// The type of an entry, as the two formats number it.
 #[derive(Clone, Copy)]
 enum Kind {
     Call,
@@ -52,7 +52,7 @@ fn entry(is_old: bool, (sp, sp_offset): (u16, i16), (bp, bp_offset): (u16, i16),
     words.map(u16::to_le_bytes).concat().try_into().unwrap()
 }
 
-/// Writes a table; gives the number of its entries.
+/// Writes a table; returns the number of its entries.
 fn table(memory: &mut Pages, addresses: u64, entries: u64, rows: &[(u64, [u8; 6])]) -> u32 {
     for (number, (code, entry)) in (0..).zip(rows) {
         let place = addresses + 4 * number;
@@ -73,13 +73,13 @@ fn types(is_old: bool) -> Types {
     types
 }
 
-/// A kernel with these functions, and a module with one that keeps 16 bytes on its stack.
+/// A kernel with these functions, and a module with a function that keeps 16 bytes on its stack.
 fn kernel(is_old: bool) -> (Pages, Unwinder) {
     let (memory, unwinder, _) = kernel_and_symbols(is_old);
     (memory, unwinder)
 }
 
-/// The same, and its symbols.
+/// The same kernel, and its symbols.
 pub(super) fn kernel_and_symbols(is_old: bool) -> (Pages, Unwinder, Symbols) {
     let mut memory = Pages::default();
     let bytes = types(is_old).bytes();
@@ -98,7 +98,7 @@ pub(super) fn kernel_and_symbols(is_old: bool) -> (Pages, Unwinder, Symbols) {
     let keeps = entry(is_old, (SP, 24), (0, 0), Kind::Call);
     let rows = [(MODULE_CODE, keeps), (MODULE_CODE + 0x100, entry(is_old, (0, 0), (0, 0), Kind::Nothing))];
     write_module(&mut memory, MODULE, b"desk\0", &rows);
-    // What was this module's code at first lay around where the other one is now.
+    // This module's freed init code was around the place of the other module's code.
     let nothing = entry(is_old, (0, 0), (0, 0), Kind::Nothing);
     write_module(
         &mut memory,
@@ -125,7 +125,7 @@ pub(super) fn kernel_and_symbols(is_old: bool) -> (Pages, Unwinder, Symbols) {
     (memory, unwinder, symbols)
 }
 
-/// What of `struct module` tells of its tables.
+/// Writes the fields of `struct module` that describe its tables.
 fn write_module(memory: &mut Pages, at: u64, name: &[u8], rows: &[(u64, [u8; 6])]) {
     let count = table(memory, at + 0x1000, at + 0x1100, rows);
     memory.write(at + 0x18, name);
@@ -154,12 +154,12 @@ fn write_registers(memory: &mut Pages, at: u64, rip: u64, cs: u64, rsp: u64, rbp
 fn a_stack_is_followed_through_calls_a_module_and_an_exception_to_the_program() {
     for is_old in [true, false] {
         let (mut memory, unwinder) = kernel(is_old);
-        // A leaf, called by a function with a frame pointer, called by an exception's handler.
+        // A leaf. Its caller has a frame pointer; that function's caller is an exception handler.
         let (frame, handler) = (STACK + 0x40, STACK + 0x50);
         memory.write_u64(STACK, FRAMED + 0x20);
         memory.write_u64(frame, 0x1234);
         memory.write_u64(frame + 8, HANDLER + 5);
-        // It interrupted the module, which a system call's entry had called.
+        // The handler interrupted the module. The entry code of a system call had called the module.
         let interrupted = STACK + 0x200;
         write_registers(&mut memory, handler, MODULE_CODE + 0x80, 0x10, interrupted, 0x77);
         memory.write_u64(interrupted + 16, ENTRY + 9);
@@ -220,4 +220,75 @@ fn a_stack_that_leads_in_circles_ends() {
     let registers = Registers { rip: FRAMED + 1, rsp: frame, rbp: frame, ..Registers::default() };
     let walk = unwinder.walk(&memory, registers);
     assert_eq!((walk.frames.len(), walk.end), (2, End::Lost));
+}
+
+/// A function that does not return is called last: the call returns to where the next function begins, whose row is another.
+#[test]
+fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
+    for is_old in [true, false] {
+        let (mut memory, unwinder) = kernel(is_old);
+        // Of a function before one with other rows, and of the last one in a module.
+        let frame = STACK + 0x40;
+        memory.write_u64(STACK, HANDLER);
+        memory.write_u64(frame, 0x1234);
+        memory.write_u64(frame + 8, MODULE_CODE + 0x100);
+        memory.write_u64(frame + 32, FIRST + 2);
+        let leaf = Registers { rip: LEAF + 3, rsp: STACK, rbp: frame, ..Registers::default() };
+        let frames = vec![here(LEAF + 3), returns(HANDLER), returns(MODULE_CODE + 0x100), returns(FIRST + 2)];
+        let expected = Backtrace { frames, end: End::Stack };
+        assert_eq!(unwinder.walk(&memory, leaf), expected, "{is_old}");
+        // The same place, where a function is about to begin: its own row counts. Registers lie where its stack is.
+        write_registers(&mut memory, STACK, FIRST + 2, 0x10, 0, 0);
+        let begun = Registers { rip: HANDLER, ..leaf };
+        let expected = Backtrace { frames: vec![here(HANDLER), here(FIRST + 2)], end: End::Stack };
+        assert_eq!(unwinder.walk(&memory, begun), expected, "{is_old}");
+    }
+}
+
+#[test]
+fn a_frame_has_the_name_of_the_function_that_called() {
+    let symbols = super::symbols();
+    let name = |frame: Frame| frame.name(&symbols);
+    let begin = super::CODE + 0x40;
+    assert_eq!(name(here(begin)).unwrap(), "sys_5+0x0/0xfc0 [tokens]");
+    assert_eq!(name(returns(begin)).unwrap(), "take+0x30/0x30 [tokens]");
+    assert_eq!(name(returns(begin + 1)).unwrap(), "sys_5+0x1/0xfc0 [tokens]");
+    assert_eq!((here(begin).inside(), returns(begin).inside()), (begin, begin - 1));
+}
+
+/// Of a caller's registers only the stack pointer and RBP are known. All are, where something was interrupted.
+#[test]
+fn registers_that_nobody_saved_lead_nowhere() {
+    const R10: u16 = 6;
+    let (mut memory, _, symbols) = kernel_and_symbols(false);
+    memory.write(ENTRIES + 6, &entry(false, (R10, 0), (0, 0), Kind::Call));
+    let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
+    let (called, interrupted) = (STACK, STACK + 0x200);
+    memory.write_u64(interrupted - 8, FIRST + 2);
+    memory.write_u64(called, FRAMED + 0x20);
+    let leaf = Registers { rip: LEAF, rsp: called, r10: interrupted, ..Registers::default() };
+    let frames = vec![here(LEAF), returns(FRAMED + 0x20)];
+    assert_eq!(unwinder.walk(&memory, leaf), Backtrace { frames, end: End::Lost });
+    write_registers(&mut memory, STACK, FRAMED + 0x20, 0x10, 0, 0);
+    memory.write_u64(STACK + 56, interrupted);
+    let handler = Registers { rip: HANDLER, rsp: STACK, ..Registers::default() };
+    let frames = vec![here(HANDLER), here(FRAMED + 0x20), returns(FIRST + 2)];
+    assert_eq!(unwinder.walk(&memory, handler), Backtrace { frames, end: End::Stack });
+}
+
+#[test]
+fn a_walk_has_a_limit() {
+    let (mut memory, unwinder) = kernel(false);
+    (0..2 * MAX_FRAMES as u64).for_each(|number| memory.write_u64(STACK + 8 * number, LEAF + 1));
+    let walk = unwinder.walk(&memory, Registers { rip: LEAF, rsp: STACK, ..Registers::default() });
+    assert_eq!((walk.frames.len(), walk.end), (MAX_FRAMES, End::Lost));
+}
+
+#[test]
+fn a_table_out_of_order_is_refused() {
+    let (mut memory, _, symbols) = kernel_and_symbols(false);
+    // The second address is taken for one before the first.
+    memory.write(ADDRESSES + 4, &((LEAF - 1).wrapping_sub(ADDRESSES + 4) as i32).to_le_bytes());
+    let refused = Unwinder::of_kernel(&memory, &symbols).unwrap_err();
+    assert_eq!(refused, Missing::Symbol("__start_orc_unwind_ip"));
 }

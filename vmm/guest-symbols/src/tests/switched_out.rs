@@ -1,4 +1,4 @@
-//! Threads in memory made up here that the kernel has switched away from.
+//! Made-up threads that the kernel has switched away from.
 
 use super::{BASE, DIRECT_MAP, Pages, Types, found};
 use crate::Symbols;
@@ -10,7 +10,7 @@ const TYPES: u64 = BASE + 0x10_0000;
 const TASK: u64 = DIRECT_MAP + 0x10_0000;
 const STACK: u64 = DIRECT_MAP + 0x20_0f00;
 
-/// In the order of Linux, but that two are swapped and one word is between them.
+/// Fields in the order of Linux, except that two are swapped and an extra word is between them.
 fn types(with_frame: bool) -> Types {
     let mut types = Types::new();
     types.record("int", 1 << 24, 4, &[0]);

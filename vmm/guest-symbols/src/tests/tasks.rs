@@ -1,4 +1,4 @@
-//! Processes in memory made up here, with fields in places of our own.
+//! Made-up processes in memory, with fields at offsets of our own.
 
 use super::{BASE, DIRECT_MAP, Pages, Types, found};
 use crate::Symbols;
@@ -10,16 +10,16 @@ const TYPES: u64 = BASE + 0x10_0000;
 const INIT_TASK: u64 = BASE + 0x2_0000;
 const CPU_BASES: u64 = BASE + 0x2_8000;
 const FEATURES: u64 = BASE + 0x2_9000;
-/// Where the first CPU's own variables are, and the pointer to the current task among them.
+/// The address of the first CPU's copies, and the offset of the pointer to the current task.
 const CPU: u64 = DIRECT_MAP + 0x80_0000;
 const CURRENT: u64 = 0x1_fb80;
-/// Where the kernel's image has what each CPU's own variables are at first.
+/// The address of the per-CPU variables' initial values in the kernel's image.
 const TEMPLATE: u64 = BASE + 0x20_0000;
-/// `task_struct::signal` and so on lie this far apart in memory.
+/// `task_struct::signal` and other structures of a task lie this far apart in memory.
 const PLACES: u64 = 0x1000;
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
-/// The place of a task by its number, and what belongs to it.
+/// The address of a task by its number. The task's other structures follow.
 fn task(number: u64) -> u64 {
     if number == 0 { INIT_TASK } else { DIRECT_MAP + 0x10_0000 + number * 4 * PLACES }
 }
@@ -36,14 +36,14 @@ fn tables(number: u64) -> u64 {
     task(number) + 3 * PLACES
 }
 
-/// How a kernel has the pointer to the current task.
+/// The variable with the pointer to the current task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Current {
-    /// In a variable whose address is a number: what to add to where a CPU's own variables are.
+    /// A variable whose address is a number, relative to a CPU's own variables.
     Number,
-    /// In a structure with such an address.
+    /// A structure with such an address.
     Hot,
-    /// In a variable in the kernel's image: what is added leads from there to a CPU's own.
+    /// A variable in the kernel's image. The CPU's offset leads from there to the CPU's copy.
     InImage,
 }
 
@@ -79,7 +79,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// The tasks in the list, each after the one before, and the first of them the current one.
+    /// A kernel with these tasks in the list, in this order. The first is the current one.
     fn new(current: Current, listed: &[u64]) -> Kernel {
         let mut memory = Pages::default();
         let bytes = types(current).bytes();
@@ -108,7 +108,7 @@ impl Kernel {
         Kernel { memory, symbols }
     }
 
-    /// Writes a task: with itself as its only thread, unless `add_thread` says otherwise.
+    /// Writes a task. It is its only thread, unless `add_thread` adds one.
     fn write(&mut self, number: u64, parent: u64, name: &[u8], states: (u32, u32), flags: u32) {
         let (at, memory) = (task(number), &mut self.memory);
         memory.write(at, &states.0.to_le_bytes());
@@ -174,7 +174,7 @@ fn processes_are_listed_with_their_threads() {
             process(0, 0, 'R', "swapper/0", AddressSpace::KernelThread),
             Process { threads, ..process(7, 0, 'S', "tmux: server", AddressSpace::Own(root)) },
             process(2, 0, 'I', "kthreadd", AddressSpace::KernelThread),
-            // What a terminal would obey is gone.
+            // Control characters are replaced.
             process(9, 7, 'Z', "a?[2Jb", AddressSpace::None),
         ];
         assert_eq!(processes.all, expected, "{current:?}");
@@ -230,7 +230,7 @@ fn lists_that_do_not_end_are_left() {
 #[test]
 fn a_list_without_an_end_is_cut_off() {
     let mut kernel = kernel(Current::Number);
-    // Each node leads to the one right behind it, over 2 MiB.
+    // Each node points to the word right behind it, over 2 MiB.
     let start = DIRECT_MAP + 0x400_0000;
     for at in (start..start + (2 << 20)).step_by(8) {
         kernel.memory.write_u64(at, at + 8);

@@ -1,4 +1,4 @@
-//! Files of a kernel that was linked elsewhere than it runs.
+//! Files of a kernel that was linked at another address than it runs at.
 
 use std::io::Cursor;
 
@@ -14,7 +14,7 @@ const DISTANCE: u64 = 0x1980_0000;
 
 type Section = SectionHeader64<LittleEndian>;
 
-/// Where an ELF file's section headers are, and how many there are.
+/// Offset and number of an ELF file's section headers.
 fn headers(file: &[u8]) -> (usize, usize) {
     let (header, _) = from_bytes::<FileHeader64<LittleEndian>>(file).expect("it is whole");
     (header.e_shoff.get(LittleEndian) as usize, header.e_shnum.get(LittleEndian).into())
@@ -25,7 +25,7 @@ fn sections(file: &mut [u8]) -> &mut [Section] {
     slice_from_bytes_mut(&mut file[start..], count).expect("it is whole").0
 }
 
-/// Subtracts from an address, if it is one of the kernel's image.
+/// Moves an address down, if it is in the kernel's image.
 fn move_down(address: &mut U64<LittleEndian>) {
     let linked = address.get(LittleEndian).wrapping_sub(DISTANCE);
     if kallsyms::IMAGE.contains(&address.get(LittleEndian)) {
@@ -107,7 +107,7 @@ fn damaged_files_do_no_harm() {
         for flip in [0x01, 0x80, 0xff] {
             let mut file = good.clone();
             file[at] ^= flip;
-            // Whatever it says.
+            // The contents do not matter.
             let _ = contents(Cursor::new(file));
         }
     }

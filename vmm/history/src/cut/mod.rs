@@ -23,11 +23,12 @@ mod touched;
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use checkpoint::PAGE_BYTES;
-use guest_ram::PAGE_SIZE;
+use guest_ram::{PAGE_SIZE, RamLayout};
 use guest_symbols::free_pages;
 use machine::config::{ImageFile, hash_image};
 use machine::contents_hash::Scheme;
@@ -119,15 +120,20 @@ fn free(machine: &Machine<Instructions>) -> BTreeSet<u64> {
         log::warn!("free memory is kept: {why}");
         Vec::new()
     });
-    let mut free = BTreeSet::new();
+    pages_of(&blocks, layout)
+}
+
+/// The pages of RAM, as offsets count them, in blocks of physical pages.
+fn pages_of(blocks: &[Range<u64>], layout: &RamLayout) -> BTreeSet<u64> {
+    let mut pages = BTreeSet::new();
     for (address, offset, bytes) in layout.ranges() {
         let (first, behind) = (address / PAGE_SIZE, (address + bytes) / PAGE_SIZE);
-        for block in &blocks {
+        for block in blocks {
             let within = block.start.max(first)..block.end.min(behind);
-            free.extend(within.map(|page| page - first + offset / PAGE_SIZE));
+            pages.extend(within.map(|page| page - first + offset / PAGE_SIZE));
         }
     }
-    free
+    pages
 }
 
 /// Makes an image with these blocks of another one, and holes for all others. Blocks that the start has need not be in it.
@@ -189,4 +195,101 @@ fn must_be_equal(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use devices::virtio::BlockBackend;
+    use guest_ram::{HIGH_RAM_START, LOW_RAM_LIMIT};
+    use machine::config::{MachineConfig, MachineOptions};
+    use machine::inputs::PowerOn;
+
+    use super::*;
+
+    /// A machine whose disk has five and a half blocks, each full of its number.
+    fn machine(directory: &Path) -> (Machine<Instructions>, ImageFile) {
+        let image = directory.join("image");
+        let contents: Vec<u8> = (0..5 * PAGE_BYTES + 2048).map(|at| (at / PAGE_BYTES) as u8).collect();
+        std::fs::write(&image, contents).unwrap();
+        let options = MachineOptions {
+            kernel: tiny_guest::write_kernel(directory, 10_000),
+            disk: Some(image),
+            memory_bytes: 4 << 20,
+            ..MachineOptions::default()
+        };
+        let (config, images) = MachineConfig::from_options(&options).unwrap();
+        let power_on = PowerOn { unix_seconds: 0, seed: [1; 32], columns: 80, rows: 25 };
+        let machine = Machine::<Instructions>::new(&config, &images, &power_on).unwrap();
+        (machine, config.disk.unwrap())
+    }
+
+    fn run(machine: &mut Machine<Instructions>, place: u64) {
+        machine.run(Instructions(place), &mut tiny_guest::Script(Vec::new())).unwrap();
+    }
+
+    fn write(machine: &mut Machine<Instructions>, block: u64, byte: u8) {
+        machine.disk_mut().unwrap().write(8 * block, &[byte; PAGE_BYTES]).unwrap();
+    }
+
+    #[test]
+    fn pages_have_the_numbers_of_their_offsets_in_ram() {
+        let layout = RamLayout::new(LOW_RAM_LIMIT + 4 * PAGE_SIZE);
+        let (low, high) = (LOW_RAM_LIMIT / PAGE_SIZE, HIGH_RAM_START / PAGE_SIZE);
+        // The first ends in the hole, the second begins there, and the last ends behind RAM.
+        let blocks = [low - 1..low + 3, high - 2..high + 1, high + 3..high + 9, 5..7];
+        assert_eq!(pages_of(&blocks, &layout), BTreeSet::from([5, 6, low - 1, low, low + 3]));
+    }
+
+    #[test]
+    fn what_did_not_come_to_the_same_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let page = 2 << 20;
+        let differ = |change: &dyn Fn(&mut Machine<Instructions>), left_out: &[u64]| {
+            let [mut whole, mut again] = [0, 1].map(|_| machine(directory.path()).0);
+            [&mut whole, &mut again].into_iter().for_each(|machine| {
+                write(machine, 2, 9);
+                run(machine, 1_000);
+            });
+            change(&mut again);
+            let left_out = left_out.iter().copied().collect();
+            must_be_equal(&mut whole, &mut again, &left_out).err().map(|error| error.to_string())
+        };
+        assert_eq!(differ(&|_| {}, &[]), None);
+        let flip = |machine: &mut Machine<Instructions>| machine.flip_ram_bit(page, 1);
+        let cases: [(&str, &dyn Fn(&mut Machine<Instructions>)); 5] = [
+            ("its length would differ", &|machine| run(machine, 1_001)),
+            ("page 0x200 of its memory would differ", &flip),
+            ("block 2 of its disk would differ", &|machine| write(machine, 2, 8)),
+            ("block 3 of its disk would differ", &|machine| write(machine, 3, 8)),
+            ("the machine's state would differ", &|machine| {
+                let mut state = machine.state();
+                state.cpu.gpr[3] ^= 1;
+                let maps = machine.maps().unwrap();
+                machine.restore(&state, &maps).unwrap();
+            }),
+        ];
+        for (why, change) in cases {
+            let told = differ(change, &[1, 2]).unwrap_or_default();
+            assert!(told.contains(why), "{why}: {told}");
+        }
+        assert_eq!(differ(&flip, &[page / PAGE_SIZE]), None, "it was left out");
+        // What was written back is the image's contents again.
+        assert_eq!(differ(&|machine| write(machine, 3, 3), &[]), None);
+    }
+
+    #[test]
+    fn a_disk_has_what_is_read_before_it_is_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut machine, image) = machine(directory.path());
+        write(&mut machine, 3, 9);
+        let start = StartingState::of(&mut machine).unwrap();
+        let folder = directory.path().join("new");
+        std::fs::create_dir(&folder).unwrap();
+        let made = disk_of(&image, &BTreeSet::from([1, 3, 5]), &start, &folder).unwrap();
+        let contents = std::fs::read(folder.join(DISK)).unwrap();
+        let firsts: Vec<u8> = contents.iter().step_by(PAGE_BYTES).copied().collect();
+        assert_eq!((contents.len() as u64, made.size_bytes), (image.size_bytes, image.size_bytes));
+        assert_eq!(firsts, [0, 1, 0, 0, 0, 5], "the start has block 3");
+        assert!(contents[5 * PAGE_BYTES..].iter().all(|&byte| byte == 5));
+    }
 }

@@ -126,6 +126,33 @@ mod tests {
         assert_eq!(left, BTreeSet::from([beside, stack]));
     }
 
+    /// The guest's first call is the third instruction at most; the function pops the return address at once, and the stack is not
+    /// used again.
+    #[test]
+    fn pages_that_are_read_only_are_touched() {
+        let directory = tempfile::tempdir().unwrap();
+        let (recording, end) = record_calls(directory.path(), "r.ttvm", 10, None);
+        let stack = (STIRRED + STIRRED_BYTES - 4) / PAGE_SIZE;
+        let left_from = |place: Instructions| {
+            let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+            timeline.seek(place, &mut || false).unwrap();
+            let start = StartingState::of(timeline.machine_mut()).unwrap();
+            let here = timeline.snapshot().unwrap();
+            let mut guest =
+                Recordable::<Instructions>::going_on(EngineKind::SOFT, &recording, start).unwrap();
+            let inputs = Remaining::new(&recording, &here, end.at.count).unwrap();
+            untouched(&mut guest.machine, BTreeSet::from([stack]), inputs, &mut || false).unwrap()
+        };
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        let rsp = |timeline: &Timeline| timeline.registers().gpr[4];
+        while rsp(&timeline) != STIRRED + STIRRED_BYTES - 4 {
+            timeline.step_forward().unwrap();
+        }
+        let before_the_read = timeline.position();
+        assert_eq!(left_from(before_the_read), BTreeSet::new());
+        assert_eq!(left_from(before_the_read + 1), BTreeSet::from([stack]));
+    }
+
     #[test]
     fn neighbours_are_one_place_except_across_the_hole() {
         let layout = RamLayout::new(guest_ram::LOW_RAM_LIMIT + 4 * PAGE_SIZE);

@@ -334,6 +334,10 @@ impl Inputs<Exits> for Transcriber {
         self.player.leave(now, deadline_ns)
     }
 
+    fn without_exit(&self, now: Moment<Exits>, executed: u64) -> Result<u64, Error> {
+        self.player.without_exit(now, executed)
+    }
+
     fn check_due(&self, now: Moment<Exits>) -> Option<CheckParts> {
         // All of it: the second log is to say as much as the first.
         let due = self.player.check_due(now)?;

@@ -73,3 +73,108 @@ fn store_of<C: Unit>(
     machine.attach_store(store.clone());
     Ok(Some(store))
 }
+
+#[cfg(test)]
+mod tests {
+    use checkpoint::{PAGE_BYTES, Space};
+    use devices::virtio::BlockBackend;
+    use machine::config::{MachineConfig, MachineOptions};
+    use machine::inputs::PowerOn;
+    use machine::position::Instructions;
+
+    use super::*;
+
+    /// A machine with a disk, a store of checkpoints that has these blocks full of these bytes, and a recording.
+    fn example(
+        directory: &std::path::Path,
+        checkpoints: &[(u64, &[(u64, u8)])],
+    ) -> (Recording<Instructions>, Machine<Instructions>) {
+        let (recording, _) = tiny_guest::record_calls(directory, "r.ttvm", 10, None);
+        let image = directory.join("disk");
+        std::fs::write(&image, vec![1; 8 * PAGE_BYTES]).unwrap();
+        let options = MachineOptions {
+            kernel: tiny_guest::write_kernel(directory, 10_000),
+            disk: Some(image),
+            memory_bytes: 4 << 20,
+            ..MachineOptions::default()
+        };
+        let (config, images) = MachineConfig::from_options(&options).unwrap();
+        let power_on = PowerOn { unix_seconds: 0, seed: [1; 32], columns: 80, rows: 25 };
+        let mut machine = Machine::<Instructions>::new(&config, &images, &power_on).unwrap();
+        let (ram, disk) = machine.page_counts();
+        let store = Store::create(directory.join("store"), ram, disk).unwrap();
+        for (position, blocks) in checkpoints {
+            let mut draft = store.add(*position, *position).unwrap();
+            for (block, byte) in *blocks {
+                draft.page(Space::Disk, *block, &[*byte; PAGE_BYTES]).unwrap();
+            }
+            draft.finish(&[], &[]).unwrap();
+        }
+        machine.attach_store(Arc::new(store));
+        (recording, machine)
+    }
+
+    fn write(machine: &mut Machine<Instructions>, block: u64, byte: u8) {
+        machine.disk_mut().unwrap().write(8 * block, &[byte; PAGE_BYTES]).unwrap();
+    }
+
+    fn go(machine: &mut Machine<Instructions>, place: u64) {
+        machine.run(Instructions(place), &mut tiny_guest::Script(Vec::new())).unwrap();
+        assert_eq!(machine.moment().count, Instructions(place));
+    }
+
+    #[test]
+    fn blocks_lie_in_each_checkpoint_that_the_replay_passes() {
+        let directory = tempfile::tempdir().unwrap();
+        // Two checkpoints one step apart, and a third one.
+        let checkpoints: [(u64, &[(u64, u8)]); 3] =
+            [(1_000, &[(3, 7)]), (1_001, &[(5, 8)]), (9_000, &[(3, 9), (6, 2)])];
+        let (recording, mut machine) = example(directory.path(), &checkpoints);
+        let mut disk = StoredDisk::beyond(0);
+        let mut held = |machine: &mut Machine<Instructions>| {
+            disk.look(&recording, machine);
+            machine.written_blocks()
+        };
+        write(&mut machine, 3, 7);
+        go(&mut machine, 999);
+        assert_eq!(held(&mut machine), 1, "it has not come to the first");
+        go(&mut machine, 1_000);
+        assert_eq!(held(&mut machine), 0);
+        // A checkpoint that was looked at is not read again.
+        write(&mut machine, 3, 6);
+        write(&mut machine, 3, 7);
+        assert_eq!(held(&mut machine), 1);
+        write(&mut machine, 5, 8);
+        go(&mut machine, 1_001);
+        assert_eq!(held(&mut machine), 0, "the second has both");
+        write(&mut machine, 3, 9);
+        write(&mut machine, 6, 1);
+        go(&mut machine, 8_999);
+        assert_eq!(held(&mut machine), 2);
+        go(&mut machine, 10_000);
+        assert_eq!(held(&mut machine), 1, "the third has another version of block 6");
+    }
+
+    #[test]
+    fn few_blocks_are_held_in_memory() {
+        let directory = tempfile::tempdir().unwrap();
+        let (recording, mut machine) = example(directory.path(), &[(0, &[(3, 7), (5, 8)])]);
+        let mut disk = StoredDisk::beyond(1);
+        write(&mut machine, 3, 7);
+        disk.look(&recording, &mut machine);
+        assert_eq!(machine.written_blocks(), 1);
+        write(&mut machine, 5, 8);
+        disk.look(&recording, &mut machine);
+        assert_eq!(machine.written_blocks(), 0);
+    }
+
+    #[test]
+    fn without_checkpoints_blocks_are_held_in_memory() {
+        let directory = tempfile::tempdir().unwrap();
+        let (recording, mut machine) = example(directory.path(), &[]);
+        let mut disk = StoredDisk::beyond(0);
+        write(&mut machine, 3, 7);
+        disk.look(&recording, &mut machine);
+        assert_eq!(machine.written_blocks(), 1);
+    }
+}

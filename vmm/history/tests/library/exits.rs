@@ -8,7 +8,7 @@ use cpu::{AddressKind, Bus, Counts, Cpu, CpuState, Traps, Watchpoint};
 use history::recount::folders::folder;
 use history::recount::in_instructions;
 use history::replay::verify::verify;
-use history::replay::{self, ReplayEnd, replay};
+use history::replay::{self, Replay, ReplayEnd, replay};
 use history::timeline::{Timeline, TravelStop};
 use machine::config::{MachineConfig, MachineOptions};
 use machine::engine::{End, Engine, EngineKind, LandingPlace, Leave};
@@ -17,9 +17,10 @@ use machine::inputs::{Event, PowerOn};
 use machine::notation::PositionSpec;
 use machine::position::{Count, Exits, Instructions};
 use machine::{Machine, RunStop};
-use recording::log::{EventRecord, LogRecord, LogWriter};
+use recording::log::EventRecord;
+use recording::player::Scrutiny;
 use recording::{EVENTS, Opened, Recording};
-use tiny_guest::stopped::{open, record};
+use tiny_guest::stopped::{open, record, record_spinning, rewrite};
 use tiny_guest::write_kernel;
 
 fn stops(recording: &Recording<Exits>) -> usize {
@@ -191,15 +192,28 @@ fn events_of<C: Count>(recording: &Recording<C>) -> Vec<EventRecord<C>> {
     recording.log.events().map(Result::unwrap).collect()
 }
 
-/// Replaces a recording's events; checks and end go.
-fn rewrite(recording: &Recording<Exits>, events: &[EventRecord<Exits>]) {
-    let path = recording.path.join(EVENTS);
-    std::fs::remove_file(&path).unwrap();
-    let mut log = LogWriter::create(&path, recording.log.format).unwrap();
-    log.append(&LogRecord::<Exits>::Machine(recording.log.machine_hash)).unwrap();
-    for event in events {
-        log.append(&LogRecord::Event(event.clone())).unwrap();
-    }
+/// A recorder stops a guest that makes no exit. A log without such a stop would be replayed for ever.
+#[test]
+fn a_guest_that_makes_no_exit_is_replayed_so_far_and_no_farther() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = record_spinning(directory.path(), 200);
+    assert_eq!(replay(&recording, None, |_| Ok(()), |_| {}).unwrap().1, ReplayEnd::Verified);
+    let all = events_of(&recording);
+    let (end, before) = all.split_last().unwrap();
+    assert!(stops(&recording) > 100 && matches!(end.event, Event::Ended));
+    let mut kept = before[..before.len() / 2].to_vec();
+    kept.push(end.clone());
+    rewrite(&recording, &kept);
+    let cut = open(&recording.path);
+    let mut replay = Replay::new(&cut, Scrutiny::Registers, |_| Ok(())).unwrap();
+    replay.player.set_most_without_exit(10_000_000);
+    let error = replay.run(None, |_| {}).unwrap_err();
+    assert_eq!(error.exit_code(), machine::error::exit_code::DIVERGED);
+    let told = error.to_string();
+    let expected = "the next exit: recorded one within 10000000 instructions, replayed none";
+    assert!(told.contains(expected), "{told}");
+    let steps = replay.machine.cpu().steps();
+    assert!((10_000_000..11_000_000).contains(&steps), "{steps}");
 }
 
 /// A guest may make no exit behind the last thing that is known of it.

@@ -229,6 +229,34 @@ fn nothing_is_settled_while_the_timeline_moves() {
     }
 }
 
+/// A movement ends the settler's walk early. What lies before is still to be settled, and is when nothing moves again.
+#[test]
+fn what_a_movement_interrupts_is_settled_later() {
+    let end = 300_000_000;
+    let (_directory, recording) = recording(300, &[end]);
+    // A busy host may notice too late that the settler walks: so little is left then that it is no gap.
+    for _ in 0..20 {
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        seek(&mut timeline, end);
+        timeline.settle_meanwhile();
+        let meter = timeline.meter();
+        wait_for("steps", || meter.settled(), 1);
+        assert_eq!(seek(&mut timeline, end), 0);
+        wait_for("places", || meter.settlings(), 1);
+        if meter.settled() > 70_000_000 {
+            continue;
+        }
+        timeline.settle_meanwhile();
+        wait_for("places", || meter.settlings(), 2);
+        for place in [299_000_000, 210_000_000] {
+            let steps = seek(&mut timeline, place);
+            assert!(steps <= 3 * SPACING, "{place}: {steps} steps");
+        }
+        return;
+    }
+    panic!("the settler was never interrupted early");
+}
+
 /// Movements at any moment while the settler walks, or waits, or is made: they come to the same.
 #[test]
 fn what_is_settled_meanwhile_changes_nothing_that_is_found() {
@@ -416,6 +444,88 @@ fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
     assert!((expected..expected + 100).contains(&hits[0].before.number()), "{hits:?}");
 }
 
+/// Where the guest writes for the `round`th time, found along a recording without checkpoints, and the instruction's address.
+fn write_of(recording: &Recording<Instructions>, round: usize) -> (Instructions, u64) {
+    let mut timeline = Timeline::open_with(recording, 1).unwrap();
+    timeline.set_stops(write());
+    let hits = timeline.hits(Instructions(0), timeline.end(), round, &mut never).unwrap();
+    let before = hits.found[round - 1].before;
+    seek(&mut timeline, before.number());
+    (before, timeline.machine().cpu().rip())
+}
+
+/// The places around a write at which what is searched may be cut: its instruction is the last before the cut, or the first
+/// behind it.
+fn cuts(write: Instructions) -> impl Iterator<Item = u64> {
+    write.number() - 1..write.number() + 3
+}
+
+/// Whatever the cut, each search comes to the write.
+fn expect_write(timeline: &mut Timeline, from: u64, at: Instructions, stops: &[(Stops, Cause)]) {
+    for (stops, cause) in stops {
+        seek(timeline, from);
+        timeline.set_stops(stops.clone());
+        let stop = timeline.run_backward(&mut never).unwrap();
+        assert_eq!((stop, timeline.position()), (TravelStop::Hit(*cause), at));
+    }
+}
+
+/// A watch on the guest's write, and a breakpoint at its instruction.
+fn ways_to_the_write(watch: Stops, rip: u64) -> [(Stops, Cause); 2] {
+    let breakpoints = Stops { breakpoints: vec![Breakpoint::at(rip)], ..Stops::default() };
+    let cause = Cause::Watch { kind: WatchKind::Write, address: STIRRED };
+    [(watch, cause), (breakpoints, Cause::Breakpoint(rip))]
+}
+
+#[test]
+fn a_search_finds_what_lies_next_to_a_checkpoint_on_either_side() {
+    let end = 3 * LONG_ROUND_STEPS;
+    let directory = tempfile::tempdir().unwrap();
+    let plain = record_long(directory.path(), "plain.ttvm", 3);
+    let (at, rip) = write_of(&plain, 2);
+    assert!(at.number() < end - 900_000, "{at} is within the checkpoints at the end");
+    let ways = ways_to_the_write(write(), rip);
+    // With a row of checkpoints behind it, other workers join in before the search comes to it.
+    for (name, row) in [("one", Vec::new()), ("row", dense(end))] {
+        for cut in cuts(at) {
+            let recording = record_long(directory.path(), &format!("{name}-{cut}.ttvm"), 3);
+            add_checkpoints(&recording, &[&[cut], row.as_slice()].concat());
+            let recording = open(&recording.path);
+            for threads in [1, 2] {
+                let mut timeline = Timeline::open_with(&recording, threads).unwrap();
+                expect_write(&mut timeline, end, at, &ways);
+                let mut timeline = Timeline::open_with(&recording, threads).unwrap();
+                for (stops, _) in &ways {
+                    timeline.set_stops(stops.clone());
+                    let whole = all(&mut timeline, 0, Instructions(end));
+                    let places: Vec<_> = whole.found.iter().map(|hit| hit.before).collect();
+                    let first = Instructions(at.number() - LONG_ROUND_STEPS);
+                    assert_eq!(places, [first, at], "{name}, cut at {cut}, {threads} threads");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_search_finds_what_lies_next_to_a_snapshot_that_cuts_a_long_interval() {
+    let end = 60 * LONG_ROUND_STEPS;
+    let (_directory, recording) = recording(60, &dense(end));
+    let (at, rip) = write_of(&recording, 8);
+    let early = Filter::new(move |machine| machine.moment().count <= at + 1);
+    let mut ways = ways_to_the_write(write_before(at + 2), rip);
+    ways[1].0.filters = [(rip, early)].into();
+    for threads in [1, 2] {
+        for cut in cuts(at) {
+            let mut timeline = Timeline::open_with(&recording, threads).unwrap();
+            // A walk leaves its last snapshot so far before its end. The interval before the checkpoints is cut there.
+            seek(&mut timeline, cut + 128);
+            seek(&mut timeline, end - 1_000_000);
+            expect_write(&mut timeline, end, at, &ways);
+        }
+    }
+}
+
 #[test]
 fn a_search_that_is_interrupted_stands_nearer_to_its_edge_than_where_it_began() {
     let (_directory, recording) = recording(30, &[]);
@@ -431,6 +541,37 @@ fn a_search_that_is_interrupted_stands_nearer_to_its_edge_than_where_it_began() 
     seek(&mut timeline, 1_000);
     assert_eq!(timeline.run_backward(&mut || true).unwrap(), TravelStop::Start);
     assert_eq!(timeline.position(), Instructions(0));
+}
+
+/// Wherever a person interrupts it, nothing lies between where it stands and what it has searched. What is looked for happens once,
+/// near the beginning.
+#[test]
+fn a_search_backward_that_was_interrupted_finds_the_rest_when_it_goes_on() {
+    let end = 30 * LONG_ROUND_STEPS;
+    let at = Instructions(5);
+    let checkpoints: Vec<u64> = [9_000_001, 14_000_001].into_iter().chain(dense(end)).collect();
+    for checkpoints in [Vec::new(), checkpoints] {
+        let (_directory, recording) = recording(30, &checkpoints);
+        for threads in [1, 2] {
+            let mut timeline = Timeline::open_with(&recording, threads).unwrap();
+            timeline.seek(at, &mut never).unwrap();
+            let breakpoint = Breakpoint::at(timeline.machine().cpu().rip());
+            timeline.set_stops(Stops { breakpoints: vec![breakpoint], ..Stops::default() });
+            let mut interrupted = 0;
+            for polls in 1..14 {
+                timeline.seek(Instructions(end), &mut never).unwrap();
+                let mut stop = timeline.run_backward(&mut after(polls)).unwrap();
+                if stop == TravelStop::Interrupted {
+                    interrupted += 1;
+                    stop = timeline.run_backward(&mut never).unwrap();
+                }
+                let what = format!("{} checkpoints, {threads} threads, {polls} polls", checkpoints.len());
+                let expected = (TravelStop::Hit(Cause::Breakpoint(breakpoint.address)), at);
+                assert_eq!((stop, timeline.position()), expected, "{what}");
+            }
+            assert!(threads == 2 || interrupted > 6, "{interrupted}");
+        }
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a machine has to know of a function, from the function.
+//! Reads a function's description for a machine.
 
 use devices::passthrough::{BarDescriptionV1, MsixDescriptionV1, PciDescriptionV1};
 
@@ -9,7 +9,7 @@ const STATUS: usize = 0x06;
 const HAS_CAPABILITIES: u8 = 1 << 4;
 const CAP_MSI: u8 = 0x05;
 const CAP_MSIX: u8 = 0x11;
-/// Messages that a machine's function has at most.
+/// Most messages of a machine's function.
 const MOST_VECTORS: u16 = 64;
 
 /// Reads the function's configuration space.
@@ -42,7 +42,7 @@ fn from_config(config: &[u8; 256], bar_bytes: impl Fn(u8) -> u64) -> Result<PciD
     let bars = bars.collect::<Result<Vec<_>, String>>()?;
     let (mut msi, mut msix) = (None, None);
     let mut at = if config[STATUS] & HAS_CAPABILITIES != 0 { config[CAPABILITIES] & !3 } else { 0 };
-    // A list that runs in a circle ends.
+    // A circular list ends, too.
     for _ in 0..48 {
         let here = usize::from(at);
         if !(0x40..=0xF4).contains(&here) {
@@ -63,7 +63,7 @@ fn from_config(config: &[u8; 256], bar_bytes: impl Fn(u8) -> u64) -> Result<PciD
         }
         at = config[here + 1] & !3;
     }
-    // A capability of the model is a little longer than some are: where there is no room it is left out.
+    // The model's capability is a little longer than some real ones. Without room for it, it is left out.
     if let (Some(short), Some(next)) = (msi, &msix)
         && next.capability > short
         && next.capability - short < 16

@@ -1,9 +1,9 @@
-//! The shadow of RAM that a function sees, and the copying between the two.
+//! The function's shadow of guest RAM, and the copying between the two.
 //!
-//! Three copies are kept of each page that the function may see: RAM, which only the guest and events change; the shadow,
-//! which the function changes too; and the base, which is what both were when they were last alike. What differs between
-//! shadow and base the function wrote; what differs between RAM and base the guest wrote. So each side's bytes go to the
-//! other, even where both write to one page.
+//! Each page that the function may see has three copies. Only the guest and events change RAM; the function also
+//! changes the shadow. The base is the contents of both when they were last equal. A difference between shadow and base
+//! is the function's write; a difference between RAM and base is the guest's. So each side's bytes go to the other,
+//! even if both write to one page.
 
 use std::collections::BTreeMap;
 
@@ -13,30 +13,30 @@ use vfio::{Area, CHUNK_BYTES, PAGE_BYTES};
 
 use super::order::{New, named_first};
 
-/// How often memory is looked through until nothing new is found.
+/// Most passes over memory until a pass finds nothing new.
 const MOST_PASSES: usize = 16;
 
 /// A page in the shadow.
 struct Page {
-    /// Addresses at which the function sees it, and at how many of them it may write it.
+    /// Number of addresses at which the function sees it, and at how many of them it may write it.
     uses: u32,
     writable: u32,
     since: u64,
 }
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct Shadow {
     area: Area,
     base: Vec<u8>,
-    /// By offset in RAM.
+    /// The pages, by offset in RAM.
     pages: BTreeMap<u64, Page>,
-    /// Pages by the time since when the function sees them: rings come before the buffers that they name.
+    /// The pages, by the time when the function first saw them: rings come before the buffers that they name.
     by_age: BTreeMap<u64, u64>,
     next_age: u64,
 }
 
 impl Shadow {
-    /// A shadow of this much RAM, in which nothing is seen yet.
+    /// Makes a shadow for this much RAM, in which the function sees no pages yet.
     pub fn new(bytes: u64) -> std::io::Result<Shadow> {
         Ok(Shadow {
             area: Area::new(bytes as usize)?,
@@ -52,7 +52,7 @@ impl Shadow {
         &self.area
     }
 
-    /// The function is about to see a page at one more address.
+    /// Shows a page to the function at one more address.
     pub fn show(&mut self, ram: &RamView, offset: u64, may_write: bool) {
         if !self.pages.contains_key(&offset) {
             let mut page = [0; PAGE_BYTES];
@@ -68,7 +68,7 @@ impl Shadow {
         page.writable += u32::from(may_write);
     }
 
-    /// The function no longer sees a page at one of its addresses. What it wrote there must have been taken.
+    /// Hides a page from the function at one of its addresses. The function's writes to it must have been taken.
     pub fn hide(&mut self, offset: u64, may_write: bool) {
         let Some(page) = self.pages.get_mut(&offset) else { return };
         page.uses -= 1;
@@ -79,10 +79,10 @@ impl Shadow {
         }
     }
 
-    /// What the function has written since it was last asked.
+    /// Takes the function's writes since the last call.
     ///
-    /// The function may be writing right now, first data and then the descriptor that says so. So memory is looked through
-    /// again until a pass finds nothing: then all that was written before anything that was found is found too.
+    /// The function may be writing during this call: first data and then the descriptor that announces it. So memory is
+    /// read again until a pass finds nothing. Then every write before a found write has been found too.
     pub fn take_written(&mut self, ram: &RamView) -> Vec<DmaV1> {
         let mut writes = Vec::new();
         for _ in 0..MOST_PASSES {
@@ -99,11 +99,11 @@ impl Shadow {
         writes
     }
 
-    /// Shows the function what the guest has written. What was taken of the function's writes is to be in RAM.
+    /// Shows the guest's writes to the function. The taken writes of the function must be in RAM.
     ///
-    /// The function may be reading right now, from the ring that it found something in to the buffers that this names. So
-    /// what is named is shown first ([`named_first`]), buffers before rings, which are older, and all in one go when it is
-    /// known what is new. `offset_of` knows which offset in RAM the function sees at an address.
+    /// The function may be reading during this call, from a ring to the buffers that the ring names. So named data is
+    /// shown first ([`named_first`]). Buffers come before rings, which are older. All new data is listed before the
+    /// first chunk is shown. `offset_of` maps the function's addresses to offsets in RAM.
     pub fn show_written(&mut self, ram: &RamView, offset_of: impl Fn(u64) -> Option<u64>) {
         for New { at, chunk } in named_first(self.news(ram), offset_of) {
             let base = &mut self.base[at..at + CHUNK_BYTES];
@@ -113,7 +113,7 @@ impl Shadow {
         }
     }
 
-    /// What the guest has written, buffers before rings and each page from its end.
+    /// The guest's writes: buffers before rings, and each page from its end.
     fn news(&self, ram: &RamView) -> Vec<New> {
         let mut page = [0; PAGE_BYTES];
         let mut news = Vec::new();
@@ -128,7 +128,7 @@ impl Shadow {
     }
 }
 
-/// The chunks of the page at `offset` of RAM in which it differs from its base.
+/// The chunks that differ from the base, for the page at `offset` of RAM.
 fn chunks_that_differ<'a>(
     offset: u64,
     page: &'a [u8],
@@ -140,7 +140,7 @@ fn chunks_that_differ<'a>(
         .map(move |(number, (chunk, _))| New { at: offset as usize + number * CHUNK_BYTES, chunk: *chunk })
 }
 
-/// Adds what the function wrote to a page, each stretch of bytes for itself.
+/// Adds the function's writes to a page, one for each run of bytes.
 fn take_page(area: &Area, base: &mut [u8], ram: &RamView, offset: u64, writes: &mut Vec<DmaV1>) {
     let mut page = [0; PAGE_BYTES];
     area.read_page(offset as usize, &mut page);
@@ -182,7 +182,7 @@ mod tests {
         DmaV1 { gpa: PAGE + at, bytes: bytes.to_vec() }
     }
 
-    /// The function writes within a chunk.
+    /// Simulates a write of the function within a chunk.
     fn device_writes(shadow: &Shadow, at: u64, bytes: &[u8]) {
         let (chunk, mut written) = (at as usize & !(CHUNK_BYTES - 1), [None; CHUNK_BYTES]);
         for (byte, to) in bytes.iter().zip(&mut written[at as usize - chunk..]) {

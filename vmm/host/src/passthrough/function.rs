@@ -1,4 +1,4 @@
-//! A PCI function at work.
+//! A PCI function in use.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,26 +11,26 @@ use crate::passthrough::dma::Shadow;
 use crate::passthrough::tables::{Shown, shown};
 use machine::error::Error;
 
-/// Addresses that a function has at most.
+/// End of a function's address space.
 const END: u64 = 1 << 39;
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct LiveFunction {
-    /// Nothing once it is lost: the host has it back.
+    /// The function; `None` once it is lost, and the host has it back.
     function: Option<Function>,
     address: String,
     slot: u8,
     mode: Interrupts,
     shadow: Shadow,
-    /// What it sees, by its addresses.
+    /// The pages that the function sees, by its addresses.
     mapped: BTreeMap<u64, Shown>,
-    /// The line has interrupted, and is masked until the guest touches the function.
+    /// Whether the line has interrupted, and is masked until the guest touches the function.
     line_masked: bool,
     told_unmapped: bool,
 }
 
 impl LiveFunction {
-    /// A function that may interrupt by its line, and sees nothing.
+    /// Takes over a function. It may interrupt by its line, and sees no memory.
     pub fn new(mut function: Function, slot: u8, ram_bytes: u64) -> Result<LiveFunction, Error> {
         // A function may have no line.
         let _ = function.set_interrupts(Interrupts::Line);
@@ -51,12 +51,12 @@ impl LiveFunction {
         })
     }
 
-    /// What can be read when it wants something.
+    /// The descriptor that is readable when the function has an event.
     pub fn wakes(&self) -> Option<BorrowedFd<'_>> {
         self.function.as_ref().map(AsFd::as_fd)
     }
 
-    /// The guest reads.
+    /// Reads for the guest.
     pub fn read(&mut self, bar: Option<u8>, offset: u32, size_bytes: u8) -> u64 {
         let mut bytes = [0; 8];
         let Some(function) = &self.function else { return u64::MAX };
@@ -68,7 +68,7 @@ impl LiveFunction {
         u64::from_le_bytes(bytes)
     }
 
-    /// The guest writes.
+    /// Writes for the guest.
     pub fn write(&mut self, bar: Option<u8>, offset: u32, data: &[u8]) {
         match self.function.as_ref().map(|function| function.write(bar, offset, data)) {
             Some(Ok(())) => self.touched(bar),
@@ -77,15 +77,15 @@ impl LiveFunction {
         }
     }
 
-    /// The guest has touched a BAR, as a handler of interrupts does: the line may interrupt again.
+    /// Unmasks the line after the guest has touched a BAR, as an interrupt handler does.
     fn touched(&mut self, bar: Option<u8>) {
         if bar.is_some() && std::mem::take(&mut self.line_masked) {
-            // If it fails there is no interrupt any more, which the guest notices.
+            // If this fails, there are no more interrupts, and the guest notices.
             let _ = self.function.as_ref().map(Function::unmask_line);
         }
     }
 
-    /// The guest chooses how it interrupts.
+    /// Sets the interrupt mode that the guest chose.
     pub fn set_interrupts(&mut self, mode: InterruptModeV1) {
         let mode = match mode {
             InterruptModeV1::Off => Interrupts::Off,
@@ -100,7 +100,7 @@ impl LiveFunction {
         }
     }
 
-    /// Interrupts since it was last asked.
+    /// Takes the interrupts since the last call.
     pub fn take_interrupts(&mut self) -> Vec<u16> {
         let mut vectors = Vec::new();
         for event in self.function.as_ref().map(Function::take_events).unwrap_or_default() {
@@ -113,19 +113,20 @@ impl LiveFunction {
         vectors
     }
 
-    /// What it has written to memory.
+    /// Takes the function's writes to memory.
     pub fn take_written(&mut self, ram: &RamView) -> Vec<DmaV1> {
         self.shadow.take_written(ram)
     }
 
-    /// Shows it what the guest has written.
+    /// Shows the guest's writes to the function.
     pub fn show_written(&mut self, ram: &RamView) {
         let (mapped, page) = (&self.mapped, PAGE_BYTES as u64);
         let offset_of = |address: u64| Some(mapped.get(&(address - address % page))?.offset + address % page);
         self.shadow.show_written(ram, offset_of);
     }
 
-    /// The guest has changed what it may see. Gives what it has written, for it may have written to what is taken away.
+    /// Follows a change of the guest's tables. Returns the function's earlier writes, because it may have written to
+    /// pages that are taken away.
     pub fn translate(&mut self, ram: &RamView, root: Option<u64>, first: u64, pages: u64) -> Vec<DmaV1> {
         let end = if pages == 0 { END } else { first.saturating_add(pages * PAGE_BYTES as u64).min(END) };
         let root = root.filter(|_| self.function.is_some());

@@ -1,8 +1,8 @@
-//! Devices of the host that the guest has for its own: PCI functions by VFIO, and plain ports.
+//! Passed-through devices of the host: PCI functions by VFIO, and I/O ports.
 //!
-//! A function sees no RAM of the guest. It sees a shadow of those pages that the guest's IOMMU tables show it
-//! ([`tables`]), and [`dma`] copies between the two: to the function before the guest's write reaches it, and to the guest
-//! as events. See `vmm/host/PASSTHROUGH.md`.
+//! A function does not see the guest's RAM. It sees a shadow of the pages that the guest's IOMMU tables show it
+//! ([`tables`]), and [`dma`] copies between the two. Data goes to the function before the guest's write reaches it, and
+//! to the guest as events. See `vmm/host/PASSTHROUGH.md`.
 
 mod describe;
 mod dma;
@@ -26,32 +26,32 @@ use machine::config::PassedDevice;
 use machine::error::Error;
 pub use ports::ALLOWED_PORTS;
 
-/// Bytes of memory that one event has at most: a record of the log is at most 1 MiB.
+/// Most bytes of memory in one event: a record of the log is at most 1 MiB.
 const MOST_BYTES: usize = 256 << 10;
-/// While the guest is busy, interrupts are looked for so often, and memory is looked through so often.
+/// Intervals for a busy guest: between checks for interrupts, and between comparisons of memory.
 const LOOK: Duration = Duration::from_micros(20);
 const SCAN: Duration = Duration::from_micros(500);
 
-/// What to pass through.
+/// A device to pass through.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PassedOptions {
     /// The PCI function at this address.
     Function {
-        /// Like 0000:00:1d.0.
+        /// The address, like 0000:00:1d.0.
         address: String,
     },
-    /// These ports.
+    /// A range of I/O ports.
     Ports {
-        /// The first.
+        /// The first port.
         first: u16,
-        /// The last.
+        /// The last port.
         last: u16,
-        /// The ISA interrupt that their device has in the guest, if any.
+        /// The device's ISA interrupt in the guest, if any.
         irq: Option<u8>,
     },
 }
 
-/// Devices that were opened, for the one machine that gets them.
+/// Opened devices, for one machine.
 pub struct OpenedDevices(Vec<Opened>);
 
 enum Opened {
@@ -60,7 +60,7 @@ enum Opened {
 }
 
 impl OpenedDevices {
-    /// Opens all of them, and says what a machine has to know.
+    /// Opens all devices, and describes them for a machine.
     pub fn open(wanted: &[PassedOptions]) -> Result<(OpenedDevices, Vec<PassedDevice>), Error> {
         let (mut opened, mut described) = (Vec::new(), Vec::new());
         for passed in wanted {
@@ -81,7 +81,7 @@ impl OpenedDevices {
         Ok((OpenedDevices(opened), described))
     }
 
-    /// Whether there are none.
+    /// Whether there are no devices.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -92,18 +92,18 @@ enum Device {
     Ports(LivePorts),
 }
 
-/// The devices of a running guest. See the module.
+/// The devices of a running guest. See the module documentation.
 pub(super) struct LiveDevices {
     devices: Vec<Device>,
     ram: RamView,
-    /// What of an answer, or of what came unasked, is still to be given.
+    /// The rest of an answer or of unasked input, which is still to be delivered.
     waiting: VecDeque<DeviceInputV1>,
     looked: Instant,
     scanned: Instant,
 }
 
 impl LiveDevices {
-    /// Takes the devices over; `slots` are those of the functions.
+    /// Takes the devices over. `slots` are the slots of the functions.
     pub fn new(opened: OpenedDevices, slots: &[u8], ram: RamView) -> Result<LiveDevices, Error> {
         let mut slots = slots.iter();
         let devices = opened.0.into_iter().map(|opened| {
@@ -187,7 +187,7 @@ impl Devices for LiveDevices {
         }
         self.scanned = now;
         let ram = self.ram.clone();
-        // Memory is looked through behind the interrupts: what was written before them is found.
+        // Memory is compared after the interrupts are read, so writes before the interrupts are found.
         let dma: Vec<DmaV1> =
             self.functions_mut().flat_map(|(_, function)| function.take_written(&ram)).collect();
         if dma.is_empty() && interrupts.is_empty() {
@@ -209,7 +209,7 @@ impl Devices for LiveDevices {
                 match self.devices.get_mut(usize::from(device)) {
                     Some(Device::Function(function)) => {
                         input.value = Some(function.read(bar(region), offset, size_bytes));
-                        // A read is answered behind what the function wrote before.
+                        // Writes of the function before the read are found, because memory is compared after the read.
                         input.dma = function.take_written(&ram);
                     }
                     Some(Device::Ports(ports)) => input.value = Some(ports.read(offset, size_bytes)),
@@ -217,8 +217,8 @@ impl Devices for LiveDevices {
                 }
             }
             AskV1::Translate { root, first, pages } => {
-                // The guest's driver has filled a buffer, and is about to name it in a ring. The buffer may lie in a page
-                // that is shown already.
+                // The guest's driver has filled a buffer, and will name it in a ring next. The buffer may lie in a page
+                // that the function already sees.
                 if self.waiting.is_empty() {
                     self.functions_mut().for_each(|(_, function)| function.show_written(&ram));
                 }
@@ -229,7 +229,8 @@ impl Devices for LiveDevices {
             }
             AskV1::Write { .. } | AskV1::Interrupts { .. } => {}
         }
-        // What waits was seen before this, and comes in before the guest asks: it is part of the answer.
+        // Waiting input was seen before this answer and comes before the guest's question, so it becomes part of the
+        // answer.
         for earlier in std::mem::take(&mut self.waiting).into_iter().rev() {
             input.dma.splice(0..0, earlier.dma);
             input.interrupts.splice(0..0, earlier.interrupts);
@@ -276,11 +277,11 @@ fn bar(region: RegionV1) -> Option<u8> {
     }
 }
 
-/// Cuts an input up so that each piece fits into the log. Interrupts and the value are in the last.
+/// Splits an input so that each piece fits into the log. Interrupts and the value are in the last piece.
 fn in_pieces(mut input: DeviceInputV1) -> VecDeque<DeviceInputV1> {
     let (mut pieces, mut piece, mut bytes) = (VecDeque::new(), Vec::new(), 0);
     for write in std::mem::take(&mut input.dma) {
-        // A write costs some bytes more than those that it writes.
+        // A write costs some bytes more than its data.
         let cost = write.bytes.len() + 16;
         if bytes + cost > MOST_BYTES {
             let dma = std::mem::take(&mut piece);

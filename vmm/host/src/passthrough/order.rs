@@ -1,13 +1,14 @@
-//! In which order a function sees what the guest has written.
+//! The order in which a function sees the guest's writes.
 //!
-//! The order of the guest's writes is not known. But a driver completes what it is about to name before it names it: a
-//! descriptor, the next one of a chain, a list. So what an address leads to is shown before what has the address.
+//! The order of the guest's writes is not known. But a driver completes data before it names its address: a descriptor,
+//! the next descriptor of a chain, a list. So the data at an address is shown before the chunk that contains the
+//! address.
 
 use std::collections::BTreeMap;
 
 use vfio::CHUNK_BYTES;
 
-/// What the guest wrote, and the bytes beside it.
+/// A chunk with new bytes of the guest.
 #[derive(Clone)]
 pub(super) struct New {
     /// Offset in RAM.
@@ -16,7 +17,8 @@ pub(super) struct New {
 }
 
 impl New {
-    /// Addresses that may stand in it, of four bytes and of eight. Their lowest bits may have meanings of their own.
+    /// The four-byte and eight-byte values in the chunk that may be addresses. Their lowest bits may have other
+    /// meanings, and are cleared.
     fn addresses(&self) -> impl Iterator<Item = u64> {
         let short = self.chunk.as_chunks().0.iter().map(|bytes| u64::from(u32::from_le_bytes(*bytes)));
         let long = self.chunk.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
@@ -24,8 +26,8 @@ impl New {
     }
 }
 
-/// Puts what is named before what names it, wherever it is new itself; the rest stays in its order. `offset_of` knows which
-/// offset in RAM the function sees at one of its addresses. Of a circle, one has to come first.
+/// Puts a new chunk before the chunks that contain its address; the others keep their order. `offset_of` maps the
+/// function's addresses to offsets in RAM. In a circle, one chunk must come first.
 pub(super) fn named_first(news: Vec<New>, offset_of: impl Fn(u64) -> Option<u64>) -> Vec<New> {
     let number_at: BTreeMap<u64, usize> =
         (0..).zip(&news).map(|(number, new)| (new.at as u64, number)).collect();
@@ -36,7 +38,7 @@ pub(super) fn named_first(news: Vec<New>, offset_of: impl Fn(u64) -> Option<u64>
     let mut order = Vec::with_capacity(news.len());
     let mut seen = vec![false; news.len()];
     for first in 0..news.len() {
-        // What is under way, each with those that it names and that were not looked at yet.
+        // The chunks in progress, each with the chunks that it names and that were not visited yet.
         let mut path = Vec::new();
         if !std::mem::replace(&mut seen[first], true) {
             path.push((first, names(first)));
@@ -68,7 +70,7 @@ mod tests {
         New { at, chunk }
     }
 
-    /// The function sees the first 64 KiB of RAM at 0xFFFF0000.
+    /// Orders chunks. The function sees the first 64 KiB of RAM at 0xFFFF0000.
     fn order(news: &[New]) -> Vec<usize> {
         let offset_of = |address: u64| address.checked_sub(0xFFFF_0000).filter(|offset| *offset < 0x1_0000);
         named_first(news.to_vec(), offset_of).iter().map(|new| new.at).collect()

@@ -1,5 +1,5 @@
-//! Plain ports of the host, by /dev/port. The host gives a program no interrupts of such a device; those of a serial port
-//! are found by looking ([`super::serial`]), and of others the driver polls.
+//! I/O ports of the host, by /dev/port. The host gives programs no interrupts of such a device. A serial port is polled
+//! for its interrupts ([`super::serial`]); for other ports the guest's driver polls.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -9,8 +9,8 @@ use devices::passthrough::FREE_ISA_IRQS;
 use crate::passthrough::serial::{Registers, Serial};
 use machine::error::Error;
 
-/// Ports that may be passed through: those of serial and parallel ports and of the game port. At others the host itself
-/// has devices that a guest could bring it down with.
+/// Ports that may be passed through: serial ports, parallel ports and the game port. At other ports the host has
+/// devices of its own, and a guest could crash it.
 pub const ALLOWED_PORTS: [(u16, u16); 7] = [
     (0x200, 0x207),
     (0x278, 0x27f),
@@ -21,13 +21,13 @@ pub const ALLOWED_PORTS: [(u16, u16); 7] = [
     (0x3bc, 0x3bf),
 ];
 
-/// Those of serial ports.
+/// The serial ports.
 const SERIAL_PORTS: [(u16, u16); 3] = [(0x2e8, 0x2ef), (0x2f8, 0x2ff), (0x3e8, 0x3ef)];
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct LivePorts {
     ports: HostPorts,
-    /// Watches for interrupts.
+    /// Polls for interrupts, if the device has one in the guest.
     serial: Option<Serial>,
 }
 
@@ -38,7 +38,7 @@ struct HostPorts {
 }
 
 impl LivePorts {
-    /// Opens a range, all of which must be allowed, for a guest in which its device has the interrupt `irq`.
+    /// Opens a range of allowed ports. Its device has the interrupt `irq` in the guest.
     pub fn open(first: u16, last: u16, irq: Option<u8>) -> Result<LivePorts, Error> {
         if !ALLOWED_PORTS.iter().any(|allowed| first <= last && first >= allowed.0 && last <= allowed.1) {
             let list: Vec<_> =
@@ -58,7 +58,7 @@ impl LivePorts {
         Ok(LivePorts { ports, serial })
     }
 
-    /// The guest reads. A serial port's registers are bytes.
+    /// Reads for the guest. A serial port's registers are bytes.
     pub fn read(&mut self, offset: u32, size_bytes: u8) -> u64 {
         let Some(serial) = &mut self.serial else { return self.ports.read(offset, size_bytes) };
         let registers = (offset as u8..).take(size_bytes.into());
@@ -66,7 +66,7 @@ impl LivePorts {
         bytes.into_iter().rev().fold(0, |value, byte| value << 8 | u64::from(byte))
     }
 
-    /// The guest writes.
+    /// Writes for the guest.
     pub fn write(&mut self, offset: u32, data: &[u8]) {
         let Some(serial) = &mut self.serial else { return self.ports.write(offset, data) };
         for (register, &value) in (offset as u8..).zip(data) {
@@ -74,18 +74,18 @@ impl LivePorts {
         }
     }
 
-    /// Whether it may interrupt at any moment.
+    /// Whether the device must be polled for interrupts.
     pub fn is_watched(&self) -> bool {
         self.serial.as_ref().is_some_and(Serial::is_watched)
     }
 
-    /// Whether it interrupts.
+    /// Whether the device interrupts now.
     pub fn take_interrupt(&mut self) -> bool {
         self.serial.as_mut().is_some_and(|serial| serial.take_interrupt(&mut self.ports))
     }
 }
 
-/// Whether the device at these ports can have this interrupt in the guest.
+/// Checks that the device at these ports can have this interrupt in the guest.
 fn check_irq(first: u16, last: u16, irq: u8) -> Result<(), String> {
     if !SERIAL_PORTS.contains(&(first, last)) {
         return Err(format!(

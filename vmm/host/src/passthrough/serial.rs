@@ -1,9 +1,10 @@
-//! The interrupt of a serial port of the host (8250 class, National Semiconductor PC16550D datasheet), by looking.
+//! The interrupt of a serial port of the host, found by polling (8250 class, National Semiconductor PC16550D
+//! datasheet).
 //!
-//! The host gives no program the interrupt of an ISA port. The port says in its interrupt identification register (IIR)
-//! whether it interrupts, FIFO levels and time-outs included. Reading that register changes one thing: where it names the
-//! transmitter as the cause, the cause is over. So the look that took the cause keeps it for the guest's next look. No other
-//! register is read but those that the guest reads.
+//! The host gives programs no interrupt of an ISA port. The port's interrupt identification register (IIR) shows
+//! whether it interrupts, including FIFO levels and time-outs. Reading that register has one side effect: if it names
+//! the transmitter as the cause, it clears that cause. So a poll that clears the cause keeps it for the guest's next
+//! read. Polling reads no other register.
 //!
 //! ```text
 //!         it wants to interrupt: event        the guest touches it, and it still wants
@@ -29,59 +30,59 @@ const IIR_NONE: u8 = 0x01;
 const IIR_TRANSMITTER: u8 = 0x02;
 const IIR_MODEM: u8 = 0x00;
 const LCR_DIVISOR: u8 = 0x80;
-/// With this value enhanced ports have another register in IIR's place.
+/// With this LCR value enhanced ports have another register in the place of IIR.
 const LCR_ENHANCED: u8 = 0xBF;
 const MCR_OUT2: u8 = 0x08;
 const MCR_LOOP: u8 = 0x10;
 
-/// A guest that has touched the port since an interrupt is told again after this long, if the port still wants something. A
-/// handler that looks until there is nothing left never gets there.
+/// If the port still has a cause this long after the guest touched it, the guest is interrupted again. A handler that
+/// loops until no cause is left never gets there.
 const PATIENCE: Duration = Duration::from_millis(1);
 
-/// Registers of a port.
+/// The registers of a port.
 pub(super) trait Registers {
-    /// Reads one.
+    /// Reads a register.
     fn read(&mut self, register: u8) -> u8;
-    /// Writes one.
+    /// Writes a register.
     fn write(&mut self, register: u8, value: u8);
 }
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct Serial {
-    /// As last written.
+    /// The registers as last written.
     ier: u8,
     lcr: u8,
     mcr: u8,
-    /// The cause that a look took.
+    /// Whether a poll has cleared the transmitter's cause.
     transmitter: bool,
     line: Line,
 }
 
-/// What the guest knows.
+/// What the guest knows of the interrupt.
 enum Line {
-    /// Nothing, or it has seen all.
+    /// No interrupt, or the guest has handled it.
     Low,
-    /// It was told, and has not come yet.
+    /// The guest was interrupted, and has not touched the port yet.
     Up,
-    /// It came, last at this time, and something is left.
+    /// The guest touched the port, last at this time, and a cause is left.
     Served(Instant),
 }
 
 impl Serial {
-    /// A port as it was left.
+    /// Takes over a port in its current state.
     pub fn new(port: &mut impl Registers) -> Serial {
         let (lcr, mcr) = (port.read(LCR), port.read(MCR));
         let ier = if lcr & LCR_DIVISOR == 0 { port.read(IER) } else { 0 };
         Serial { ier, lcr, mcr, transmitter: false, line: Line::Low }
     }
 
-    /// Whether the port can interrupt at all, as the guest has set it up. On a PC the OUT2 pin gates the line, and loopback
-    /// turns that pin off.
+    /// Whether the guest has set up the port to interrupt. On a PC the OUT2 pin gates the line, and loopback turns that
+    /// pin off.
     pub fn is_watched(&self) -> bool {
         self.ier & IER_ALL != 0 && self.lcr != LCR_ENHANCED && self.mcr & (MCR_OUT2 | MCR_LOOP) == MCR_OUT2
     }
 
-    /// The guest reads.
+    /// Reads a register for the guest.
     pub fn read(&mut self, port: &mut impl Registers, register: u8) -> u8 {
         let value = match register {
             IIR if self.lcr != LCR_ENHANCED => {
@@ -95,7 +96,7 @@ impl Serial {
         value
     }
 
-    /// The guest writes.
+    /// Writes a register for the guest.
     pub fn write(&mut self, port: &mut impl Registers, register: u8, value: u8) {
         port.write(register, value);
         match register {
@@ -112,7 +113,7 @@ impl Serial {
         self.was_touched(port);
     }
 
-    /// Whether the guest is to be interrupted.
+    /// Whether the guest must be interrupted now.
     pub fn take_interrupt(&mut self, port: &mut impl Registers) -> bool {
         let is_due = match self.line {
             Line::Low => true,
@@ -137,12 +138,12 @@ impl Serial {
         self.is_watched() && self.identify(port) & IIR_NONE == 0
     }
 
-    /// IIR as it would be if nothing but the guest looked at it.
+    /// IIR as the guest would read it if nothing else read it.
     fn identify(&mut self, port: &mut impl Registers) -> u8 {
         let seen = port.read(IIR);
         self.transmitter |= seen & IIR_CAUSE == IIR_TRANSMITTER;
         match seen & IIR_CAUSE {
-            // The transmitter comes before the modem's lines, and behind what was received.
+            // The transmitter has priority over the modem lines, but not over received bytes.
             IIR_NONE | IIR_MODEM if self.transmitter => seen & !IIR_CAUSE | IIR_TRANSMITTER,
             _ => seen,
         }
@@ -195,7 +196,7 @@ mod tests {
                         let seen = serial.read(&mut port, register);
                         assert_eq!(seen, alone.read(register.into()), "seed {seed} step {step}: {register}");
                     }
-                    // Mostly without the divisor.
+                    // Usually without the divisor latch.
                     3 => {
                         let value = if register == LCR && value < 200 { 3 } else { value };
                         let value = if value == LCR_ENHANCED { LCR_DIVISOR } else { value };
@@ -213,7 +214,7 @@ mod tests {
         }
     }
 
-    /// A handler that looks until nothing is left, as Linux' does.
+    /// A handler that loops until no cause is left, like Linux's.
     fn handle(port: &mut Uart, serial: &mut Serial) -> Vec<u8> {
         let mut received = Vec::new();
         while serial.read(port, IIR) & IIR_NONE == 0 {

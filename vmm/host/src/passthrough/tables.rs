@@ -1,4 +1,4 @@
-//! The guest's IOMMU tables: which of its memory a function may see, and where.
+//! The guest's IOMMU tables: which of its memory a function may see, and at which addresses.
 //!
 //! Intel Virtualization Technology for Directed I/O, revision 3.3, chapter 9: legacy mode, 39 bits, pages of 4 KiB.
 
@@ -15,23 +15,23 @@ const READ: u64 = 1;
 const WRITE: u64 = 2;
 const SUPERPAGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000F_FFFF_FFFF_F000;
-/// Of a context entry: the kind of translation, and the width of addresses.
+/// Fields of a context entry: the kind of translation, and the width of addresses.
 const KIND: u64 = 3 << 2;
 const WIDTH: u64 = 7;
 const WIDTH_39: u64 = 1;
-/// Pages that are found at most: VFIO maps no more.
+/// Most pages found: VFIO maps no more.
 pub(super) const MOST_PAGES: usize = 65_535;
 
 /// A page that a function may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shown {
-    /// Where in RAM.
+    /// The offset in RAM.
     pub offset: u64,
     /// Whether the function may write it.
     pub may_write: bool,
 }
 
-/// What the function in `slot` may see at the addresses in `range`, by address.
+/// The pages that the function in `slot` may see at the addresses in `range`, by address.
 pub(super) fn shown(ram: &RamView, root: u64, slot: u8, range: Range<u64>) -> BTreeMap<u64, Shown> {
     let mut found = BTreeMap::new();
     let context = load(ram, root).filter(|entry| entry & PRESENT != 0).map(|entry| entry & ADDRESS);
@@ -92,7 +92,8 @@ mod tests {
 
     use super::*;
 
-    /// Root at 0x1000, context table at 0x2000, tables at 0x3000, 0x4000 and 0x5000: slot 4 sees two pages at 0xFFFFE000.
+    /// Tables with the root at 0x1000, the context table at 0x2000, and the levels at 0x3000, 0x4000 and 0x5000. Slot 4
+    /// sees two pages at 0xFFFFE000.
     pub(crate) fn with_tables() -> GuestRam {
         let ram = GuestRam::new(1 << 20).unwrap();
         ram.store_u64(0x1000, 0x2000 | PRESENT);

@@ -157,6 +157,9 @@ impl<C: Count> Log<C> {
     fn read(source: Source, format: Format) -> Result<Log<C>, Error> {
         let (length, end_of_data) = (source.length()?, source.end_of_data()?);
         let mut window = Window::new(&source, length);
+        if end_of_data == 0 {
+            return Err(source.damaged("the recording's log is empty: it was cut off before the run began"));
+        }
         if !window.from(0, MAGIC.len() as u64)?.starts_with(MAGIC) {
             return Err(source.damaged("is not an event log of this version of ttvm (wrong magic bytes)"));
         }
@@ -218,6 +221,11 @@ impl<C: Count> Log<C> {
     /// The last point that the log knows.
     pub fn last_moment(&self) -> Moment<C> {
         self.order.last
+    }
+
+    /// The longest stretch between two records, in what is counted.
+    pub fn longest_stretch(&self) -> u64 {
+        self.order.longest
     }
 
     /// The checksum of everything.

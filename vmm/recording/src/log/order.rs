@@ -18,6 +18,8 @@ pub(super) struct Order<C> {
     pub system_calls: usize,
     /// The last point that a record was at.
     pub last: Moment<C>,
+    /// The longest stretch between two records.
+    pub longest: u64,
     /// The end.
     pub end: Option<EndRecord<C>>,
 }
@@ -31,6 +33,7 @@ impl<C: Count> Order<C> {
             checks: 0,
             system_calls: 0,
             last: Moment::default(),
+            longest: 0,
             end: None,
         }
     }
@@ -79,6 +82,7 @@ impl<C: Count> Order<C> {
         if !forward {
             return Err("is out of order");
         }
+        self.longest = self.longest.max(at.count.saturating_since(self.last.count));
         self.last = at;
         Ok(())
     }

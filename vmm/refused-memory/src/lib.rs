@@ -1,0 +1,137 @@
+//! A program that the host refuses memory ends with a sentence and an exit code. Without this the standard library ends it with
+//! a signal, as if the program were broken.
+//!
+//! ```
+//! use refused_memory::SpokenRefusals;
+//!
+//! #[global_allocator]
+//! static ALLOCATOR: SpokenRefusals = SpokenRefusals;
+//!
+//! assert_eq!(vec![7; 3].len(), 3);
+//! ```
+//!
+//! The standard library's hook for this (`std::alloc::set_alloc_error_hook`) is not stable. So there is an allocator, which asks
+//! the system's and looks at the answer. Nothing can go on from there: who asked for memory expects to get it. Code that can do
+//! with less must not ask by `Vec` or `Box`, but map memory itself.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs::File;
+use std::io::{Cursor, Read, Write};
+use std::os::fd::BorrowedFd;
+
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::termios::{InputFlags, LocalFlags, OutputFlags, SetArg, tcgetattr, tcsetattr};
+
+/// The exit code of a process that gets no memory: that of every request that could not be carried out.
+pub const EXIT_CODE: i32 = 1;
+
+const MIB: u64 = 1 << 20;
+const PAGE_BYTES: u64 = 4096;
+
+/// The system's allocator. Where it refuses memory, the process says so and ends.
+pub struct SpokenRefusals;
+
+// SAFETY: all calls go to the system's allocator with the caller's own arguments, and its answers are given back as they are;
+// those that are null are given to nobody.
+unsafe impl GlobalAlloc for SpokenRefusals {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the promises of this function, which are the same.
+        or_end(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        or_end(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as above.
+        or_end(unsafe { System.realloc(old, layout, size) }, size)
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(old, layout) }
+    }
+}
+
+#[inline]
+fn or_end(memory: *mut u8, size_bytes: usize) -> *mut u8 {
+    if memory.is_null() {
+        end(size_bytes);
+    }
+    memory
+}
+
+/// Says what was refused, and ends the process at once. Nothing here needs memory.
+#[cold]
+fn end(size_bytes: usize) -> ! {
+    let mut line = Cursor::new([0; 512]);
+    // A sentence that does not fit is cut.
+    let _ = write!(line, "ttvm: the host refuses {size_bytes} bytes of memory");
+    let _ = write_reason(&mut line);
+    let _ = writeln!(line);
+    let length = line.position() as usize;
+    end_raw_mode();
+    let _ = nix::unistd::write(std::io::stderr(), &line.get_ref()[..length]);
+    // SAFETY: it ends the process, and calls nothing of this program before.
+    unsafe { libc::_exit(EXIT_CODE) }
+}
+
+/// Gives the terminal on standard input the mode in which people type lines, if it is in another one. For a process that ends
+/// without leaving its functions.
+pub fn end_raw_mode() {
+    // SAFETY: the descriptor is only looked at here, and a process that has closed it gets an error.
+    let stdin = unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) };
+    let Ok(mut mode) = tcgetattr(stdin) else { return };
+    if mode.local_flags.contains(LocalFlags::ICANON) {
+        return;
+    }
+    mode.local_flags |= LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG | LocalFlags::IEXTEN;
+    mode.input_flags |= InputFlags::ICRNL | InputFlags::IXON;
+    mode.output_flags |= OutputFlags::OPOST;
+    // A terminal that has gone needs no mode.
+    let _ = tcsetattr(stdin, SetArg::TCSANOW, &mode);
+}
+
+/// Why, and what would do.
+fn write_reason(line: &mut Cursor<[u8; 512]>) -> std::io::Result<()> {
+    match getrlimit(Resource::RLIMIT_AS) {
+        Ok((limit, _)) if limit != libc::RLIM_INFINITY => {
+            write!(line, ": this process may have {} MiB of address space (ulimit -v)", limit / MIB)?;
+            // A process that is locked in cannot look.
+            if let Some(bytes) = address_space_bytes() {
+                write!(line, ", of which {} MiB are taken", bytes / MIB)?;
+            }
+            write!(line, "; the guest's memory once for each processor of the host, and 1024 MiB, always do")
+        }
+        _ => write!(line, ": end other programs, or allow this one more memory"),
+    }
+}
+
+/// The address space that this process has (proc(5), statm).
+fn address_space_bytes() -> Option<u64> {
+    let mut text = [0; 32];
+    let count = File::open("/proc/self/statm").ok()?.read(&mut text).ok()?;
+    let pages = str::from_utf8(&text[..count]).ok()?.split_whitespace().next()?;
+    pages.parse::<u64>().ok()?.checked_mul(PAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_names_the_limit_or_what_there_is() {
+        let mut line = Cursor::new([0; 512]);
+        write_reason(&mut line).unwrap();
+        let length = line.position() as usize;
+        let text = str::from_utf8(&line.get_ref()[..length]).unwrap();
+        assert!(text.contains("memory"), "{text}");
+        assert!(address_space_bytes().unwrap() > MIB);
+    }
+}
