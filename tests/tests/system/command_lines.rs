@@ -1,7 +1,7 @@
-//! Command lines that people give their kernels: the machine is a PC for each of them, whichever chips the kernel then leaves
-//! alone. The guest reads its disk, which needs PCI, a BAR and an interrupt, and powers off.
+//! Kernel command lines that people use. With each of them the machine must behave like a PC, whichever chips the kernel
+//! then ignores. The guest reads its disk, which needs PCI, a BAR and an interrupt, and powers off.
 //!
-//! The short form boots the lines that once failed and every twentieth other one. `TTVM_WHOLE_COMMAND_LINES=1` boots all.
+//! The short form boots the lines that once failed, and every twentieth other line. `TTVM_WHOLE_COMMAND_LINES=1` boots all.
 
 use machine::Outcome;
 use machine::config::MachineOptions;
@@ -10,9 +10,9 @@ use machine::script::Script;
 use tests::guests::{Guest, SID, TRIXIE, linux_options};
 use tests::run::{last_lines, run_until};
 
-/// What is at the beginning of the disk.
+/// The beginning of the disk.
 const MARK: &[u8; 16] = b"the disk is read";
-/// A boot takes three thousand million.
+/// The most instructions of a run. A boot takes 3e9.
 const LIMIT: Instructions = Instructions(9_000_000_000);
 const EVERY: usize = 20;
 
@@ -21,17 +21,17 @@ const EVERY: usize = 20;
 enum End {
     /// It powers off.
     Off,
-    /// As `Off`. It was not so before this table was written.
+    /// As `Off`. It failed before this table was written.
     Mended,
-    /// As `Off`, without a disk: the kernel was told to use none of what finds it.
+    /// As `Off`, without a disk, because the line turns off everything that finds it.
     NoDisk,
-    /// As `Mended`, but nothing tells the kernel how to power off: it halts.
+    /// As `Mended`, but the kernel halts, because nothing tells it how to power off.
     Halt,
     /// It halts before the shell has slept for a second: no timer wakes it.
     NoTimer,
 }
 
-/// The kernel's parameters, and how a machine ends with them.
+/// The kernel's parameters, and the machine's end with them.
 const LINES: [(&str, End); 62] = [
     ("", End::Off),
     // Interrupts and ACPI. Without ACPI no machine knows how to power itself off.
@@ -114,7 +114,7 @@ fn options(line: &str, disk: &std::path::Path) -> MachineOptions {
     MachineOptions { disk: Some(disk.to_path_buf()), ..linux_options(kernel, busybox, parameters, 256) }
 }
 
-/// What is wrong with a boot, if anything is.
+/// The fault of a boot, if there is one.
 fn boot(line: &str, end: End, disk: &std::path::Path) -> Result<(), String> {
     let mut script = Script::silent().with_limit(LIMIT);
     let outcome = run_until(&mut Guest::new(&options(line, disk)).machine(), LIMIT, &mut script);
@@ -161,7 +161,7 @@ fn a_kernel_boots_with_any_command_line() {
     assert!(failures.is_empty(), "{} lines:\n{}", failures.len(), failures.join("\n\n"));
 }
 
-/// A user takes a complaint of the kernel about its machine for the fault that they are looking for.
+/// Users take a kernel's complaint about the machine for the bug that they look for.
 #[test]
 fn newer_kernels_have_nothing_to_complain_of() {
     for [kernel, busybox] in [&TRIXIE, &SID] {
