@@ -28,8 +28,8 @@ pub const BUSYBOX: Artefact = Artefact { path: "initrd-busybox-cloud.gz", recipe
 /// busybox for the ordinary kernel.
 pub const BUSYBOX_GENERIC: Artefact =
     Artefact { path: "initrd-busybox-generic.gz", recipe: "guest-images/initramfs" };
-/// The cloud kernel of Debian 13, and busybox for it. Where they could not be had, this and the following are
-/// not there.
+/// The cloud kernel of Debian 13, and busybox for this kernel. This guest and the next ones are missing if the package
+/// manager does not have them.
 pub const TRIXIE: [Artefact; 2] = newer("kernel-trixie/vmlinuz", "initrd-busybox-trixie.gz");
 /// The newest cloud kernel of Debian.
 pub const SID: [Artefact; 2] = newer("kernel-sid/vmlinuz", "initrd-busybox-sid.gz");
@@ -37,16 +37,14 @@ pub const SID: [Artefact; 2] = newer("kernel-sid/vmlinuz", "initrd-busybox-sid.g
 pub const SID_RT: [Artefact; 2] = newer("kernel-sid-rt/vmlinuz", "initrd-busybox-sid-rt.gz");
 /// The real-time kernel of Debian 12.
 pub const BOOKWORM_RT: [Artefact; 2] = newer("kernel-bookworm-rt/vmlinuz", "initrd-busybox-bookworm-rt.gz");
-/// Debian's GNU Mach for amd64, a Multiboot2 kernel. It may be missing, too.
-pub const GNU_MACH: Artefact = Artefact { path: "gnumach", recipe: "guest-images/other-kernels" };
-/// The program in those initial RAM disks; the host can run it, too.
+/// The busybox program in these initial RAM disks. The host can run it, too.
 pub const BUSYBOX_PROGRAM: Artefact =
     Artefact { path: "busybox/bin/busybox", recipe: "guest-images/initramfs" };
 /// The benchmark workloads.
 pub const BENCH: Artefact = Artefact { path: "initrd-bench.gz", recipe: "guest-images/workloads/build" };
 /// The workload for reverse debugging.
 pub const BENCH_RD: Artefact = Artefact { path: "initrd-rd.gz", recipe: "guest-images/workloads/build" };
-/// Kernel modules with a bug each. Not there when the kernel's headers could not be had.
+/// Kernel modules with a bug each. Missing if the kernel's headers could not be installed.
 pub const BUGS: Artefact = Artefact { path: "initrd-bugs.gz", recipe: "guest-images/bugs/build" };
 /// Debian 12 on a disk.
 pub const DEBIAN: Artefact = Artefact { path: "debian.img", recipe: "guest-images/debian-disk" };
@@ -62,7 +60,7 @@ pub fn test_kernel(name: &str) -> PathBuf {
 }
 
 impl Artefact {
-    /// Where it is. Fails, naming the recipe, when it has not been built.
+    /// The guest's path. Fails and names the recipe if the guest has not been built.
     pub fn path(&self) -> PathBuf {
         existing(self.path, self.recipe)
     }
@@ -85,7 +83,7 @@ fn existing(path: &str, recipe: &str) -> PathBuf {
     path
 }
 
-/// What every test machine is given at power-on: the same date and seed always.
+/// The power-on event of every test machine: always the same date and seed.
 pub fn power_on() -> PowerOn {
     PowerOn { unix_seconds: 1_700_000_000, seed: [0x5a; 32], columns: 80, rows: 25 }
 }
@@ -132,7 +130,7 @@ pub fn linux_options(
     }
 }
 
-/// Makes an initial RAM disk of another one and all files of a folder.
+/// Makes an initial RAM disk from another one and all files of a folder.
 pub fn with_files(initrd: &Artefact, folder: &Path, to: &Path) {
     let packed = Command::new("sh")
         .args(["-c", "find . | cpio --quiet -o -H newc | gzip -1 | cat \"$0\" -"])

@@ -1,4 +1,5 @@
-//! The lab of `scripts/kvm-lab`: a machine of QEMU's in which programs of this tree run, with KVM or as on another processor.
+//! The lab of `scripts/kvm-lab`: a QEMU machine that runs programs of this tree, with KVM or on an imitation of another
+//! processor.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,11 +8,12 @@ use serde_json::Value;
 
 use crate::guests::repository;
 
-/// A folder with what a command left in the lab.
+/// A folder with a command's results from the lab.
 pub struct Left(tempfile::TempDir);
 
 impl Left {
-    /// Runs `command` in the lab with `files`, each beneath a name; `arguments` are the lab's own. It must succeed.
+    /// Runs `command` in the lab with `files`, each under a name. `arguments` are for the lab itself. The command must
+    /// succeed.
     pub fn by(arguments: &[&str], command: &str, limit_s: u64, files: &[(&str, &Path)]) -> Left {
         let left = Left(tempfile::tempdir().expect("a temporary folder"));
         let files = files.iter().map(|(name, path)| format!("{name}={}", path.display()));
@@ -40,7 +42,7 @@ impl Left {
         self.0.path()
     }
 
-    /// Whatever may say why something failed.
+    /// Everything that may explain a failure.
     pub fn small_files(&self) -> String {
         let files = std::fs::read_dir(self.folder()).expect("the folder is there").flatten();
         let small = files.filter(|file| file.metadata().is_ok_and(|file| file.len() < 100_000));
@@ -51,14 +53,14 @@ impl Left {
         texts.collect()
     }
 
-    /// What one file says.
+    /// The text of one file.
     pub fn file(&self, name: &str) -> String {
         std::fs::read_to_string(self.folder().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 }
 
-/// The executables of these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`. Builds these packages alone: they want
-/// other features of `iced-x86`, with which `tests` would have all of ttvm built once more.
+/// The executables of these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`. Builds these packages alone. They
+/// need other features of `iced-x86`, so a build together with `tests` would build ttvm once more.
 pub fn built(names: &[&str]) -> Vec<(String, PathBuf)> {
     let packages = ["silicon", "cuts", "ttvm-kvm"].map(|name| ["--package", name]).concat();
     let output = Command::new(env!("CARGO"))

@@ -1,5 +1,4 @@
-//! What a Linux guest prints about itself, and whether its memory says the same: symbols as in /proc/kallsyms,
-//! processes as by `ps`.
+//! Compares a Linux guest's own listings with its memory: symbols in /proc/kallsyms, processes in `ps`.
 
 use guest_symbols::Symbols;
 use guest_symbols::tasks::{AddressSpace, Processes};
@@ -13,7 +12,7 @@ pub struct ListedSymbol {
     address: u64,
     class: u8,
     name: String,
-    /// In which module it is, if it is in one.
+    /// The symbol's module, if it is in one.
     pub module: Option<String>,
 }
 
@@ -33,12 +32,12 @@ impl ListedSymbol {
         Some(ListedSymbol { address, class, name, module })
     }
 
-    /// Whether it is a label of the compiler's, which says nothing and is left out of our symbols.
+    /// Whether the symbol is a compiler's label. These say nothing, and our symbols leave them out.
     pub fn is_label(&self) -> bool {
         self.name.starts_with(".L")
     }
 
-    /// Whether these symbols have it.
+    /// Whether our symbols have this one.
     pub fn is_in(&self, symbols: &Symbols) -> bool {
         symbols.all_named(&self.name).any(|symbol| {
             let module = symbol.module.map(|number| &symbols.modules()[number]);
@@ -70,8 +69,7 @@ impl ListedProcess {
     }
 }
 
-/// Fails unless the processes are those that the guest listed just before. Its `ps` has ended since, and some
-/// `sleep` sleeps.
+/// Fails unless the processes equal the guest's latest list. Its `ps` has ended since, and some `sleep` sleeps.
 pub fn assert_same_processes(processes: &Processes, listed: &[ListedProcess]) {
     assert_eq!(processes.damage, None);
     for line in listed {
@@ -80,7 +78,7 @@ pub fn assert_same_processes(processes: &Processes, listed: &[ListedProcess]) {
         }
         let process = processes.with(line.pid).unwrap_or_else(|| panic!("no {line:?} in {processes:#?}"));
         assert_eq!(process.parent, line.parent, "{process:?}");
-        // It adds what a worker works at.
+        // `ps` adds a worker's current work.
         assert!(line.name.starts_with(&process.name), "{line:?} {process:?}");
         if line.name == "sleep" {
             assert_eq!(process.state, line.state, "{process:?}");

@@ -9,7 +9,7 @@ use machine::error::exit_code;
 
 use crate::guests::repository;
 
-/// The program, built if it is not yet.
+/// The program, which is built first if necessary.
 pub fn ttvm() -> PathBuf {
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(build_ttvm);
     PROGRAM.clone()
@@ -24,7 +24,7 @@ fn build_ttvm() -> PathBuf {
     target.join("release/ttvm")
 }
 
-/// Runs `ttvm` with nothing typed. Returns its exit code, its output and its messages.
+/// Runs `ttvm` without input. Returns its exit code, its output and its messages.
 pub fn run(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut program = Command::new(ttvm());
     let done = program.current_dir(directory).args(arguments).stdin(Stdio::null()).output();
@@ -33,7 +33,7 @@ pub fn run(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String
     (done.status.code(), text(&done.stdout), text(&done.stderr))
 }
 
-/// What `ttvm` prints as JSON. It must succeed.
+/// The JSON that `ttvm` prints. `ttvm` must succeed.
 pub fn json(directory: &Path, arguments: &[&str]) -> serde_json::Value {
     let (code, out, said) = run(directory, arguments);
     assert_eq!(code, Some(exit_code::DONE), "{arguments:?}: {out}{said}");
@@ -51,12 +51,12 @@ pub fn serve(directory: &Path, arguments: &[&str]) -> Child {
         let count = said.read_line(&mut all).expect("it says what it does");
         assert!(count > 0, "ttvm debug ended before gdb could attach: {all}");
     }
-    // What it says later is not to stop it.
+    // Later output must not block the server.
     std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
     server
 }
 
-/// Which of these programs are not there, in a sentence.
+/// A sentence that names the missing programs.
 pub fn missing(programs: &[&str]) -> Option<String> {
     let is_missing = |program: &&&str| {
         let mut command = Command::new(program);

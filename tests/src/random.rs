@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in every run (SplitMix64).
+//! Pseudo-random numbers that are the same in every run (SplitMix64).
 
 use machine::position::{Count, Instructions};
 
@@ -6,7 +6,7 @@ use machine::position::{Count, Instructions};
 pub struct Random(u64);
 
 impl Random {
-    /// A generator that begins at a seed; tests print it when they fail.
+    /// A generator with a seed. Failing tests print the seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }

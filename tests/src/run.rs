@@ -1,4 +1,4 @@
-//! Running a machine to its end, and what is compared there.
+//! Runs a machine to its end, and compares the results.
 
 use machine::inputs::Inputs;
 use machine::position::{Instructions, Moment};
@@ -25,7 +25,7 @@ pub fn fingerprint(machine: &mut Machine<Instructions>) -> Fingerprint {
     Fingerprint { at: machine.moment(), branches: machine.cpu().branches(), hashes: machine.hashes() }
 }
 
-/// Runs to a count; `None` when it is reached, else how the run ended before it.
+/// Runs to a count. Returns `None` at the count, else how the run ended before it.
 pub fn run_until(
     machine: &mut Machine<Instructions>,
     until: Instructions,
@@ -38,7 +38,7 @@ pub fn run_until(
     }
 }
 
-/// Runs to the end. Fails with the console's last lines when the guest does not come to one.
+/// Runs to the end. Fails with the console's last lines if the guest does not end.
 pub fn run_to_end(machine: &mut Machine<Instructions>, script: &mut Script) -> Outcome {
     let outcome = run_until(machine, STEP_LIMIT, script);
     let now = machine.moment();
@@ -46,14 +46,14 @@ pub fn run_to_end(machine: &mut Machine<Instructions>, script: &mut Script) -> O
     outcome.unwrap_or_else(|| panic!("still running at {now:?}, RIP {rip:#x}:\n{}", last_lines(script)))
 }
 
-/// Runs to a power-off and gives the console's text.
+/// Runs to a power-off, and returns the console's text.
 pub fn run_to_power_off(machine: &mut Machine<Instructions>, script: &mut Script) -> String {
     let outcome = run_to_end(machine, script);
     assert_eq!(outcome, Outcome::PowerOff, "the console's last lines:\n{}", last_lines(script));
     script.text()
 }
 
-/// Fails, showing the console, unless it shows `text`.
+/// Fails unless the console shows `text`. Prints the console then.
 pub fn assert_shows(script: &Script, text: &str) {
     assert!(script.text().contains(text), "no '{text}' on the console:\n{}", last_lines(script));
 }

@@ -1,4 +1,4 @@
-//! A machine as bytes: everything that a new process needs, besides the images, to continue a run.
+//! A machine as bytes: everything except the images that a new process needs to continue a run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Saved {
     }
 }
 
-/// A machine's state after a trip through bytes.
+/// A machine's state, serialized and read back.
 pub fn through_bytes(state: &MachineState) -> MachineState {
     MachineState::from_bytes(Format::default(), &state.to_bytes(Format::default()))
         .expect("it was just written")

@@ -1,4 +1,4 @@
-//! Recordings that several tests look at: the first test that wants one makes it, and each gets a copy.
+//! Recordings that several tests use. The first test that needs a recording makes it, and each test gets a copy.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -17,12 +17,12 @@ struct Made {
 }
 
 impl Shared {
-    /// One that no test has asked for.
+    /// A recording that no test has asked for.
     pub const fn new() -> Shared {
         Shared(OnceLock::new())
     }
 
-    /// Writes the recording of `guest` at `path`, and gives what its console showed. `commands` are typed at its shell.
+    /// Writes the recording of `guest` at `path`, and returns the console's text. `commands` are typed at its shell.
     pub fn copy_to(&self, path: &Path, guest: impl FnOnce() -> Guest, commands: &[&str]) -> &str {
         let made = self.0.get_or_init(|| Made::by(&guest(), commands));
         std::fs::create_dir(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -53,8 +53,7 @@ impl Made {
     }
 }
 
-/// Records a boot of the kernel that most tests boot, which starts some processes and powers off. The kernel lies where KASLR
-/// puts it.
+/// Records a boot of the kernel that most tests boot, which starts some processes and powers off. KASLR is on.
 pub fn record_boot(path: &Path) {
     static BOOT: Shared = Shared::new();
     let commands = ["sleep 1 & ls / | wc", "cat /proc/uptime", "poweroff -f"];

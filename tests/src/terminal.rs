@@ -1,4 +1,4 @@
-//! A real terminal, by tmux, into which a test types as a person would.
+//! A real terminal in tmux, into which a test types like a person.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 const COLUMNS: &str = "120";
 const ROWS: &str = "40";
-/// What has been shown is kept up to so many lines.
+/// The number of lines that the terminal keeps.
 const HISTORY: &str = "100000";
-/// A test that waits longer for a prompt will not see it.
+/// The longest wait for a prompt.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// A terminal with a shell in it, whose prompt is `$ `.
@@ -37,7 +37,7 @@ impl Terminal {
         terminal
     }
 
-    /// Types a line, with Return, and waits until some of that is shown: the prompt is not a bare one any more.
+    /// Types a line and Return, and waits until the text shows behind the prompt.
     pub fn enter(&self, line: &str) {
         let before = self.lines();
         succeed(self.tmux().args(["send-keys", "-l", line]));
@@ -49,7 +49,7 @@ impl Terminal {
         }
     }
 
-    /// All lines that were shown until now, wrapped ones joined, without the blanks at their ends.
+    /// All lines until now. Wrapped lines are joined, and blanks at their ends removed.
     pub fn lines(&self) -> Vec<String> {
         let output = succeed(self.tmux().args(["capture-pane", "-p", "-J", "-S", "-"]));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -57,7 +57,7 @@ impl Terminal {
         lines.collect()
     }
 
-    /// Waits until the last line is this prompt with nothing behind it.
+    /// Waits until the last line is only this prompt.
     pub fn wait_for_prompt(&self, prompt: &str) {
         self.wait_for_a_prompt(&[prompt]);
     }

@@ -1,4 +1,4 @@
-//! Tools of kernel developers that are not everywhere: where they are, and how they are run.
+//! Finds and runs tools of kernel developers, which not every host has.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -6,22 +6,22 @@ use std::process::{Command, Stdio};
 use crate::gdb::batch::said;
 use crate::guests::repository;
 
-/// A Python with drgn and perfetto, which scripts/setup makes; `TTVM_TEST_PYTHON` may name another one.
+/// A Python with drgn and perfetto, made by scripts/setup. `TTVM_TEST_PYTHON` may name another one.
 pub fn python() -> Option<PathBuf> {
     let usual = repository().join("guest-images/out/python/bin/python");
     let path = std::env::var_os("TTVM_TEST_PYTHON").map_or(usual, PathBuf::from);
     path.exists().then_some(path)
 }
 
-/// The kernel of a release with debug information, which guest-images/debug-information gets; `TTVM_TEST_VMLINUX` may name
-/// another place.
+/// The kernel of a release with debug information, from guest-images/debug-information. `TTVM_TEST_VMLINUX` may name
+/// another file.
 pub fn vmlinux(release: &str) -> Option<PathBuf> {
     let usual = repository().join("guest-images/out/debug").join(format!("vmlinux-{release}"));
     let path = std::env::var_os("TTVM_TEST_VMLINUX").map_or(usual, PathBuf::from);
     path.exists().then_some(path)
 }
 
-/// Runs a command that must succeed; what it printed.
+/// Runs a command that must succeed. Returns its output.
 pub fn output(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", said(&output));

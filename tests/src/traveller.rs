@@ -1,5 +1,5 @@
-//! The recorded run of the kernel `travel.elf` that the tests of recordings and of time travel share: two
-//! million steps with timer interrupts, keys and halts.
+//! The recorded run of the kernel `travel.elf`, which the tests of recordings and of time travel share. It has two million
+//! steps with timer interrupts, keys and halts.
 
 use std::path::{Path, PathBuf};
 
@@ -13,14 +13,14 @@ use crate::guests::{Guest, test_kernel};
 use crate::record::{record, record_with_checkpoints};
 use machine::script::Script;
 
-/// RAM of that guest.
+/// The guest's RAM size.
 pub const MEMORY_BYTES: u64 = 8 << 20;
 
-/// How often a recorder with checkpoints looks whether one is due, and keeps the state that it stores at the
+/// Steps between two looks of a recorder with checkpoints. At each look it may take a checkpoint, and keeps a state for the
 /// end.
 pub const SLICE_STEPS: u64 = 1000;
 
-/// The recording, and where things are in the guest.
+/// The recording, and addresses in the guest.
 pub struct Traveller {
     /// The recording's directory.
     pub path: PathBuf,

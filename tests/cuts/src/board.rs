@@ -1,5 +1,5 @@
-//! The board around the CPU: ports, device memory, time and interrupt lines that follow from the step count alone, so that
-//! a cut run and an uncut one meet the same devices.
+//! The board around the CPU: ports, device memory, time and interrupt lines. All of these follow from the step count alone,
+//! so a cut run and an uncut run meet the same devices.
 
 use cpu::{Bus, BusSignals};
 use guest_ram::RamView;
@@ -7,14 +7,14 @@ use guest_ram::RamView;
 use crate::layout::{PAGE, RAM_BYTES};
 use seeded::mix;
 
-/// What the board is between two accesses: part of what is compared and restored.
+/// The board's state between two accesses. It is compared and restored with the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
     /// The vector that the interrupt controller asks for.
     pub interrupt: Option<u8>,
     /// An NMI waits.
     pub nmi: bool,
-    /// The board wants the run to be left.
+    /// The board asks to leave the run.
     pub stop: bool,
     /// Task priority.
     pub cr8: u64,
@@ -36,7 +36,7 @@ pub struct Board {
 /// Its MSR, the APIC's base.
 pub const APIC_BASE: u32 = 0x1b;
 
-/// What a write to a port does besides being noted, by the low bits of the port's number.
+/// The effect of a write to a port, by the low bits of the port's number. Every write is also noted.
 const RAISES_INTERRUPT: u16 = 1;
 const RAISES_NMI: u16 = 2;
 const STOPS: u16 = 3;
@@ -48,10 +48,10 @@ impl Board {
         Board { lines: Lines::default(), ram }
     }
 
-    /// Writes 8 bytes of RAM as a device does; the value says where and what.
+    /// Writes 8 bytes of RAM as a device does. The value determines the address and the bytes.
     pub fn write_ram(&self, value: u64) {
         let offset = mix(value) % (RAM_BYTES / 8) * 8;
-        // Page tables and descriptors that were overwritten by noise end most programs: half of the writes copy a page.
+        // Noise in page tables and descriptors ends most programs, so half of the writes copy a page.
         if value & 1 == 0 {
             self.ram.write_bytes(offset, &mix(!value).to_le_bytes());
         } else {

@@ -1,4 +1,4 @@
-//! Many programs, on several threads, and their figures.
+//! Runs many programs on several threads, and counts.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -14,9 +14,9 @@ use crate::ways::{self, Snapshot, Steps, Way};
 /// A kind of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Short ones in every mode, which do anything; compared with single steps.
+    /// Short programs in every mode, with any instruction. They are compared with single steps.
     Anything,
-    /// Long ones of hot loops; compared with the interpreter's run from cut to cut.
+    /// Long programs of hot loops. They are compared with the interpreter's run from cut to cut.
     Loops,
 }
 
@@ -29,7 +29,7 @@ impl Kind {
         }
     }
 
-    /// The ways to run the program of this number: all, or, where programs are long, uncut and one more.
+    /// The ways to run the program of this number: all, or for long programs uncut and one more.
     fn ways(self, number: u64) -> Vec<Way> {
         match self {
             Kind::Anything => Way::ALL.to_vec(),
@@ -37,14 +37,14 @@ impl Kind {
         }
     }
 
-    /// What every way is compared with.
+    /// The reference for every way.
     pub fn reference(self, program: &Program) -> Vec<Snapshot> {
         let steps = if self == Kind::Anything { Steps::Single } else { Steps::Many };
         ways::reference::<Interpreted>(program, steps)
     }
 }
 
-/// What to run.
+/// The programs to run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Programs of this kind.
@@ -61,27 +61,27 @@ pub struct Options {
     pub differences: usize,
 }
 
-/// A program that came to something else when it was run another way.
+/// A program that had another result when it was run another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The program's number.
     pub program: u64,
     /// The way that differed from single steps.
     pub way: Way,
-    /// The cut at which that was seen, by number.
+    /// The number of the cut at which the difference was seen.
     pub cut: usize,
 }
 
-/// What is to be told while programs run.
+/// Progress of a campaign.
 #[derive(Clone, Copy, Debug)]
 pub enum News {
-    /// So many steps were run so far.
+    /// The steps run so far.
     Steps(u64),
     /// A difference was found just now.
     Found(Difference),
 }
 
-/// What a campaign did.
+/// The results of a campaign.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Programs run.
@@ -90,11 +90,11 @@ pub struct Summary {
     pub steps: u64,
     /// Programs by the mode they began in.
     pub modes: BTreeMap<String, u64>,
-    /// What differed.
+    /// The differences.
     pub differences: Vec<Difference>,
 }
 
-/// The first difference of one program, and how many steps it has.
+/// The first difference of one program, and its number of steps.
 pub fn check<T: Tier>(kind: Kind, seed: u64, number: u64) -> (Program, u64, Option<Difference>) {
     let program = kind.program(seed, number);
     let expected = kind.reference(&program);

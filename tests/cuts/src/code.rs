@@ -1,5 +1,5 @@
-//! Random code: instructions of all families, biased towards those that change what the code itself depends on (its
-//! bytes, its page tables, its segments, its flags) and towards operands that hit it.
+//! Random code from instructions of all families. Instructions are preferred that change the code's own bytes, page tables,
+//! segments or flags, and operands that address these.
 
 use crate::layout::*;
 use seeded::Rng;
@@ -23,7 +23,7 @@ pub struct Writer {
     pub bits: Bits,
     /// Page-table entries are 4 bytes wide.
     pub narrow_tables: bool,
-    /// What was written.
+    /// The written bytes.
     pub out: Vec<u8>,
 }
 
@@ -153,7 +153,7 @@ impl Writer {
         page + offset + if self.bits != Bits::B16 && self.rng.percent(15) { ALIAS } else { 0 }
     }
 
-    /// Address of the entry of a page that matters.
+    /// Address of the page-table entry of an interesting page.
     fn entry_address(&mut self) -> u64 {
         let table = LEAVES[self.rng.below(8) as usize / 7];
         let page = match self.rng.below(10) {
@@ -165,7 +165,7 @@ impl Writer {
             _ => (ALIAS + CODE + self.rng.below(CODE_END - CODE)) / PAGE,
         };
         if self.rng.percent(3) {
-            // Of a table above, which the two address spaces may have in common.
+            // An entry of a table above, which the two address spaces may share.
             return self.rng.pick(&[ROOTS[0], ROOTS[1], MIDDLES[0], DIRECTORIES[0], DIRECTORIES[0] + 8]);
         }
         if self.rng.percent(6) {
@@ -210,7 +210,7 @@ impl Writer {
         }
     }
 
-    /// A number worth having in a register.
+    /// An interesting number for a register.
     pub fn value(&mut self) -> u64 {
         match self.rng.below(16) {
             0 | 1 => self.code_address(),
@@ -231,7 +231,7 @@ impl Writer {
         }
     }
 
-    /// A memory operand: through a register, or at a place that matters.
+    /// A memory operand: through a register, or at an interesting address.
     fn memory(&mut self) -> Memory {
         if self.rng.percent(35) {
             let address = if self.rng.percent(30) { self.entry_address() } else { self.value() };
@@ -374,7 +374,7 @@ impl Writer {
         self.immediate(register, value);
     }
 
-    /// Stores a register or a part of it at an address.
+    /// Stores a register, or a part of a register, at an address.
     fn store(&mut self, address: u64, register: u8) {
         let memory = self.absolute(address);
         match self.rng.below(10) {
@@ -388,7 +388,7 @@ impl Writer {
     fn rewrite_table(&mut self) {
         let (register, address) = (self.free_register(), self.entry_address());
         match self.rng.below(8) {
-            // One bit of what is there: rights, accessed, dirty, the page's number.
+            // One bit of the entry: rights, accessed, dirty, the page's number.
             0 => {
                 let memory = self.absolute(address);
                 let which = self.rng.pick(&[5, 6, 7]);
@@ -411,7 +411,7 @@ impl Writer {
         }
     }
 
-    /// Writes over code: that which runs now, most of all.
+    /// Writes over code, mostly over the running code.
     fn rewrite_code(&mut self) {
         let register = self.free_register();
         match self.rng.below(4) {
@@ -483,7 +483,7 @@ impl Writer {
         }
     }
 
-    /// Mostly forwards: backwards makes loops.
+    /// Mostly forwards, because a backward jump makes a loop.
     fn short_distance(&mut self) -> u8 {
         if self.rng.percent(75) { self.rng.below(24) as u8 } else { (256 - self.rng.below(48)) as u8 }
     }
@@ -520,8 +520,8 @@ impl Writer {
         }
     }
 
-    /// Accesses close to each other through one register, or two that hold almost the same: between them, what changes the
-    /// register, the page's entry, or who may use it. Often where a page ends.
+    /// Accesses close to each other through one register, or through two with almost the same value. Between them the code
+    /// changes the register, the page's entry or the rights. Often at a page's end.
     fn neighbours(&mut self) {
         if self.bits != Bits::B64 {
             return self.stack();
@@ -600,8 +600,8 @@ impl Writer {
         }
     }
 
-    /// What sets flags from registers, then what leaves the flags alone, may change those registers, and may fault; and a
-    /// branch on them, all of it some rounds: a translator that computes flags late must have the operands still.
+    /// A loop: an instruction sets flags from registers. Others leave the flags alone, may change those registers and may
+    /// fault. Then a branch uses the flags. A translator that computes flags late must still have the operands.
     fn late_flags(&mut self) {
         if self.bits != Bits::B64 {
             return self.branch();
@@ -610,7 +610,7 @@ impl Writer {
         let base = self.rng.pick(&[3, 6, 13]);
         self.put(&[0x48 | base >> 3, 0xb8 | base & 7]);
         self.put(&place.to_le_bytes());
-        // Few registers, so that what is between often changes an operand.
+        // Few registers, so the instructions between often change an operand.
         let operands: &[u8] = self.rng.pick(&[&[0, 1][..], &[2, 7], &[0, 5, 8], &[1, 3, 6, 10]]);
         let rounds = 1 + self.rng.below(4) as u8;
         self.put(&[0x41, 0xb9, rounds, 0, 0, 0]);
@@ -733,7 +733,7 @@ impl Writer {
                 self.put(&[rex | second >> 3, 0x0f, 0x90 | condition, 0xc0 | second & 7]);
             }
             10 => self.based(rex, &[0x8d], first, second, None, distance),
-            // PUSHF, LAHF and CPUID show the flags that they find, and are never translated.
+            // PUSHF, LAHF and CPUID show the current flags, and are never translated.
             11 => self.put(&[0x9c]),
             12 => self.put(&[0x9f]),
             13 => self.put(&[0x0f, 0xa2]),
@@ -752,7 +752,7 @@ impl Writer {
         }
     }
 
-    /// One access some bytes from what a register holds.
+    /// One access, some bytes from the address in a register.
     fn neighbour(&mut self, base: u8) {
         let distance = match self.rng.below(8) {
             0 => self.rng.below(600) as i32 - 300,
@@ -774,7 +774,7 @@ impl Writer {
             }
             8 => {
                 let (opcode, which) = (self.rng.pick(&[0xff, 0xf7, 0xd1]), self.byte() & 7);
-                // What jumps, calls or divides ends too many programs.
+                // Jumps, calls and divisions end too many programs.
                 let which = if opcode == 0xd1 { which } else { self.rng.pick(&[0, 1, which]) };
                 self.based(rex, &[opcode], which, base, index, distance);
                 if opcode == 0xf7 && which < 2 {
@@ -798,7 +798,7 @@ impl Writer {
         }
     }
 
-    /// An instruction with a REX prefix, a register and memory at a register, an index and a displacement.
+    /// An instruction with a REX prefix, a register operand, and a memory operand with base, index and displacement.
     fn based(
         &mut self,
         rex: u8,
@@ -925,7 +925,8 @@ impl Writer {
         self.put(&[0x0f, 0x22, 0xc0 | number << 3 | register]);
     }
 
-    /// Switches between address spaces, in between another way from a root that may not be in force, and accesses behind it.
+    /// Switches between address spaces, and accesses memory after each switch. Half of the switches first change an entry
+    /// of a root, which may be inactive.
     fn switch_spaces(&mut self) {
         if self.bits != Bits::B64 {
             return self.control_register();
@@ -1079,7 +1080,7 @@ impl Writer {
         }
     }
 
-    /// Sets flags that change how the CPU goes on: TF, IF, RF, NT, IOPL, AC.
+    /// Sets flags that change how the CPU continues: TF, IF, RF, NT, IOPL, AC.
     fn trap_flag(&mut self) {
         let bit = self.rng.pick(&[0x100, 0x100, 0x200, 0x1_0000, 0x4000, 0x3000, 0x4_0000, 0x200]);
         self.put(&[0x9c]);

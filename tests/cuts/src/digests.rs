@@ -1,5 +1,6 @@
-//! What programs come to, as digests that one processor has made and every other compares: the tree keeps those of each
-//! vendor in `golden/`. A recording made on one vendor's processor replays on another's only if they are equal.
+//! Digests of programs' results. One processor of a vendor makes them, and every other processor compares. The tree keeps
+//! the digests of each vendor in `golden/`. A recording made on one vendor's processor replays on another's only if they
+//! are equal.
 
 use std::fmt::Write;
 use std::num::NonZeroUsize;
@@ -12,7 +13,7 @@ use crate::tier::Tier;
 use crate::ways::Guest;
 use seeded::mix;
 
-/// Of which programs there are digests: the kind, and how many from the first on.
+/// The programs with digests: the kind, and the number from the first program on.
 const PROGRAMS: [(Kind, u64); 2] = [(Kind::Anything, 400), (Kind::Loops, 40)];
 const SEED: u64 = 20_263;
 
@@ -21,7 +22,7 @@ pub fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden")
 }
 
-/// A line for every `distance`th program: its kind and number, how many steps it takes, and the digest of all state and RAM at
+/// A line for every `distance`th program: its kind and number, its number of steps, and the digest of all state and RAM at
 /// its end.
 pub fn every<T: Tier>(distance: NonZeroUsize) -> String {
     let mut text = String::new();
@@ -34,7 +35,7 @@ pub fn every<T: Tier>(distance: NonZeroUsize) -> String {
     text
 }
 
-/// Steps and digest of a program that is cut where something happens from outside.
+/// Steps and digest of a program that is cut at events from outside.
 fn of<T: Tier>(kind: Kind, number: u64) -> (u64, u64) {
     let program = kind.program(SEED, number);
     let mut guest = Guest::<T>::start(&program);

@@ -1,4 +1,4 @@
-//! Narrows a difference down to the instruction behind which the guests differ.
+//! Finds the instruction behind which the guests differ.
 
 use cpu::Cpu;
 use guest_ram::GuestRam;
@@ -13,12 +13,12 @@ use crate::ways::{self, Snapshot};
 
 /// Instructions shown before the one behind which the guests differ.
 const SHOWN: u64 = 8;
-/// Ends that are tried one after the other; of more, those in the middle come first.
+/// The largest number of ends that are tried one after the other. With more ends, it bisects.
 const ONE_BY_ONE: u64 = 2000;
 /// Lines of differences shown.
 const LINES: usize = 24;
 
-/// What is to be known about a difference, as text.
+/// A description of a difference.
 pub fn difference<T: Tier>(kind: Kind, seed: u64, found: &Difference) -> String {
     let program = kind.program(seed, found.program);
     let seen = program.cuts[found.cut];
@@ -93,7 +93,7 @@ fn instruction(snapshot: &Snapshot) -> String {
     format!("{bits} bits, level {}, {:#x}: {text}{asleep}", state.segments[2].dpl(), state.rip)
 }
 
-/// What differs between two snapshots, side by side.
+/// The differences between two snapshots, side by side.
 fn changes(left: &Snapshot, right: &Snapshot) -> String {
     let lines = |snapshot: &Snapshot| {
         format!("{:#x?}\n{:#x?}\n{:#x?}", snapshot.state, snapshot.counts, snapshot.lines)

@@ -1,4 +1,4 @@
-//! Where everything lies in the small guest: 128 KiB of RAM, all of it mapped one to one and once more behind it.
+//! The layout of the small guest: 128 KiB of RAM, mapped one to one, and mapped once more behind itself.
 
 /// All of RAM.
 pub const RAM_BYTES: u64 = 0x2_0000;

@@ -1,6 +1,6 @@
 //! Programs of hot loops, as compiled code has them: nested, with functions, branches and accesses that walk through pages.
-//! What the CPU knows of code that it has executed often is used here over and over, up to millions of steps a program,
-//! while the loops' own stores change their code and their pages' entries, and faults leave them in the middle.
+//! The CPU reuses its knowledge of often executed code here, up to millions of steps a program. Meanwhile the loops' own
+//! stores change their code and their pages' entries, and faults leave the loops in the middle.
 //!
 //! Instructions are drawn from everything that user-mode code may execute ([`silicon::catalogue`]). Some registers have
 //! roles that no drawn instruction changes, so that the loops stay loops:
@@ -24,14 +24,14 @@ use crate::layout::*;
 use seeded::Rng;
 
 const BASES: [u8; 5] = [3, 5, 6, 7, 12];
-/// Bytes that are kept free at a region's end, for what an element may still write.
+/// Bytes that are kept free at a region's end for the last element.
 const RESERVE: usize = 0x180;
 /// Where the upper half of all addresses begins.
 const UPPER: u64 = 0xffff_8000_0000_0000;
 /// Where SYSCALL leads to: a handler that no vector needs.
 pub const SYSCALL_ENTRY: u64 = HANDLERS + 0xf0 * HANDLER_BYTES;
 
-/// Everything offered, and the integer part of it.
+/// All offered instructions, and the integer instructions among them.
 fn catalogues() -> &'static [Catalogue; 2] {
     static CATALOGUES: OnceLock<[Catalogue; 2]> = OnceLock::new();
     CATALOGUES.get_or_init(|| {
@@ -49,10 +49,10 @@ pub struct LoopWriter {
     rng: Rng,
     /// Privileged instructions are allowed.
     kernel: bool,
-    /// Inner loops change code and page-table entries, too, and go through other addresses; else only outer loops do.
-    /// That takes most of such a program's time.
+    /// Inner loops also change code and page-table entries, and go through other addresses. Otherwise only outer loops do.
+    /// These changes take most of such a program's time.
     wild: bool,
-    /// What was written, from `start` on.
+    /// The written bytes, from `start` on.
     code: Vec<u8>,
     start: u64,
     /// Bytes that the writer may fill.
@@ -90,7 +90,7 @@ pub fn code(rng: &mut Rng, kernel: bool) -> Vec<(u64, Vec<u8>)> {
     vec![(CODE, loops.code), (CODE_END - PAGE, leaves.code)]
 }
 
-/// A handler of a fault, which goes on at the loop's end, or of anything else, which goes on where that came.
+/// A handler. For a fault it continues at the loop's end, for any other vector where the event came.
 pub fn handler(vector: u64, error_code: bool) -> Vec<u8> {
     let mut code = Vec::new();
     if error_code {
@@ -144,7 +144,7 @@ impl LoopWriter {
             self.load(base, place);
         }
         if self.rng.percent(50) {
-            // fninit; push 0x1f80; ldmxcsr [rsp]; pop rax: what the loops before have unmasked is masked again.
+            // fninit; push 0x1f80; ldmxcsr [rsp]; pop rax: masks the exceptions that earlier loops have unmasked.
             self.put(&[0xdb, 0xe3, 0x68, 0x80, 0x1f, 0, 0, 0x0f, 0xae, 0x14, 0x24, 0x58]);
         }
         let rounds = 1 + self.rng.below(12);
@@ -184,7 +184,7 @@ impl LoopWriter {
         self.count_down(13, head);
     }
 
-    /// DEC or SUB, which leave other flags.
+    /// DEC or SUB, which set different flags.
     fn count_down(&mut self, counter: u8, head: u64) {
         if self.rng.percent(50) {
             self.put(&[0x49, 0xff, 0xc8 | counter & 7]);
@@ -194,7 +194,7 @@ impl LoopWriter {
         self.branch_back(head);
     }
 
-    /// `jnz head`, in its short form where that reaches.
+    /// `jnz head`, in its short form if that reaches.
     fn branch_back(&mut self, head: u64) {
         let short = head.wrapping_sub(self.here() + 2) as i64;
         if short >= -128 {
@@ -238,7 +238,7 @@ impl LoopWriter {
         self.rng.pick(&[0, 1, 2, 8, 9, 10, 11])
     }
 
-    /// A base that walks: `add` or `lea`.
+    /// Moves a base on: `add` or `lea`.
     fn move_on(&mut self) {
         let (base, distance) = (self.rng.pick(&BASES), self.rng.pick(&[1, 4, 8, 8, 8, 16, 64, 0xf8]));
         if self.rng.percent(50) {
@@ -354,7 +354,7 @@ impl LoopWriter {
         }
     }
 
-    /// The entry of a page with data: readable, writable, where it leads, whether it was used.
+    /// Changes the entry of a page with data: its rights, its target, its accessed and dirty bits.
     fn change_entry(&mut self) {
         if self.rng.percent(10) {
             return self.change_root();
@@ -368,7 +368,7 @@ impl LoopWriter {
         self.change(LEAVES[0] + 8 * page, bits);
     }
 
-    /// Where half of an address space leads to: one of two sets of tables, which have all code in common.
+    /// Changes the target of half of an address space: one of two sets of tables, which share all code.
     fn change_root(&mut self) {
         let root = self.rng.pick(&ROOTS);
         let (half, bits) = self.rng.pick(&[(0, 0x1000), (256, 0x1000), (256, 1), (256, 2), (256, 0x20)]);
@@ -408,7 +408,7 @@ impl LoopWriter {
                     self.put(&by_copy(opcode, register, wide));
                 }
                 8 => self.put(&[0x48 | copy >> 3, 0x83, 0xc0 | copy & 7, distance]),
-                // 32 bits of it: what was in the upper half is not there any more.
+                // 32 bits of the base: this clears the upper half.
                 9 => self.put(&[0x40 | copy >> 3, 0x83, 0xc0 | copy & 7, distance]),
                 10 => self.put(&by_copy(0x8d, copy, 8)),
                 _ => self.put(&[0x48 | copy >> 3, 0xff, 0xc0 | copy & 7]),
@@ -483,14 +483,14 @@ impl LoopWriter {
         }
     }
 
-    /// Whether the registers with roles, but for those that a string instruction moves, stay as they are.
+    /// Whether the registers with roles do not change, except the registers that a string instruction moves.
     fn keeps_roles(&mut self, instruction: &Instruction, string: bool) -> bool {
         use Mnemonic::*;
-        // These load all of the x87 and vector state from noise, after which most of it faults.
+        // These load the whole x87 and vector state from noise. After that, most x87 and vector instructions fault.
         if matches!(instruction.mnemonic(), Fxrstor | Fxrstor64 | Frstor | Fldenv | Enter | Leave) {
             return false;
         }
-        // These fault almost always, where they stand or later; what follows in the loop is never executed then.
+        // These almost always fault, at once or later. The rest of the loop is then never executed.
         let far = matches!(instruction.mnemonic(), Bt | Bts | Btr | Btc)
             && instruction.op0_kind() == OpKind::Memory
             && instruction.op1_kind() == OpKind::Register;

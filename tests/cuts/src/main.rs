@@ -11,7 +11,7 @@ use cuts::{digests, explain};
 /// Runs random small guests uncut, cut and restored in several ways, and compares them wherever two pass the same step.
 #[derive(Parser)]
 struct Arguments {
-    /// Steps of the programs, each counted once however many ways it is run.
+    /// Steps of the programs, each counted once for all ways.
     #[arg(long, default_value_t = 10_000_000)]
     steps: u64,
     /// Chooses the programs.
@@ -23,10 +23,10 @@ struct Arguments {
     /// Programs of hot loops, which take many more steps in the same time.
     #[arg(long)]
     loops: bool,
-    /// The interpreter alone, in place of the translator: both are compared with the interpreter's single steps.
+    /// The interpreter alone, instead of the translator. Both are compared with the interpreter's single steps.
     #[arg(long, conflicts_with = "inverted")]
     interpreter: bool,
-    /// The translator, with all inverted that the manuals leave undefined of the host's instructions.
+    /// The translator, with every undefined result of the host's instructions inverted.
     #[arg(long)]
     inverted: bool,
     /// Threads.

@@ -1,4 +1,4 @@
-//! Random small guests: a mode, descriptor and page tables, handlers, code, and what happens from outside at which step.
+//! Random small guests: a mode, descriptor and page tables, handlers, code, and events from outside with their steps.
 
 use cpu::{CpuState, Segment, TableRegister};
 
@@ -39,18 +39,18 @@ pub enum Paging {
     Long,
 }
 
-/// What happens from outside, at an exact step.
+/// An event from outside, at an exact step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The interrupt line rises with this vector.
     Interrupt(u8),
     /// An NMI comes.
     Nmi,
-    /// A device writes RAM; the number says where and what.
+    /// A device writes RAM. The number determines the address and the bytes.
     WriteRam(u64),
 }
 
-/// A small guest and its outside.
+/// A small guest and its events.
 #[derive(Clone)]
 pub struct Program {
     /// Its mode.
@@ -159,7 +159,7 @@ impl Program {
         program
     }
 
-    /// How many steps the program takes at most.
+    /// The most steps that the program takes.
     pub fn length(&self) -> u64 {
         self.cuts.last().copied().unwrap_or(0)
     }
@@ -224,7 +224,7 @@ impl Image {
 
     fn code(&mut self) {
         let bits = self.mode.bits();
-        // Code stands at each page's start and end; noise between them costs only time.
+        // Code is at each page's start and end. Noise between them would cost time only.
         for page in (CODE..CODE_END).step_by(PAGE as usize) {
             let other = self.rng.pick(&[Bits::B16, Bits::B32, Bits::B64]);
             let bits = if self.rng.percent(90) { bits } else { other };
@@ -246,7 +246,8 @@ impl Image {
         }
     }
 
-    /// Loops for code, and handlers that go on with them. All but the data is mapped one to one, and everything is open.
+    /// Loops as code, and handlers that continue with them. Everything except the data is mapped one to one, with all
+    /// rights.
     fn loops(&mut self, kernel: bool) {
         for (at, code) in loops::code(&mut self.rng, kernel) {
             self.put(at, &code);
@@ -260,7 +261,7 @@ impl Image {
         for leaf in LEAVES {
             let mut frames = (DATA / PAGE..RAM_BYTES / PAGE).collect::<Vec<_>>();
             for page in 0..RAM_BYTES / PAGE {
-                // Data that follow each other lie anywhere: an access across a page's end has two places.
+                // Consecutive pages of data lie anywhere, so an access across a page's end has two places.
                 let frame = if page * PAGE < DATA {
                     page
                 } else {
@@ -270,7 +271,7 @@ impl Image {
                 self.put64(leaf + 8 * page, frame * PAGE | OPEN & !unused);
             }
         }
-        // The upper half of all addresses is the other space, under both roots.
+        // The upper half of all addresses is the other address space, under both roots.
         for root in ROOTS {
             self.put64(root + 8 * 256, MIDDLES[1] | 0x27);
         }
@@ -292,7 +293,7 @@ impl Image {
         state
     }
 
-    /// The entry that maps a page, mostly open to everything.
+    /// The entry that maps a page, mostly with all rights.
     fn entry(&mut self, page: u64) -> u64 {
         let rights = match self.rng.below(40) {
             0 => OPEN & !2,
@@ -339,7 +340,7 @@ impl Image {
                     DIRECTORIES[space] | if self.paging == Paging::Pae { 1 } else { upper },
                 );
                 if self.paging == Paging::Long {
-                    // Address spaces may have everything in common but their roots.
+                    // Address spaces may share everything except their roots.
                     let shared = self.rng.percent(35);
                     put(self, ROOTS[space], 0, MIDDLES[if shared { 0 } else { space }] | upper);
                 }

@@ -1,4 +1,4 @@
-//! What a CPU must do to be fuzzed: one implementation for each engine tier.
+//! The interface of a CPU for the fuzzer, with one implementation for each engine tier.
 
 use cpu::{Bus, Counts, Cpu, CpuState, Stop};
 use guest_ram::GuestRam;
@@ -7,27 +7,27 @@ use guest_ram::GuestRam;
 pub trait Tier {
     /// A CPU with empty caches.
     fn new(ram: GuestRam) -> Self;
-    /// Replaces state and counts; RAM may have been replaced by any means.
+    /// Replaces state and counts. RAM may have been replaced in any way.
     fn set_state(&mut self, state: &CpuState, counts: Counts);
-    /// Replaces state and counts over RAM that was replaced by writes which its page flags saw.
+    /// Replaces state and counts. RAM was replaced by writes that set its page flags.
     fn restore_state(&mut self, state: &CpuState, counts: Counts);
     /// The whole state.
     fn state(&self) -> CpuState;
     /// Guest memory.
     fn ram(&self) -> &GuestRam;
-    /// What was counted so far.
+    /// The counts so far.
     fn counts(&self) -> Counts;
     /// Runs to a step count, or until something else stops it.
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop;
 }
 
-/// The software CPU as its interpreter alone: what single steps, which all else is compared with, are made by.
+/// The software CPU with its interpreter alone. It makes the single steps that are the reference.
 pub struct Interpreted(Cpu);
 
 /// The software CPU with its translator, which translates everything at once.
 pub struct Translated(Cpu);
 
-/// As [`Translated`], with all inverted that the manuals leave undefined of the host's instructions.
+/// As [`Translated`], but inverts every result that the manuals leave undefined of the host's instructions.
 pub struct Inverted(Cpu);
 
 macro_rules! tier {

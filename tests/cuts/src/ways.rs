@@ -1,4 +1,4 @@
-//! The ways to run a program: all of them must come to the same.
+//! The ways to run a program. All must have the same result.
 
 use cpu::{Counts, CpuState, Stop};
 use guest_ram::GuestRam;
@@ -15,15 +15,15 @@ const WAKES: u32 = 40;
 /// How a program is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Without any cut but those that events from outside ask for.
+    /// Cut only at events from outside.
     Whole,
     /// Cut at the program's cuts.
     Cut,
-    /// Cut there, and gone on from many of them in a new CPU with empty caches over a copy of RAM.
+    /// Cut at the program's cuts. Many of them continue in a new CPU with empty caches over a copy of RAM.
     Cold,
     /// A new CPU after every step, for some steps behind some of the cuts.
     ColdSteps,
-    /// Run ahead from each cut, and back to it by the restore that keeps what was derived from unchanged RAM.
+    /// Runs ahead from each cut, and goes back by the restore that keeps everything derived from unchanged RAM.
     Warm,
 }
 
@@ -46,7 +46,7 @@ pub enum Steps {
 pub struct Snapshot {
     /// The CPU.
     pub state: CpuState,
-    /// What was counted.
+    /// The counts.
     pub counts: Counts,
     /// The board.
     pub lines: Lines,
@@ -63,7 +63,7 @@ pub struct Guest<T> {
 }
 
 impl<T: Tier> Guest<T> {
-    /// A guest with empty caches, as a snapshot says.
+    /// A guest from a snapshot, with empty caches.
     pub fn new(snapshot: &Snapshot) -> Guest<T> {
         let ram = GuestRam::new(RAM_BYTES).expect("128 KiB can be mapped");
         ram.write_bytes(0, &snapshot.ram);
@@ -97,7 +97,7 @@ impl<T: Tier> Guest<T> {
         Snapshot { state: self.cpu.state(), counts: self.cpu.counts(), lines: self.board.lines.clone(), ram }
     }
 
-    /// Whether the guest is as the snapshot says.
+    /// Whether the guest equals the snapshot.
     pub fn equals(&self, snapshot: &Snapshot) -> bool {
         let page_equal = |(n, page): (usize, &[u8])| {
             let mut own = [0; PAGE as usize];
@@ -110,7 +110,7 @@ impl<T: Tier> Guest<T> {
             && snapshot.ram.chunks(PAGE as usize).enumerate().all(page_equal)
     }
 
-    /// Back to a snapshot, keeping the caches: only pages that differ are written, as the Timeline does it.
+    /// Goes back to a snapshot and keeps the caches. Like the Timeline, it writes only pages that differ.
     fn go_back(&mut self, snapshot: &Snapshot) {
         for (number, page) in snapshot.ram.chunks(PAGE as usize).enumerate() {
             let mut own = [0; PAGE as usize];
@@ -130,7 +130,7 @@ impl<T: Tier> Guest<T> {
             match self.cpu.run(&mut self.board, steps) {
                 Stop::Budget => assert_eq!(self.cpu.counts().steps, steps, "a budget is exact"),
                 Stop::Bus => self.board.lines.stop = false,
-                // What wakes a CPU that sleeps comes when it must go on: cut at its sleep, it sleeps on.
+                // A sleeping CPU is woken only when it must go on. If it is cut in its sleep, it sleeps on.
                 Stop::Halted if self.cpu.counts().steps < steps => self.wake(),
                 Stop::Halted => {}
                 Stop::Shutdown => self.over = true,
@@ -161,7 +161,7 @@ impl<T: Tier> Guest<T> {
         }
     }
 
-    /// Runs to a cut, and lets happen what happens there.
+    /// Runs to a cut, and then makes the events there.
     pub(crate) fn run_to_cut(&mut self, program: &Program, cut: u64) {
         self.run_to(cut);
         if !self.over
@@ -190,7 +190,7 @@ pub fn reference<T: Tier>(program: &Program, steps: Steps) -> Vec<Snapshot> {
 }
 
 /// Runs a program some way and compares it with the snapshots at its cuts. Gives the number of the first cut at which it
-/// differs, and what the guest is there.
+/// differs, and the guest there.
 pub fn compare<T: Tier>(
     program: &Program,
     expected: &[Snapshot],

@@ -1,4 +1,4 @@
-//! A short campaign, and one over a CPU that does make a difference of cuts: the fuzzer must find it.
+//! A short campaign, and one with a CPU that cuts do change. The fuzzer must find this CPU.
 
 use std::num::NonZeroUsize;
 

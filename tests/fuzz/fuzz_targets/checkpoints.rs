@@ -1,6 +1,6 @@
-//! Checkpoints: the input is some files of a store, each behind its length, made whole again (lengths that
-//! fill the file, right checksums), which a fuzzer would never find by itself. What opens is read from end to
-//! end, thinned out and added to. Follows checkpoint/FORMAT.md.
+//! Checkpoints. The input is some files of a store, each behind its length. The target repairs lengths and checksums,
+//! because a fuzzer would never find these by itself. A store that opens is read from end to end, thinned out and added to.
+//! Follows checkpoint/FORMAT.md.
 
 #![no_main]
 
@@ -10,7 +10,7 @@ use std::path::Path;
 use checkpoint::{PAGE_BYTES, PageRef, Policy, Result, Space, Store};
 use libfuzzer_sys::fuzz_target;
 
-/// Of the machine whose recording the first inputs come from.
+/// Sizes of the machine whose recording has the first inputs.
 const RAM_PAGES: u64 = 8192;
 const DISK_BLOCKS: u64 = 64;
 
@@ -24,7 +24,7 @@ const BLOBS_LEN: usize = 5;
 /// Length, unpacked length where it is not the same, and checksum of head, state and directory.
 const SECTIONS: [(usize, Option<usize>, usize); 3] = [(6, None, 7), (8, Some(9), 10), (11, Some(12), 13)];
 
-/// The files that the input has, made whole.
+/// The files of the input, repaired.
 fn files(mut input: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     let mut number = 0;
     std::iter::from_fn(move || {
@@ -36,7 +36,7 @@ fn files(mut input: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// The file with a footer that says about it what is so. Sections stay packed, or not, as they were.
+/// The file with a footer whose counts and checksums match. Sections stay packed or unpacked as they were.
 fn whole(file: &[u8], number: u64) -> Vec<u8> {
     let (body, footer) = file.split_at(file.len().saturating_sub(FOOTER_BYTES));
     let body = body.strip_prefix(MAGIC).unwrap_or(body);

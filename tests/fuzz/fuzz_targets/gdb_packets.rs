@@ -1,5 +1,5 @@
-//! What a client of the gdb server may send: the bytes as they are, and lines of the same bytes as packets
-//! with right checksums. The target is the toy of the gdb crate's own tests.
+//! Data from a client of the gdb server: the bytes as they are, and lines of the same bytes as packets with right
+//! checksums. The target is the toy of the gdb crate's own tests.
 
 #![no_main]
 
@@ -17,7 +17,7 @@ mod common;
 
 use common::{Toy, packet};
 
-/// Always readable, as a client that has said everything in advance is.
+/// Always readable, like a client that has sent everything in advance.
 static READABLE: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").expect("every Unix has one"));
 
 struct Client {
@@ -48,7 +48,7 @@ impl AsFd for &mut Client {
 }
 
 thread_local! {
-    /// Making a toy takes longer than a session with it; one that no session may write to can be used again.
+    /// A new toy takes longer than a session. So a toy that no session may write to is used again.
     static READ_ONLY: RefCell<Toy> = RefCell::new(Toy::new());
 }
 

@@ -1,4 +1,4 @@
-//! Kernels: packed recordings bring theirs with them, so a stranger may have made it.
+//! Kernels: a packed recording brings its kernel, so a stranger may have made the kernel.
 
 #![no_main]
 
@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 const RAM_BYTES: u64 = 8 << 20;
 
 thread_local! {
-    /// Loading never reads what was there before, so every kernel may come into the same RAM.
+    /// The loader never reads the old contents of RAM, so all kernels can use the same RAM.
     static RAM: GuestRam = GuestRam::new(RAM_BYTES).expect("there is room for this much");
 }
 

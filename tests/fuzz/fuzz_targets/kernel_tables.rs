@@ -1,4 +1,4 @@
-//! What a guest's kernel says of itself in its memory: type information of it and a module, its symbols, its VMCOREINFO.
+//! A guest kernel's data about itself in its memory: type information of the kernel and a module, symbols, VMCOREINFO.
 
 #![no_main]
 
@@ -6,7 +6,7 @@ use guest_symbols::btf::Btf;
 use guest_symbols::{kallsyms, vmcoreinfo};
 use libfuzzer_sys::fuzz_target;
 
-/// Types that are looked at in full, of an input. Each can be as long as all of it.
+/// Types of an input that are read in full. Each can be as long as the whole input.
 const LOOKED_AT: usize = 64;
 
 fn look(btf: &Btf<'_>) {
@@ -21,7 +21,7 @@ fn look(btf: &Btf<'_>) {
 fuzz_target!(|bytes: &[u8]| {
     let Some((&first, rest)) = bytes.split_first() else { return };
     match first {
-        // The second byte says how large a part the module's is, in 256ths.
+        // The second byte is the module's share, in 256ths.
         0 => {
             let Some((&part, rest)) = rest.split_first() else { return };
             let (kernel, module) = rest.split_at(rest.len() * usize::from(part) / 256);

@@ -1,4 +1,4 @@
-//! Manifests: what is accepted must say the same when it is written and read again.
+//! Manifests: an accepted manifest must have the same meaning after it is written and read again.
 
 #![no_main]
 

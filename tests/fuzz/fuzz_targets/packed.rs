@@ -1,4 +1,4 @@
-//! Packed recordings: the bytes as they are, and the same bytes compressed, behind a right beginning.
+//! Packed recordings: the bytes as they are, and the same bytes compressed behind a valid beginning.
 
 #![no_main]
 
@@ -11,7 +11,7 @@ use recording::pack::{Sink, check_log, read_archive};
 
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Asserts what a sink may rely on, and keeps nothing but the file that came last.
+/// Asserts the guarantees of a sink, and keeps only the last file.
 #[derive(Default)]
 struct Last {
     bytes: Vec<u8>,

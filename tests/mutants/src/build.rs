@@ -1,4 +1,4 @@
-//! A copy of the tree, with every mutant in it that the compiler takes, and its test programs.
+//! A copy of the tree with every mutant that the compiler accepts, and its test programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,20 +11,20 @@ use serde_json::Value;
 use crate::list::{Genre, Mutant};
 use crate::rewrite;
 
-/// The packages' tests with optimisation, because they are run very often, and with all that makes `cargo test` fail.
+/// The packages' tests, optimised because they run very often, and with every check that makes `cargo test` fail.
 const PROFILE: [&str; 4] =
     ["--profile=mutants", "--config=profile.mutants.inherits='dev'", "--config", OPTIMISED];
 const OPTIMISED: &str = "profile.mutants.opt-level=2";
 
-/// Stands for the code of an error where a mutant would give a function two return types.
+/// In place of an error's code: the mutant would give a function two return types.
 pub const TWO_TYPES: &str = "two types";
 
-/// What has been built.
+/// The build's result.
 pub struct Built {
     pub programs: Vec<Program>,
     /// Every mutant that was built, with the number by which its place is noted when a test reaches it.
     pub places: BTreeMap<u32, u32>,
-    /// Those that the compiler does not take, with the code of its error.
+    /// The mutants that the compiler refuses, each with the code of its error.
     pub refused: BTreeMap<u32, String>,
 }
 
@@ -60,8 +60,8 @@ pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSe
     }
 }
 
-/// The mutants that cannot be built beside others, and those that the compiler refused in an earlier run, so that the next
-/// need not find them out again.
+/// The mutants that cannot be built beside others, and the mutants that the compiler refused in an earlier run. The next
+/// run starts from both.
 fn refused_before(known: &Path, mutants: &[Mutant]) -> Result<BTreeMap<u32, String>> {
     let codes: BTreeMap<String, String> =
         fs::read(known).map_or_else(|_| Ok(BTreeMap::new()), |text| serde_json::from_slice(&text))?;
@@ -78,8 +78,8 @@ fn returns_impl(mutant: &Mutant) -> bool {
     mutant.genre == Genre::FnValue && function.is_some_and(|it| it.return_type.contains("impl "))
 }
 
-/// Copies what git knows or would add, apart from the files with mutants, and gives each package that has some the module
-/// that they ask. Files that have not changed stay as they are, so that cargo builds little.
+/// Copies all files that git has or would add, except the files with mutants. Adds the module `mutation` to each package
+/// with mutants. Unchanged files are not written, so cargo builds little.
 fn copy(repository: &Path, tree: &Path, mutants: &[Mutant]) -> Result<()> {
     let mutated: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.file.as_str()).collect();
     let sources = mutated.iter().filter_map(|file| file.find("/src/").map(|at| &file[..at + "/src".len()]));
@@ -139,7 +139,7 @@ fn cargo(tree: &Path, verb: &str, packages: &BTreeSet<String>, options: &[&str])
         .args(packages.iter().map(|package| format!("--package={package}")))
         .args(options)
         .current_dir(tree)
-        // The copy's builds are none of anybody else's. What lints say of rewritten code does not matter.
+        // The copy has its own build directory. Lints of rewritten code do not matter.
         .env("CARGO_TARGET_DIR", tree.join("target"))
         .env("RUSTFLAGS", "--cap-lints=allow")
         .stderr(Stdio::inherit())
@@ -159,12 +159,12 @@ fn rendered(message: &Value) -> &str {
     message["message"]["rendered"].as_str().unwrap_or_default()
 }
 
-/// Adds the mutants that an error is about. It may be about none, as one that another has caused.
+/// Adds the mutants that an error is about. An error that another one caused may be about none.
 fn refuse(tree: &Path, message: &Value, refused: &mut BTreeMap<u32, String>) -> Result<()> {
     let message = &message["message"];
     let code = message["code"]["code"].as_str().unwrap_or("syntax");
     let spans = message["spans"].as_array().context("an error has places")?;
-    // What an error is about is more telling than the other places that it names.
+    // An error's own place says more than the other places in its message.
     for about in [true, false] {
         let mut found = Vec::new();
         for span in spans.iter().filter(|span| span["is_primary"] == about) {

@@ -1,4 +1,4 @@
-//! What cargo-mutants lists.
+//! The list of cargo-mutants.
 
 use std::path::Path;
 use std::process::Command;
@@ -46,7 +46,7 @@ pub struct Function {
     pub return_type: String,
 }
 
-/// The mutants of the files that some patterns are about.
+/// The mutants of all files that match some patterns.
 pub fn list(repository: &Path, files: &[String]) -> Result<Vec<Mutant>> {
     let output = Command::new("cargo")
         .args(["mutants", "--list", "--json"])

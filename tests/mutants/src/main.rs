@@ -1,8 +1,8 @@
-//! Changes the source in the ways that cargo-mutants lists, and counts what the tests catch.
+//! Changes the source in the ways that cargo-mutants lists, and counts the changes that tests catch.
 //!
-//! One build has all mutants; an environment variable says which is active ([`rewrite`], `switch.rs`). Of the tests of a
-//! package only those are run that execute the changed place ([`run`]). What a build cannot hold, such as a constant,
-//! is left to cargo-mutants itself.
+//! One build has all mutants. An environment variable says which is active ([`rewrite`], `switch.rs`). Only the package's
+//! tests that execute the changed place are run ([`run`]). Mutants that a build cannot hold, such as changed constants, are
+//! left to cargo-mutants itself.
 
 mod build;
 mod list;
@@ -23,12 +23,12 @@ use crate::build::Built;
 use crate::list::{Genre, Mutant};
 use crate::run::Verdict;
 
-/// What a mutant may take of memory before it counts as caught.
+/// The memory that a mutant may use. A mutant that needs more counts as caught.
 const MEMORY_BYTES: u64 = 6 << 30;
 
 #[derive(Parser)]
 struct Arguments {
-    /// Where the copy of the tree, the build and the results go.
+    /// The folder for the copy of the tree, the build and the results.
     #[arg(long)]
     work: PathBuf,
     /// Only every Nth mutant, from the Kth on: K/N.
@@ -37,7 +37,7 @@ struct Arguments {
     /// Only the mutants that were missed when they were tried last.
     #[arg(long)]
     missed: bool,
-    /// Only the mutants that have not been tried yet: goes on where an earlier run was stopped.
+    /// Only the mutants that have not been tried yet. Continues an earlier run.
     #[arg(long, conflicts_with = "missed")]
     untried: bool,
     /// Processes that run tests at the same time.
@@ -143,8 +143,8 @@ fn judge(
     judged.into_iter().collect()
 }
 
-/// Whether a mutant is not in the build because of how we write it, and not because the compiler would refuse it alone:
-/// it is in a constant, or has the compiler lose track of a type or of a borrow.
+/// Whether only our way of rewriting keeps a mutant out of the build. The compiler might accept the mutant alone. It is in
+/// a constant, or the rewritten code makes the compiler lose a type or a borrow.
 fn left_to_cargo_mutants(mutant: &Mutant, error: Option<&String>) -> bool {
     const OURS: [&str; 13] = [
         build::TWO_TYPES,
@@ -163,7 +163,7 @@ fn left_to_cargo_mutants(mutant: &Mutant, error: Option<&String>) -> bool {
     ];
     match error {
         Some(code) => OURS.contains(&code.as_str()),
-        // Where a pattern is tested by `let`, nothing but `&&` can stand.
+        // Beside a `let` pattern, `&&` is the only possible operator.
         None => !matches!(mutant.genre, Genre::BinaryOperator),
     }
 }

@@ -1,9 +1,9 @@
-//! Writes all mutants of a file into it, each behind the question whether it is the active one.
+//! Writes all mutants of a file into the file, each behind a check whether it is active.
 //!
-//! `a + b` becomes `match (a, b) { (l, r) => match at(17) { 17 => l - r, 18 => l * r, _ => l + r } }`, and the other
-//! kinds likewise. No operand is written twice, apart from what `+=` assigns to, so that a nest of operators does not
-//! explode. Comments `/*{17,18*/ .. /*}*/` enclose what belongs to some mutants only: the compiler's errors there say
-//! that these cannot be built.
+//! `a + b` becomes `match (a, b) { (l, r) => match at(17) { 17 => l - r, 18 => l * r, _ => l + r } }`, and the other kinds
+//! likewise. No operand is written twice, except the target of `+=`, so nested operators do not explode. Comments
+//! `/*{17,18*/ .. /*}*/` enclose the code of some mutants only. If the compiler reports an error there, these mutants
+//! cannot be built.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,19 +14,19 @@ use syn::visit::{self, Visit};
 
 use crate::list::{Genre, Mutant, Place};
 
-/// A number of a mutant, and what it puts in.
+/// A mutant's number, and its replacement text.
 type Change = (u32, String);
-/// The mutants of a file by what they change. The list may have several for one place.
+/// The mutants of a file by the changed place. The list may have several for one place.
 type Changes = BTreeMap<(Genre, Place), Vec<Change>>;
 
 /// A file with its mutants in it.
 pub struct Rewritten {
     pub text: String,
-    /// Every mutant that is in the text, with the number that its place is known by.
+    /// Every mutant in the text, with the number of its place.
     pub places: BTreeMap<u32, u32>,
 }
 
-/// `mutants` are those of this file, with their numbers.
+/// `mutants` are the mutants of this file, with their numbers.
 pub fn rewrite<'a>(
     source: &str,
     mutants: impl Iterator<Item = (u32, &'a Mutant)>,
@@ -48,14 +48,14 @@ pub fn rewrite<'a>(
     Ok(Rewritten { text, places })
 }
 
-/// A piece of the source that is written anew.
+/// A piece of the source that is rewritten.
 struct Site {
     range: Range<usize>,
     changes: Vec<Change>,
     form: Form,
 }
 
-/// What stands there, with the ranges of its parts.
+/// The syntax there, with the ranges of its parts.
 enum Form {
     /// Both operands are used up.
     Arithmetic {
@@ -69,7 +69,7 @@ enum Form {
         operator: Range<usize>,
         right: Range<usize>,
     },
-    /// `&&` or `||`, which may not need its right side.
+    /// `&&` or `||`, which may skip its right side.
     Lazy {
         left: Range<usize>,
         is_and: bool,
@@ -94,7 +94,7 @@ enum Form {
     Guard {
         without_arm: Option<u32>,
     },
-    /// A struct expression; for each change what the field and its comma cover.
+    /// A struct expression. For each change, the range of the field and its comma.
     Fields {
         fields: Vec<Range<usize>>,
     },
@@ -146,7 +146,7 @@ fn range(of: &impl Spanned) -> Range<usize> {
     of.span().byte_range()
 }
 
-/// Whether a pattern is tested in a chain of `&&`, which no other operator may take the place of.
+/// Whether a pattern is tested in a chain of `&&`. No other operator may replace this `&&`.
 fn has_let(expression: &syn::Expr) -> bool {
     match expression {
         syn::Expr::Let(_) => true,
@@ -272,7 +272,7 @@ impl Renderer<'_> {
                 let choice = choose(&|_, new| format!("*l {new} *r"), format!("*l {} *r", raw(operator)));
                 format!("(match (&({}), &({})) {{ (l, r) => {choice} }})", part(left), part(right))
             }
-            // What decides the whole alone is `false` for `&&` and `true` for `||`, and the other way round when mutated.
+            // The left side decides alone if it is `false` for `&&` or `true` for `||`. A mutant swaps the two.
             Form::Lazy { left, is_and, right } => format!(
                 "({{ let l: bool = {}; if l {} ({at} == {}) {{ {} }} else {{ l }} }})",
                 part(left),
@@ -285,7 +285,7 @@ impl Renderer<'_> {
                 let choice = choose(&|_, new| format!("{to} {new} r"), format!("{to} {} r", raw(operator)));
                 format!("(match {} {{ r => {choice} }})", part(right))
             }
-            // A literal belongs to its sign: 128 may not be what -128 is.
+            // A literal belongs to its sign: 128 may be out of range where -128 is not.
             Form::Unary { operator, operand, is_literal: true } => {
                 format!("({})", choose(&|_, _| part(operand), format!("{}{}", raw(operator), part(operand))))
             }
@@ -321,7 +321,7 @@ fn enclose(numbers: &[u32], text: &str) -> String {
     format!("/*{{{}*/{text}/*}}*/", numbers.join(","))
 }
 
-/// The mutants that the innermost piece around `offset` belongs to; none for what is in the source as it is.
+/// The mutants of the innermost piece around `offset`, or none if the piece is in the original source.
 pub fn enclosing(text: &str, offset: usize) -> Vec<u32> {
     let before = &text[..offset];
     let mut ended = 0;

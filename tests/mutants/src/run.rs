@@ -15,11 +15,11 @@ use nix::unistd::Pid;
 
 use crate::build::Program;
 
-/// What the tests say of a mutant.
+/// The tests' verdict on a mutant.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Verdict {
     Caught,
-    /// Some test went on for much longer than it takes without the mutant.
+    /// Some test ran much longer than without the mutant.
     Endless,
     Missed,
     /// Missed, because no test executes the place.
@@ -31,7 +31,7 @@ pub struct Test<'a> {
     program: &'a Program,
     name: String,
     time: Duration,
-    /// The places with mutants that it executes.
+    /// The places with mutants that the test executes.
     reached: BTreeSet<u32>,
 }
 
@@ -65,7 +65,7 @@ pub fn in_parallel<T: Sync, R: Send>(
     results.into_inner().expect("no job panics").into_values().collect()
 }
 
-/// Runs every test of the programs, alone, twice: for its time and for the places that it reaches.
+/// Runs every test of the programs alone, twice: once for its time, once for the places that it reaches.
 pub fn tests<'a>(work: &Path, programs: &[&'a Program], jobs: usize) -> Result<Vec<Test<'a>>> {
     let mut names = Vec::new();
     for &program in programs {
@@ -125,7 +125,7 @@ pub fn judge(work: &Path, worker: usize, tests: &[Test], mutant: u32, place: u32
     Ok(Verdict::Missed)
 }
 
-/// What is run in one process: few and fast tests at first, because most mutants fail one of these.
+/// The tests of one process: few and fast tests at first, because most mutants fail one of these.
 fn chunks<'a, 't>(tests: &[&'a Test<'t>]) -> Vec<Vec<&'a Test<'t>>> {
     let mut chunks = Vec::new();
     let mut budget = Duration::from_millis(20);
@@ -149,8 +149,8 @@ fn chunks<'a, 't>(tests: &[&'a Test<'t>]) -> Vec<Vec<&'a Test<'t>>> {
     chunks
 }
 
-/// Runs some tests of a program, which usually take so long, in a process of its own, and its children with it when it is
-/// stopped: when it has computed for much longer than usual, or waits for something that does not come.
+/// Runs some tests of a program in a process of its own. Stops the process and its children if it computes much longer than
+/// `usual`, or waits for something that does not come.
 fn run(
     work: &Path,
     worker: usize,
@@ -161,7 +161,7 @@ fn run(
 ) -> Result<Outcome> {
     let most_computing = Duration::from_secs(2) + usual * 3;
     let patience = Duration::from_secs(5) + usual * 10;
-    // A test that is stopped leaves its files there.
+    // A stopped test leaves its files there.
     let temporary = work.join(format!("tmp.{worker}"));
     let _ = fs::remove_dir_all(&temporary);
     fs::create_dir_all(&temporary)?;
@@ -175,7 +175,7 @@ fn run(
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("TMPDIR", &temporary)
         .env(variable, value)
-        // How a test fails is not kept.
+        // The tests' output is not kept.
         .env("RUST_BACKTRACE", "0")
         .env("PROPTEST_MAX_SHRINK_ITERS", "0")
         .stdin(Stdio::null())

@@ -50,7 +50,7 @@ impl Rng {
     }
 }
 
-/// A number that follows from another and looks like no relative of it.
+/// A number that follows from another number and looks unrelated.
 #[inline]
 pub fn mix(number: u64) -> u64 {
     let z = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

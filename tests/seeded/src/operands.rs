@@ -1,4 +1,4 @@
-//! Operands of arithmetic: uniform patterns would hardly ever meet a special case, so most are built to meet one.
+//! Operands of arithmetic. Uniform patterns hardly ever hit a special case, so most operands are built to hit one.
 
 use crate::Rng;
 

@@ -1,7 +1,6 @@
-//! Every difference from the real processor that is allowed, each with its reason and the manual's words on
-//! it. The list is complete: anything else is a failure. What belongs to the operating system and not to the
-//! instruction (IF, IOPL and RF, reserved bytes of FXSAVE images, the P bit that Linux sets in error codes of
-//! kernel addresses) is not compared at all: see `compare.rs`.
+//! Every allowed difference from the real processor, with its reason and the manual's words. The list is complete: anything
+//! else is a failure. `compare.rs` leaves out what belongs to the operating system and not to the instruction: IF, IOPL and
+//! RF, reserved bytes of FXSAVE images, and the P bit that Linux sets in error codes of kernel addresses.
 //!
 //! "SDM" is Intel's Software Developer's Manual, "APM" AMD's Architecture Programmer's Manual.
 
@@ -16,7 +15,7 @@ use crate::state::{FxImage, Outcome};
 /// How often each allowance was used, by [`Rule::name`].
 pub type Uses = BTreeMap<String, u64>;
 
-/// What a rule gives up.
+/// The part of the outcome that a rule does not compare.
 enum Scope {
     /// RFLAGS bits.
     Flags(u64),
@@ -46,8 +45,8 @@ const ARITHMETIC: u64 = 0x8d5;
 const RULES: &[Rule] = &[
     Rule {
         name: "flags at a page fault inside REP CMPS and REP SCAS",
-        // Restoring them would need state that outlives a stop between two iterations; a handler that returns
-        // to the instruction cannot notice, since neither instruction reads the flags.
+        // A restore would need state that outlives a stop between two iterations. A handler that returns to the instruction
+        // cannot notice, because neither instruction reads the flags.
         manual: "SDM vol. 2, REP: \"EFLAGS is restored to the state prior to the execution of the instruction\"",
         applies: |case, pair| {
             let instruction = &case.instruction;
@@ -128,7 +127,7 @@ fn in_the_hole(pair: &Pair<'_>) -> bool {
     page_fault.vector == 14 && general(other.vector) && (HOLE - 16..HOLE).contains(&page_fault.address)
 }
 
-/// Makes `soft` equal to the processor's result wherever a rule allows them to differ.
+/// Makes `soft` equal to the processor's result wherever a rule allows a difference.
 pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, uses: &mut Uses) {
     for rule in RULES.iter().filter(|rule| (rule.applies)(case, pair)) {
         let before = soft.clone();
@@ -149,10 +148,10 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, uses: &mut Uses) 
     }
 }
 
-/// Takes over ST(0) and ST(1) where they are within `ulps` units in the last place, and C1.
+/// Copies ST(0) and ST(1) if they are within `ulps` units in the last place, and C1.
 pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     const C1: u16 = 1 << 9;
-    // The flag, and the two bits that say that it is unmasked.
+    // The flag, and the two bits of an unmasked exception.
     const UNDERFLOW: u16 = 1 << 4 | 1 << 7 | 1 << 15;
     const OVERFLOW: u16 = 1 << 3 | 1 << 7 | 1 << 15;
     // An error below the last place decides whether the smallest normal result counts as tiny, and the largest as too large.
@@ -161,7 +160,7 @@ pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     let largest = exponents.iter().any(|&exponent| exponent >= 0x7ffe);
     let limits = if smallest { UNDERFLOW } else { 0 } | if largest { OVERFLOW } else { 0 };
     if (soft.status() ^ native.status()) & limits != 0 {
-        // What is unmasked changes these as well (SDM vol. 1, 8.1.8 and 8.1.9).
+        // Unmasked exceptions change these, too (SDM vol. 1, 8.1.8 and 8.1.9).
         soft.set_opcode(native.opcode());
         soft.set_data_pointer(native.data_pointer());
     }
@@ -183,7 +182,7 @@ fn place(fx: &FxImage, n: usize, scale: i128) -> i128 {
     (exponent << 63) | i128::from(fx.mantissa(n) << 1 >> 1)
 }
 
-/// Takes over pointers whose low 48 bits are the same.
+/// Copies pointers whose low 48 bits are the same.
 fn take_pointer_tops(native: &FxImage, soft: &mut FxImage) {
     let canonical = |pointer: u64| (pointer << 16) as i64 >> 16;
     if canonical(native.instruction_pointer()) as u64 == soft.instruction_pointer() {
@@ -194,7 +193,7 @@ fn take_pointer_tops(native: &FxImage, soft: &mut FxImage) {
     }
 }
 
-/// Takes over single-precision lanes that are close enough.
+/// Copies single-precision lanes that are close enough.
 fn take_approximations(native: &FxImage, soft: &mut FxImage) {
     const TOLERANCE: f64 = 2.0 * 1.5 / 4096.0;
     for n in 0..16 {

@@ -21,7 +21,7 @@ const MAX_LENGTH: usize = 15;
 /// A test case.
 #[derive(Clone)]
 pub struct Case {
-    /// What the decoder makes of [`Case::bytes`].
+    /// [`Case::bytes`], decoded.
     pub instruction: Instruction,
     /// The instruction.
     pub bytes: [u8; MAX_LENGTH],
@@ -100,7 +100,7 @@ impl<'a> Generator<'a> {
         adjust(rng, case, &steering);
         let stack = &mut case.registers.gpr[4];
         if (CODE..CODE + CODE_BYTES).contains(stack) {
-            // The jumps out of the slots there are not the same bytes on both sides.
+            // The two sides have different jumps out of the slots there.
             *stack = DATA + PAGE;
         }
     }
@@ -186,8 +186,8 @@ pub fn spell(rng: &mut Rng, form: &Form) -> [u8; 24] {
     bytes
 }
 
-/// Decodes the bytes at the case's address, gives immediates and displacements useful values, and takes the
-/// result if it still is an offered instruction. `code` may change when prefixes were added.
+/// Decodes the bytes at the case's address, and gives immediates and displacements useful values. Takes the result if it is
+/// still an offered instruction. `code` may change when prefixes were added.
 fn place(rng: &mut Rng, case: &mut Case, bytes: &[u8; 24], code: Code, fs_base: u64) -> bool {
     case.bytes.copy_from_slice(&bytes[..MAX_LENGTH]);
     let rip = case.registers.rip;
@@ -219,8 +219,7 @@ fn place(rng: &mut Rng, case: &mut Case, bytes: &[u8; 24], code: Code, fs_base: 
     !own_memory && !is_odd_movbe(case) && !aims_itself(&case.instruction) && offered(&case.instruction)
 }
 
-/// Whether a bit test's register both addresses memory and says how far from there to look: that cannot be
-/// aimed.
+/// Whether a bit test's register is both the address and the bit offset. Such an operand cannot be aimed.
 fn aims_itself(instruction: &Instruction) -> bool {
     use Mnemonic::*;
     let full = |register: Register| register.full_register();
@@ -232,8 +231,8 @@ fn aims_itself(instruction: &Instruction) -> bool {
             .any(|&register| full(register) == full(instruction.op1_register()))
 }
 
-/// With REX.W and a redundant 66 prefix, Intel's processors make two accesses of a 64-bit MOVBE, and let the
-/// last segment prefix win even if it is one that 64-bit mode ignores. No compiler writes that.
+/// With REX.W and a redundant 66 prefix, Intel's processors split a 64-bit MOVBE into two accesses. They also use the last
+/// segment prefix, even one that 64-bit mode ignores. No compiler writes that.
 fn is_odd_movbe(case: &Case) -> bool {
     let (instruction, prefixes) = (&case.instruction, &case.bytes[..6]);
     instruction.mnemonic() == Mnemonic::Movbe
@@ -267,8 +266,8 @@ fn immediate(rng: &mut Rng) -> u64 {
     }
 }
 
-/// Where a memory operand is to lie: mostly inside the data, aligned as instructions like it; sometimes
-/// across a page, on the read-only or the unmapped page, or nowhere at all.
+/// The place of a memory operand. Most lie inside the data, aligned for the instruction. Some cross a page, or lie on the
+/// read-only page, on the unmapped page or nowhere.
 fn target(rng: &mut Rng, instruction: &Instruction, bytes: u64) -> u64 {
     let room = if bytes > 64 { bytes } else { 64 };
     let inside = DATA + room + rng.below(DATA_BYTES - 2 * room);
@@ -395,7 +394,7 @@ fn write_operand(rng: &mut Rng, case: &mut Case, target: u64) {
     case.writes.push(write);
 }
 
-/// What single instructions need to do something worth comparing.
+/// Special values that single instructions need for an interesting result.
 fn adjust(rng: &mut Rng, case: &mut Case, steering: &Steering) {
     use Mnemonic::*;
     let instruction = case.instruction;
@@ -485,7 +484,7 @@ fn adjust_bit_offset(rng: &mut Rng, case: &mut Case, steering: &Steering) {
         return;
     };
     if steering.fixed[register] {
-        // It is part of the address too: what it points at then must not be mapped.
+        // The offset is part of the address, too. The resulting address must not be mapped.
         case.registers.gpr[register] |= 1 << 62;
     } else {
         let offset = (rng.bits() as i64 >> 51) as u64;
@@ -516,7 +515,7 @@ fn make_equal(case: &mut Case) {
     patch_memory(case, 0, &bytes);
 }
 
-/// Overwrites part of what the first memory operand is given.
+/// Overwrites part of the first memory operand's contents.
 fn patch_memory(case: &mut Case, at: usize, bytes: &[u8]) {
     if let Some(write) = case.writes.first_mut() {
         let end = (at + bytes.len()).min(write.length);

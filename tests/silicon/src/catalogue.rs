@@ -1,5 +1,5 @@
-//! All encodings that the CPU model offers to user-mode code, by what the decoder calls a `Code`: found by
-//! decoding every combination of mandatory prefix, REX.W or VEX fields, opcode map, opcode and ModRM byte.
+//! All encodings that the CPU model offers to user-mode code, by the decoder's `Code`. To find them, it decodes every
+//! combination of mandatory prefix, REX.W or VEX fields, opcode map, opcode and ModRM byte.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// The bytes up to the opcode, or to the ModRM byte where that selects the instruction.
+    /// The bytes up to the opcode, or up to the ModRM byte if the ModRM byte selects the instruction.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.length)]
     }
@@ -45,7 +45,7 @@ impl Catalogue {
         })
     }
 
-    /// Decodes everything and keeps what [`offered`] takes and `wanted` wants.
+    /// Decodes everything and keeps the instructions that pass [`offered`] and `wanted`.
     pub fn collect(wanted: impl Fn(Code) -> bool) -> Catalogue {
         let mut found = BTreeMap::<u16, Vec<Form>>::new();
         for head in legacy_heads().chain(vex_heads()) {
@@ -81,7 +81,8 @@ fn legacy_heads() -> impl Iterator<Item = Form> {
     })
 }
 
-/// Whether a byte in an opcode's place is a prefix or leads to another map: that would be another spelling.
+/// Whether a byte in an opcode's place is a prefix or leads to another map. Other prefixes and maps have forms of their
+/// own.
 fn is_prefix(map: &[u8], opcode: u8) -> bool {
     match map {
         [] => {
@@ -136,8 +137,8 @@ fn first_code(head: &Form, next: u8) -> Option<Code> {
     offered(&instruction).then(|| instruction.code())
 }
 
-/// Whether an instruction is one that the CPU model offers in user mode and that can be compared: nothing
-/// privileged, nothing that asks the operating system, the time or chance, no segment registers.
+/// Whether the CPU model offers an instruction in user mode, and its result can be compared. Not privileged instructions,
+/// system calls, reads of time or randomness, or segment registers.
 pub fn offered(instruction: &Instruction) -> bool {
     !instruction.is_invalid()
         && !instruction.is_privileged()
@@ -203,7 +204,7 @@ fn comparable(instruction: &Instruction) -> bool {
     !loads_segment && !asks_the_system(instruction.mnemonic())
 }
 
-/// Instructions whose result is the operating system's business.
+/// Instructions whose result depends on the operating system.
 fn asks_the_system(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(

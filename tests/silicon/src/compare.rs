@@ -1,4 +1,4 @@
-//! Compares two outcomes and says in words what differs.
+//! Compares two outcomes and describes the differences.
 
 use crate::allowed::{self, Uses};
 use crate::case::Case;
@@ -28,7 +28,8 @@ pub struct Pair<'a> {
 
 /// What happened in one case.
 pub enum Verdict {
-    /// Equal, or different only in ways that [`allowed`] lists, or [`open`] where only what is defined is compared.
+    /// Equal, apart from differences in [`allowed`]. If only defined results are compared, also apart from differences in
+    /// [`open`].
     Equal,
     /// The software CPU does not know the instruction.
     NotOffered,
@@ -58,17 +59,17 @@ pub fn compare(case: &Case, pair: &Pair<'_>, compared: Compared, uses: &mut Uses
     if lines.is_empty() { Verdict::Equal } else { Verdict::Different(lines) }
 }
 
-/// Takes over from the processor what is not part of the comparison.
+/// Copies from the processor everything that is not compared.
 fn mask_uncompared(native: &Outcome, soft: &mut Outcome) {
     if let (Some(native), Some(soft)) = (native.fault, &mut soft.fault) {
-        // Linux reports page faults on kernel addresses as protection faults, whatever they are; and the
-        // guest's own kernel lies where this process has nothing.
+        // Linux reports all page faults on kernel addresses as protection faults. The guest's own kernel lies at addresses
+        // where this process has nothing.
         let guest_kernel = (KERNEL..KERNEL + 0x20_0000).contains(&soft.address);
         if soft.vector == 14 && (soft.address >= USER_END || guest_kernel) {
             soft.code = soft.code & !1 | native.code & 1;
         }
     }
-    // On whose landing pad it came down, the processor does not tell: a branch's target can be another case's by chance.
+    // The processor does not say which case's landing pad it reached. A branch can reach another case's pad by chance.
     let [to, from] = [soft.registers.rip, native.registers.rip].map(pad_at);
     if to.is_some() && to == from {
         soft.registers.rip = native.registers.rip;

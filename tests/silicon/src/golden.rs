@@ -1,9 +1,9 @@
-//! Golden vectors: what one of Intel's processors did in some 100,000 cases, kept in the tree and replayed on every host. So
-//! what the manuals leave open, where other vendors' processors cannot tell what is right, is compared there too.
+//! Golden vectors: the results of some 100,000 cases on one of Intel's processors, kept in the tree and replayed on every
+//! host. So results that the manuals leave open are compared on other vendors' processors, too.
 //!
-//! Cases follow from the seed as they do in a comparison with the processor. Stored are their results in full, as the bytes
-//! that changed, and a checksum of the cases themselves: where the generator or the decoder's list of instructions changes,
-//! the vectors are of no use any more and must be recorded again, on an Intel processor. The file is postcard in Zstandard.
+//! Cases follow from the seed as they do in a comparison with the processor. The file stores their full results, as the
+//! changed bytes, and a checksum of the cases. If the generator or the decoder's list of instructions changes, the vectors
+//! must be recorded again on an Intel processor. The file is postcard in Zstandard.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ pub struct Batch {
     bytes: Vec<u8>,
 }
 
-/// What a case changed.
+/// The changes that a case made.
 #[derive(Serialize, Deserialize)]
 struct Changes {
     fault: Option<Fault>,
@@ -109,7 +109,7 @@ impl Golden {
         self.seed
     }
 
-    /// The instructions of a part. Fails where the cases that they make are not those that were recorded.
+    /// The instructions of a part. Fails if their cases differ from the recorded cases.
     pub fn catalogue(&self, part: usize) -> io::Result<Catalogue> {
         let part = &self.parts[part];
         let catalogue = Catalogue::of(&part.only);
@@ -148,7 +148,7 @@ fn checksum(generator: &mut Generator<'_>, batch: u64) -> u32 {
     hasher.finalize()
 }
 
-/// Records what another reference does.
+/// Records the results of another reference.
 pub struct Recorder<R> {
     reference: R,
     batches: Vec<Batch>,
@@ -160,7 +160,7 @@ impl<R: Reference> Recorder<R> {
         Recorder { reference, batches: Vec::new() }
     }
 
-    /// What was recorded, and what it was recorded of.
+    /// The recorded batches, and the reference.
     pub fn finish(self) -> (Vec<Batch>, R) {
         (self.batches, self.reference)
     }
@@ -239,7 +239,7 @@ impl Reference for Results<'_> {
     }
 }
 
-/// What the registers would be afterwards if the instruction did nothing.
+/// The registers afterwards if the instruction did nothing.
 fn expected(case: &Case) -> Registers {
     let mut registers = case.registers.clone();
     registers.rip += case.code().len() as u64;

@@ -1,12 +1,12 @@
-//! Where everything lies in the address space that both sides share: code and data have the same addresses on
-//! the processor and in the software CPU's guest. All of it is below 2 GiB, so that every addressing form
-//! (absolute, RIP-relative, 32-bit) can reach it.
+//! The layout of the address space that both sides share. Code and data have the same addresses on the processor and in the
+//! software CPU's guest. All addresses are below 2 GiB, so every addressing form (absolute, RIP-relative, 32-bit) can reach
+//! them.
 
 /// Page size.
 pub const PAGE: u64 = 0x1000;
 /// First byte of the code area.
 pub const CODE: u64 = 0x1000_0000;
-/// Distance of two cases' code: not a power of two, so that instructions cross lines and pages.
+/// Distance between the code of two cases. It is no power of two, so instructions cross lines and pages.
 pub const CODE_STRIDE: u64 = 61;
 /// Cases per batch: the code area holds one each.
 pub const BATCH: u64 = 4096;
@@ -38,7 +38,7 @@ pub fn slot(number: u64) -> u64 {
     CODE + number * CODE_STRIDE
 }
 
-/// Which landing pad is at an address, in whatever slot: where it lies in that.
+/// The offset of the landing pad at an address within its slot, in any slot.
 pub fn pad_at(address: u64) -> Option<u64> {
     let offset = address.checked_sub(CODE).filter(|offset| offset / CODE_STRIDE < BATCH)? % CODE_STRIDE;
     matches!(offset, PAD_BACK | PAD_AHEAD).then_some(offset)

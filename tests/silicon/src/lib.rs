@@ -1,5 +1,5 @@
-//! Compares the software CPU with the processor it runs on: random user-mode instructions from random
-//! registers and memory, executed on both, everything visible compared.
+//! Compares the software CPU with the processor it runs on. Both execute random user-mode instructions from random
+//! registers and memory. Everything visible is compared.
 //!
 //! [`catalogue`] knows which encodings there are, [`case`] makes random cases of them, [`native`] and
 //! [`soft`] execute one each, [`compare`] and [`allowed`] judge. A run is repeated by its seed; one case by
@@ -68,7 +68,7 @@ pub struct Options {
 pub enum Vendor {
     /// This host's: in full if it is Intel's, else in what the manuals define.
     OfThisHost,
-    /// One that does everything that the manuals leave open otherwise: this host's, [`Disturbed`].
+    /// This host's, with every open result changed: [`Disturbed`].
     Other,
 }
 
@@ -178,8 +178,8 @@ fn compare_with(
     Ok(runner.report)
 }
 
-/// Records golden vectors on this processor and says what the software CPU made of them. The caller must have one thread
-/// only, since this forks.
+/// Records golden vectors on this processor, and compares the software CPU with them. The caller must have one thread only,
+/// since this forks.
 pub fn record() -> io::Result<(Golden, Summary)> {
     if !open::is_intel() {
         return Err(io::Error::other("golden vectors are recorded on an Intel processor"));
@@ -227,7 +227,7 @@ pub struct Which {
     pub case: Option<u64>,
 }
 
-/// Compares the software CPU with golden vectors and shows so many differences of each mnemonic in full.
+/// Compares the software CPU with golden vectors, and shows a number of differences of each mnemonic in full.
 pub fn replay(golden: &Golden, which: Which, show: u64) -> io::Result<Report> {
     let mut report = Report::default();
     for part in (0..golden.parts.len()).filter(|part| which.part.is_none_or(|only| only == *part)) {
@@ -237,7 +237,7 @@ pub fn replay(golden: &Golden, which: Which, show: u64) -> io::Result<Report> {
     Ok(report)
 }
 
-/// Compares the software CPU with one part of golden vectors, or with what a wrapper makes of the results.
+/// Compares the software CPU with one part of the golden vectors, or with a wrapper of its results.
 pub fn replay_part(
     golden: &Golden,
     which: Which,

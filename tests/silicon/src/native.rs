@@ -1,5 +1,5 @@
-//! Executes one instruction on the real processor, in this process: loads every register, jumps to the
-//! instruction, and gets control back either through the jump behind it or through a signal handler.
+//! Executes one instruction on the real processor, in this process. It loads every register and jumps to the instruction.
+//! It gets control back through the jump behind the instruction or through a signal handler.
 //!
 //! All of the crate's `unsafe` is here and in [`crate::process`]. A stray store by a tested instruction can
 //! in principle damage this process, so callers fork first.
@@ -13,8 +13,8 @@ use std::mem::offset_of;
 use crate::layout::{CODE, CODE_BYTES, DATA, DATA_BYTES, PAGE};
 use crate::state::{Fault, FxImage, Outcome, Registers};
 
-/// What the trampoline, the signal handler and [`Native`] share. Instruction and handler run on the thread
-/// that called, so nothing here is concurrent.
+/// The data that the trampoline, the signal handler and [`Native`] share. Instruction and handler run on the thread that
+/// called, so nothing here is concurrent.
 #[repr(C)]
 struct Context {
     input: Registers,
@@ -78,7 +78,7 @@ global_asm!(
     ".globl silicon_ahead",
     ".globl silicon_back",
     ".globl silicon_leave",
-    // A function without arguments: keeps what the C calling convention wants kept.
+    // A function without arguments. It keeps the registers that the C calling convention preserves.
     "silicon_enter:",
     "push rbx",
     "push rbp",
@@ -142,8 +142,8 @@ unsafe extern "C" {
     fn silicon_leave();
 }
 
-/// Where the jump stubs lie, behind the cases' slots: a slot reaches them with a 5-byte jump, and they jump
-/// on to the trampoline, which may be anywhere.
+/// The address of the jump stubs, behind the cases' slots. A slot reaches them with a 5-byte jump. They jump to the
+/// trampoline, which may be anywhere.
 const STUBS: u64 = CODE + CODE_BYTES;
 const STUB_BYTES: u64 = 16;
 
@@ -229,9 +229,9 @@ impl Native {
     /// Executes the instruction at `input.rip`, `length` bytes long, in the slot at `slot`.
     pub fn run(&mut self, input: &Registers, length: u64, slot: u64, outcome: &mut Outcome) {
         let context = CONTEXT.0.get();
-        // SAFETY: `Native` is the context's one user. The trampoline keeps the registers that the calling
-        // convention wants kept and comes back through `silicon_leave` whatever the instruction does, short
-        // of damaging this process, which is what callers fork for.
+        // SAFETY: `Native` is the context's one user. The trampoline keeps the registers that the calling convention
+        // preserves, and always comes back through `silicon_leave`. Only an instruction that damages this process prevents
+        // that, and callers fork for this reason.
         let context = unsafe {
             (*context).input.clone_from(input);
             (*context).faulted = 0;
@@ -285,8 +285,8 @@ fn fs_base() -> io::Result<u64> {
 
 fn take_signals() -> io::Result<()> {
     const STACK_BYTES: usize = 1 << 18;
-    // SAFETY: the alternate stack is leaked, so it lives as long as the process; the handler has the
-    // signature that SA_SIGINFO demands and only copies memory.
+    // SAFETY: the alternate stack is leaked, so it lives as long as the process. The handler has the signature that
+    // SA_SIGINFO demands, and only copies memory.
     unsafe {
         let stack = libc::stack_t {
             ss_sp: Box::leak(vec![0_u8; STACK_BYTES].into_boxed_slice()).as_mut_ptr().cast(),
@@ -307,7 +307,7 @@ fn take_signals() -> io::Result<()> {
 /// `gregs` numbers of RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI; R8 to R15 are 0 to 7.
 const GREGS: [usize; 8] = [13, 14, 12, 11, 15, 10, 9, 8];
 
-/// Saves what the instruction left and makes the interrupted thread go on at `silicon_leave`.
+/// Saves the instruction's results, and makes the interrupted thread go on at `silicon_leave`.
 extern "C" fn on_signal(signal: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid `ucontext_t`, whose `fpregs` points to an XSAVE image that begins
     // with an FXSAVE image. The interrupted code is the tested instruction, so no other code uses `CONTEXT`

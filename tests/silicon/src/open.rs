@@ -1,6 +1,6 @@
-//! What the manuals leave open and vendors fill in differently: undefined flags and results, x87 pointers, encodings that
-//! one vendor reads otherwise. The CPU follows Intel's processors there, so only theirs can be compared in full; on others
-//! this is left out of the comparison with the processor, and the golden vectors ([`crate::golden`]) have it instead.
+//! Results that the manuals leave open and vendors fill in differently: undefined flags and results, x87 pointers,
+//! encodings that one vendor reads otherwise. The CPU follows Intel's processors there, so only these can be compared in
+//! full. On other processors the comparison leaves open results out, and the golden vectors ([`crate::golden`]) cover them.
 //!
 //! "SDM" is Intel's Software Developer's Manual, "APM" AMD's Architecture Programmer's Manual.
 
@@ -15,20 +15,20 @@ use crate::state::{FxImage, Outcome};
 /// How much of an outcome is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compared {
-    /// All of it: the reference is an Intel processor, or was when it was recorded.
+    /// Everything. The reference is an Intel processor, or a recording of one.
     Everything,
-    /// What the manuals define.
+    /// Only results that the manuals define.
     Defined,
 }
 
 impl Compared {
-    /// What can be compared with the processor that this runs on.
+    /// The part that can be compared with this host's processor.
     pub fn here() -> Compared {
         if is_intel() { Compared::Everything } else { Compared::Defined }
     }
 }
 
-/// Whether this runs on one of Intel's processors.
+/// Whether the host has one of Intel's processors.
 pub fn is_intel() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);
     [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
@@ -104,7 +104,7 @@ fn conditions(case: &Case) -> u16 {
     BITS.iter().filter(|(theirs, _)| undefined & theirs != 0).fold(0, |all, (_, ours)| all | ours)
 }
 
-/// The general register whose contents are undefined: of BSF and BSR without a bit that is set, of 16-bit BSWAP.
+/// The general register whose contents are undefined, after BSF and BSR of zero and after 16-bit BSWAP.
 fn register(case: &Case, native: &Outcome) -> Option<usize> {
     use Mnemonic::*;
     let open = match case.instruction.mnemonic() {
@@ -115,7 +115,7 @@ fn register(case: &Case, native: &Outcome) -> Option<usize> {
     open.then(|| case.instruction.op_register(0).full_register().number())
 }
 
-/// Whether vendors take these bytes for different instructions. Such a case is not even tried. AMD's processors
+/// Whether vendors decode these bytes as different instructions. Such a case is not tried. AMD's processors
 ///
 /// - heed an operand-size prefix of near branches (SDM vol. 2 and APM vol. 3, Jcc, JMP, CALL, RET);
 /// - let REP and REPNE choose whether LOOPE or LOOPNE is executed (APM vol. 3, 1.2.6, has no such use of the prefixes);
@@ -138,7 +138,7 @@ pub fn decoded_otherwise(case: &Case) -> bool {
     otherwise || theirs != ours || theirs.code() != ours.code() || near && prefixes.contains(&0x66)
 }
 
-/// A case that is left open as a whole.
+/// A case whose whole result is open.
 struct Whole {
     name: &'static str,
     #[allow(dead_code, reason = "for the reader")]
@@ -290,7 +290,7 @@ fn faulted(pair: &Pair<'_>) -> bool {
     pair.native.fault.is_some() || pair.soft.fault.is_some()
 }
 
-/// DPPS or DPPD, whose result has NaNs wherever the two differ.
+/// DPPS or DPPD, if the result has NaNs wherever the two sides differ.
 fn only_nans_differ(case: &Case, pair: &Pair<'_>) -> bool {
     let lane_bits = match case.instruction.mnemonic() {
         Mnemonic::Dpps => 32,
@@ -327,7 +327,7 @@ fn is_decimal(case: &Case) -> bool {
     digits.is_some_and(|bytes| bytes.iter().all(|byte| byte >> 4 < 10 && byte & 15 < 10))
 }
 
-/// Why the whole case is left open, if it is.
+/// The reason why the whole case is open, if it is.
 pub fn whole(case: &Case, pair: &Pair<'_>) -> Option<&'static str> {
     WHOLE.iter().find(|rule| (rule.applies)(case, pair)).map(|rule| rule.name)
 }
@@ -350,9 +350,9 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, soft_data: &mut [
     }
 }
 
-/// The registers whose upper halves a repeated string instruction with 32-bit addresses leaves open: of an instruction that
-/// does nothing, since ECX is 0 or its first iteration faults, the manuals do not say whether it writes ECX, ESI and EDI,
-/// which clears these.
+/// The registers whose upper halves a repeated string instruction with 32-bit addresses leaves open. The instruction does
+/// nothing if ECX is 0 or its first iteration faults. The manuals do not say whether it then writes ECX, ESI and EDI, which
+/// clears the upper halves.
 fn upper_halves(case: &Case, pair: &Pair<'_>) -> &'static [usize] {
     const RCX_RSI_RDI: &[usize] = &[1, 6, 7];
     let instruction = &case.instruction;
@@ -399,8 +399,8 @@ fn data(case: &Case) -> Vec<std::ops::Range<usize>> {
     ranges.into_iter().map(|range| start + range.start..start + range.end).collect()
 }
 
-/// Flips everything in an outcome that is left open but for results within a tolerance: a processor of another vendor, as
-/// far from ours as the manuals permit.
+/// Flips all open parts of an outcome, except results within a tolerance. The outcome is then a processor of another
+/// vendor, as far from ours as the manuals permit.
 pub fn disturb(case: &Case, outcome: &mut Outcome, data_bytes: &mut [u8]) {
     outcome.registers.rflags ^= flags(case);
     let fx = &mut outcome.registers.fx;

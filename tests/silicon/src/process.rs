@@ -1,5 +1,4 @@
-//! Child processes that do the work, so that a tested instruction that damages its process harms only a
-//! child.
+//! Child processes do the work. So an instruction that damages its process harms only a child.
 #![allow(unsafe_code, reason = "fork, pipe and shared memory have no safe interface")]
 
 use std::fs::File;
@@ -41,7 +40,7 @@ impl Progress {
 pub struct Child {
     pid: libc::pid_t,
     output: File,
-    /// How far it is.
+    /// Its progress.
     pub progress: &'static Progress,
 }
 
@@ -49,7 +48,7 @@ pub struct Child {
 pub enum Ended {
     /// It handed over its result.
     Result(Vec<u8>),
-    /// It died, in words.
+    /// It died: a description.
     Died(String),
 }
 

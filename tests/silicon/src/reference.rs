@@ -1,4 +1,4 @@
-//! The side that is right: the processor that this runs on, or what one did when it was recorded.
+//! The reference: this host's processor, or recorded results of one.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use crate::layout::{BATCH, DATA, PAD_AHEAD, PAD_BACK, slot};
 use crate::native::{Exit, Native};
 use crate::state::Outcome;
 
-/// Tells what each case does. Batches come in any order, the cases of a batch in theirs.
+/// Gives the result of each case. Batches come in any order, the cases of a batch in theirs.
 pub trait Reference {
     /// Base address of FS in all cases.
     fn fs_base(&self) -> u64;
@@ -15,15 +15,15 @@ pub trait Reference {
     fn seal_read_only(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// A batch begins.
     fn start_batch(&mut self, batch: u64) -> io::Result<()>;
-    /// Executes a case. `data` is the writable data, the case's own bytes in place, and becomes what it is afterwards.
+    /// Executes a case. `data` is the writable data with the case's own bytes, and is updated in place.
     fn run(&mut self, case: &Case, outcome: &mut Outcome, data: &mut [u8]) -> io::Result<()>;
-    /// A case is left out.
+    /// Skips a case.
     fn skip(&mut self, _case: &Case) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// Another vendor's processor, as far from ours as the manuals permit: flips all that [`open`](crate::open) leaves open.
+/// Another vendor's processor, as far from ours as the manuals permit. Flips everything that [`open`](crate::open) lists.
 pub struct Disturbed<R>(pub R);
 
 impl<R: Reference> Reference for Disturbed<R> {

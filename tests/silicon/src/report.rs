@@ -37,9 +37,9 @@ pub fn family(instruction: &Instruction) -> &'static str {
 pub struct Row {
     /// Executions compared.
     pub executions: u64,
-    /// Of them, those that raised an exception on the processor.
+    /// Executions that raised an exception on the processor.
     pub exceptions: u64,
-    /// Of them, those that differed.
+    /// Executions that differed on the two sides.
     pub differences: u64,
 }
 
@@ -54,8 +54,7 @@ pub struct Report {
     pub not_offered: BTreeMap<String, u64>,
     /// Allowances used.
     pub allowed: Uses,
-    /// Different instruction encodings (`Code` values) executed: known only after merging is not needed, so
-    /// this is the catalogue's number.
+    /// Different instruction encodings (`Code` values). This is the catalogue's number, not a count of executed ones.
     pub codes: u64,
 }
 

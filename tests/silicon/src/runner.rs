@@ -15,9 +15,9 @@ use crate::state::{Outcome, Registers};
 /// Both sides and everything between them.
 pub struct Runner<'a, R> {
     generator: Generator<'a>,
-    /// The side that is right.
+    /// The reference.
     pub reference: R,
-    /// The CPU as interpreter and as translator.
+    /// The software CPU as interpreter and as translator.
     tiers: [Soft; 2],
     compared: Compared,
     batch_data: Vec<u8>,
@@ -28,7 +28,7 @@ pub struct Runner<'a, R> {
     case: Case,
     /// Counts so far.
     pub report: Report,
-    /// How to repeat a case, for what is printed about it.
+    /// How to print a case so that it can be repeated.
     repeat: String,
     /// Differences of one mnemonic that are printed in full.
     shown_each: u64,
@@ -36,7 +36,7 @@ pub struct Runner<'a, R> {
 
 /// How differences are shown.
 pub struct Showing {
-    /// The command that repeats a case, but for batch and case.
+    /// The command that repeats a case, without batch and case.
     pub repeat: String,
     /// Differences of one mnemonic that are printed in full.
     pub each: u64,
@@ -123,7 +123,7 @@ impl<'a, R: Reference> Runner<'a, R> {
     }
 
     fn run_tier(&mut self, tier: usize) {
-        // A fault somewhere else is the fetch from where a branch went.
+        // A fault at another address is the fetch from a branch's target.
         let fault_elsewhere = self.native_outcome.registers.rip != self.case.registers.rip;
         let fetch = self.native_outcome.fault.is_some() && fault_elsewhere;
         let soft = &mut self.tiers[tier];
@@ -138,7 +138,7 @@ impl<'a, R: Reference> Runner<'a, R> {
             native_data: &self.native_data,
             soft_data: &self.soft_data,
         };
-        // What is allowed counts once too.
+        // Allowances count once, too.
         let mut not_counted = Default::default();
         let allowed = if tier == 0 { &mut self.report.allowed } else { &mut not_counted };
         let verdict = compare(&self.case, &pair, self.compared, allowed);

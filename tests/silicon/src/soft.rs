@@ -1,5 +1,5 @@
-//! The software CPU's side: a guest whose user half looks like [`crate::native`]'s process, at the same
-//! addresses, and a kernel half of one interrupt table that tells which exception came.
+//! The software CPU's side: a guest whose user half looks like the process of [`crate::native`], at the same addresses. The
+//! kernel half is an interrupt table that shows which exception came.
 
 use cpu::{Counts, Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
@@ -21,8 +21,8 @@ const DATA_RAM: u64 = 0x10_0000;
 const CODE_RAM: u64 = 0x20_0000;
 const RAM_BYTES: u64 = 0x40_0000;
 
-/// Linear address of RAM offset 0 for the kernel half: the guest's own descriptor tables and handlers, out of
-/// its user code's reach.
+/// Linear address of RAM offset 0 for the kernel half. The guest's descriptor tables and handlers are there, out of its
+/// user code's reach.
 pub const KERNEL: u64 = 0x3000_0000;
 const KERNEL_CS: u16 = 0x10;
 const HANDLER_BYTES: u64 = 16;
@@ -41,7 +41,7 @@ pub struct Soft {
     cpu: Cpu,
     template: CpuState,
     tables: u64,
-    /// Steps beyond those of the instruction: translated code runs whole blocks.
+    /// Extra steps behind the instruction, because translated code runs whole blocks.
     more_steps: u64,
 }
 
@@ -89,7 +89,7 @@ impl Soft {
                 handler & 0xffff | u64::from(KERNEL_CS) << 16 | rights << 40 | (handler >> 16 & 0xffff) << 48;
             self.cpu.ram().store_u64(IDT + vector * 16, low);
             self.cpu.ram().store_u64(IDT + vector * 16 + 8, handler >> 32);
-            // A jump to itself: steps that are left over may pass here.
+            // A jump to itself, which absorbs the remaining steps.
             self.cpu.ram().store_u16(HANDLERS + vector * HANDLER_BYTES, 0xfeeb);
         }
         self.cpu.ram().store_u64(GDT + u64::from(KERNEL_CS), 0x00af_9b00_0000_ffff);

@@ -1,4 +1,4 @@
-//! What goes into an instruction and what comes out of it, in one form for both sides.
+//! The input and the result of an instruction, in one form for both sides.
 
 use serde::{Deserialize, Serialize};
 
@@ -61,8 +61,8 @@ impl FxImage {
     pub fn xmm(&self, n: usize) -> u128 {
         u128::from_le_bytes(self.part(Self::XMM + 16 * n))
     }
-    /// Takes over from another image what instructions do not decide: reserved bytes, MXCSR_MASK, the upper parts of the x87
-    /// slots, and the bytes left to software.
+    /// Copies from another image the parts that instructions do not set: reserved bytes, MXCSR_MASK, the upper parts of the
+    /// x87 slots, and the software bytes.
     pub fn take_uncompared(&mut self, from: &FxImage) {
         let (to, from) = (&mut self.0, &from.0);
         to[5] = from[5];
@@ -147,10 +147,10 @@ pub struct Fault {
     pub address: u64,
 }
 
-/// What an instruction did.
+/// An instruction's result.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// Registers afterwards; at an exception, those it was reported with.
+    /// Registers afterwards, or the registers that an exception reported.
     pub registers: Registers,
     /// The exception it ended in.
     pub fault: Option<Fault>,

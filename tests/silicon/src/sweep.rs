@@ -63,7 +63,7 @@ impl fmt::Display for End {
     }
 }
 
-/// An encoding, and what became of it on both sides.
+/// An encoding, and its result on both sides.
 struct Tried {
     instruction: Instruction,
     bytes: Vec<u8>,
@@ -113,7 +113,7 @@ fn is_left_out(instruction: &Instruction, bytes: &[u8]) -> Option<&'static str> 
     }
 }
 
-/// What the sweep found.
+/// The results of the sweep.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Swept {
     /// Encodings executed on both sides.
@@ -124,7 +124,7 @@ pub struct Swept {
     pub left_out: BTreeMap<String, u64>,
     /// Differences that are explained, by reason and mnemonic.
     pub explained: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Differences that are not, by what differs and an example.
+    /// Unexplained differences, by kind, with an example.
     pub differences: BTreeMap<String, (u64, String)>,
 }
 

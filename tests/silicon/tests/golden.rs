@@ -1,5 +1,5 @@
-//! The CPU against what an Intel processor did in the golden vectors, on any host; and that they and the comparison see what
-//! they must.
+//! Compares the CPU with an Intel processor's golden vectors, on any host. Also tests that the vectors and the comparison
+//! notice errors.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +11,7 @@ use silicon::reference::{Disturbed, Reference};
 use silicon::state::{Outcome, Registers};
 use silicon::{Which, replay, replay_part};
 
-/// The part of instructions that leave something undefined.
+/// The part with instructions that leave something undefined.
 const UNDEFINED: Which = Which { part: Some(0), batch: None, case: None };
 /// One batch of each part.
 const SAMPLES: [Which; 2] =
@@ -33,7 +33,7 @@ fn the_cpu_does_what_an_intel_processor_did() {
     assert!(report.executions() >= 100_000);
 }
 
-/// Changes what a reference says.
+/// Changes a reference's results.
 struct Changed<R, F>(R, F);
 
 impl<R: Reference, F: FnMut(&Case, &mut Outcome)> Reference for Changed<R, F> {
@@ -134,7 +134,7 @@ fn vectors_of_other_cases_are_refused() {
     assert!(error.to_string().contains("record these again"), "{error}");
 }
 
-/// The flags that [`open`] takes from the decoder's tables, and what it adds.
+/// The flags that [`open`] takes from the decoder's tables, and its additions.
 #[test]
 fn undefined_flags_are_the_manuals() {
     const ALL: u64 = 0x8d5;

@@ -1,5 +1,5 @@
-//! Short comparisons with the real processor: in full if it is Intel's, else in what the manuals define; and the second as on
-//! any host of another vendor. Without the test harness: forking wants a single thread.
+//! Short comparisons with the real processor. The first is in full on Intel's processors, else of defined results. The
+//! second runs as on a host of another vendor. Without the test harness, because forking needs a single thread.
 
 use silicon::open::Compared;
 use silicon::{Options, Vendor};

@@ -1,4 +1,5 @@
-//! Which encodings are undefined, here and on this processor. Without the test harness: forking wants a single thread.
+//! Which encodings are undefined, here and on this processor. Without the test harness, because forking needs a single
+//! thread.
 
 fn main() {
     if let Some(reason) = silicon::unsupported() {

@@ -1,9 +1,8 @@
-//! How a test says that it, or a part of it, cannot run on this machine: `return skip::test("there is no
-//! gdb")`.
+//! Reports that a test, or a part of a test, cannot run on this machine: `return skip::test("there is no gdb")`.
 //!
-//! Cargo hides what a test prints that passes, so a skipped test looks like one that ran. A line written here
-//! is seen nevertheless, and noted in the file that `TTVM_SKIPS` names: `scripts/test` counts and repeats
-//! these at its end. Where `TTVM_NO_SKIPS` is set to anything, a test that would be skipped fails instead.
+//! Cargo hides the output of passing tests, so a skipped test looks like one that ran. A line written here is still
+//! visible. It also goes into the file that `TTVM_SKIPS` names, and `scripts/test` counts and repeats these lines at its
+//! end. If `TTVM_NO_SKIPS` is set to anything, a test that would be skipped fails instead.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +17,7 @@ const NOTES: &str = "TTVM_SKIPS";
 /// Turns skips into failures.
 const FORBIDDEN: &str = "TTVM_NO_SKIPS";
 
-/// Says why the test that runs on this thread does not, or which part of it does not.
+/// Reports why this thread's test does not run, or which part does not run.
 ///
 /// # Panics
 ///
@@ -50,7 +49,7 @@ fn name() -> String {
     }
 }
 
-/// The name of the running program, without the hash that Cargo puts behind it.
+/// The name of the running program, without Cargo's hash at its end.
 fn program() -> Option<String> {
     let stem = std::env::current_exe().ok()?.file_stem()?.to_string_lossy().into_owned();
     Some(stem.rsplit_once('-').map_or(stem.clone(), |(name, _)| name.to_string()))

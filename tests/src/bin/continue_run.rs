@@ -1,6 +1,5 @@
-//! continue_run CONFIG SAVED UNTIL OUTPUT: what "a new process" is in the restore tests. Reads a machine's
-//! description and a saved machine, continues to an instruction count, and saves the machine and its console
-//! output below OUTPUT.
+//! continue_run CONFIG SAVED UNTIL OUTPUT: the new process of the restore tests. It reads a machine's description and a
+//! saved machine, and continues to an instruction count. Then it saves the machine and its console output below OUTPUT.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Records a Debian guest at work on networks, replays it, compares captures, and prints a table: the long form of the
-//! tests of networks. `scripts/endurance-network` calls this.
+//! The long form of the network tests. Records a Debian guest at work on networks, replays the recording, compares
+//! captures, and prints a table. `scripts/endurance-network` calls this.
 //!
 //! Usage: network_endurance FOLDER SECONDS RATE REQUESTS user|tap... ; recordings and captures stay in the folder.
 
@@ -43,7 +43,7 @@ fn main() {
     }
 }
 
-/// One line of the table. Where something is wrong this fails with a sentence.
+/// One line of the table. Fails with a sentence if something is wrong.
 fn one_network(network: &str, directory: &Path, amounts: &Amounts) {
     let mut wire = if network == "tap" { Wire::tap(directory) } else { Wire::user(directory, &[SSH, WEB]) };
     let done = record_work(directory, &wire, amounts);
@@ -86,7 +86,7 @@ fn print_row(
     );
 }
 
-/// The first place where two captures say different things.
+/// The first difference between two captures.
 fn difference(guest: &Payloads, host: &Payloads) -> String {
     let places = guest.keys().chain(host.keys());
     let place = places.into_iter().find(|&place| guest.get(place) != host.get(place));

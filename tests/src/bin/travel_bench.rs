@@ -1,5 +1,5 @@
-//! Measures travelling in a recording, and prints a table: what restoring, stepping and searching cost. A
-//! benchmark, not a test: `scripts/bench-travel` makes the recording and calls this.
+//! Measures time travel in a recording, and prints a table with the cost of restores, steps and searches. A benchmark, not
+//! a test. `scripts/bench-travel` makes the recording and calls this.
 //!
 //! Usage: travel_bench RECORDING [NAME=CONDITION]... ; conditions as in `ttvm search`.
 
@@ -19,7 +19,7 @@ fn cpu_seconds() -> f64 {
     seconds(usage.user_time()) + seconds(usage.system_time())
 }
 
-/// CPU and wall seconds of something.
+/// CPU and wall-clock seconds.
 fn timed<R>(what: impl FnOnce() -> R) -> (R, f64, f64) {
     let (cpu, wall) = (cpu_seconds(), Instant::now());
     let result = what();

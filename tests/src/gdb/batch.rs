@@ -1,4 +1,4 @@
-//! gdb in batch mode, on a timeline that is served to it.
+//! gdb in batch mode, with a timeline served to it.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use gdb_server::GdbTarget;
 use history::timeline::Timeline;
 
-/// gdb without a user's settings, which ends after its commands.
+/// gdb without a user's settings. It ends after its commands.
 pub fn gdb() -> Command {
     let mut gdb = Command::new("gdb");
     gdb.args(["--quiet", "--nx", "--batch", "-ex", "set architecture i386:x86-64"]);
@@ -15,14 +15,14 @@ pub fn gdb() -> Command {
     gdb
 }
 
-/// Has gdb attach at `socket`, and then obey.
+/// Makes gdb attach at `socket`, and then execute its commands.
 pub fn attach<S: AsRef<str>>(gdb: &mut Command, socket: &Path, commands: &[S]) {
     gdb.args(["-ex", &format!("target remote {}", socket.display())]);
     gdb.args(commands.iter().flat_map(|command| ["-ex", command.as_ref()]));
 }
 
-/// Serves a timeline to one client, the command that `client` makes for a socket in `directory`; what that
-/// prints, errors last.
+/// Serves a timeline to one client: the command that `client` makes for a socket in `directory`. Returns the client's
+/// output, errors last.
 pub fn serve(timeline: &mut Timeline, directory: &Path, client: impl FnOnce(&Path) -> Command) -> String {
     let socket = directory.join("gdb.socket");
     let listener = gdb::Listener::bind(&format!("unix:{}", socket.display())).expect("a socket");
@@ -42,12 +42,12 @@ pub fn leave(socket: &Path) {
     drop(UnixStream::connect(socket));
 }
 
-/// What a command printed, errors last.
+/// A command's output, errors last.
 pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// How often gdb said that there is no more history in this direction. gdb 13 and gdb 18 have different words for it.
+/// How often gdb said that history ends in this direction. gdb 13 and gdb 18 use different words.
 pub fn ends_of_history(said: &str) -> usize {
     let words = ["No more reverse-execution history", "Reached end of recorded history; stopping"];
     words.iter().map(|words| said.matches(words).count()).sum()

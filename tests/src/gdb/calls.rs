@@ -1,8 +1,8 @@
-//! Calls of functions in a traced window: which activation of which function runs at each step, where it
-//! began and where it returned to. Only the guest's kernel is looked at, by its own list of symbols.
+//! Function calls in a traced window: which activation of which function runs at each step, where it began and where it
+//! returned. Only for the guest's kernel, by the kernel's own list of symbols.
 //!
-//! A stack of activations is kept by the stack pointer. Where control takes another way (interrupts,
-//! exceptions, switches of stacks) nothing is known until the next call.
+//! The stack pointer orders a stack of activations. If control takes another way (interrupts, exceptions, stack switches),
+//! nothing is known until the next call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,11 +36,11 @@ pub struct Function {
     pub name: String,
     /// The address after its last byte.
     pub end: u64,
-    /// Bytes between the stack pointer at its instructions and that at its entry.
+    /// Bytes between the stack pointer at each instruction and the stack pointer at the function's entry.
     pub depths: BTreeMap<u64, u64>,
-    /// Instructions that were reached otherwise than from the one before.
+    /// Instructions that were reached in another way than from the previous one.
     pub leaders: BTreeSet<u64>,
-    /// It was always called, and always had the same depth at the same instruction.
+    /// The function was always called, and each instruction always had the same stack depth.
     pub regular: bool,
 }
 
@@ -58,11 +58,11 @@ pub struct Calls {
 /// How control goes from one instruction to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// On, or a jump.
+    /// To the next instruction, or a jump.
     On,
     Call,
     Return,
-    /// None of them: the stack is another one, or an event came in between.
+    /// Another way: a different stack, or an event in between.
     Elsewhere,
 }
 
@@ -105,7 +105,7 @@ impl Calls {
         self.interrupt(&stack);
     }
 
-    /// Keeps the stack of activations.
+    /// Updates the stack of activations.
     fn follow(
         &mut self,
         way: Way,
@@ -142,7 +142,7 @@ impl Calls {
             },
             (Way::On, to) if from == to => {}
             (Way::On, to) => {
-                // A jump to another function: neither is one that always is called and returns.
+                // A jump to another function: the source does not return here, and the target is not called.
                 for function in [from, to].into_iter().flatten() {
                     self.functions.get_mut(&function).expect("it was just found").regular = false;
                 }

@@ -1,10 +1,8 @@
-//! Made-up source lines for functions of the guest's kernel, so that gdb has something to step through: some
-//! instructions of a function are one line each time they run, and where the frames are is said for each of
-//! them. What gdb is given is assembled and linked from a text by the host's tools; there are no bytes of
-//! code in it.
+//! Made-up source lines for functions of the guest's kernel, for gdb's line steps. A line is a run of a function's
+//! instructions. The debug information also describes the frame at each instruction. The host's tools assemble and link a
+//! text for gdb. It contains no code bytes.
 //!
-//! A line begins wherever control comes to from elsewhere, so that it is always entered at its beginning, and
-//! ends with each call.
+//! A line begins at every target of a jump, so control always enters a line at its beginning. A line ends with each call.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,7 +12,7 @@ use std::process::Command;
 use super::calls::Calls;
 use super::trace::Trace;
 
-/// Instructions that one line has at most.
+/// The most instructions of one line.
 const LINE_LENGTH: usize = 4;
 
 /// Where lines begin.
@@ -33,7 +31,7 @@ impl Lines {
         let mut lines = Lines { functions: BTreeMap::new(), visits: BTreeMap::new() };
         for (number, (&start, function)) in regular.enumerate() {
             if number % 3 == 2 {
-                // gdb steps over the functions that it has no lines for: there must be some.
+                // gdb steps over functions without lines, so some functions must have none.
                 continue;
             }
             let mut starts = Vec::new();
@@ -67,7 +65,7 @@ impl Lines {
         self.functions.contains_key(&function)
     }
 
-    /// The number of functions that have.
+    /// The number of functions with lines.
     pub fn functions(&self) -> usize {
         self.functions.len()
     }
@@ -113,7 +111,7 @@ impl Lines {
                     // Numbers need not be unique: lines of different functions are never compared.
                     let _ = writeln!(text, ".loc 1 {}", (start & 0xfff) * 16 + line as u64 + 1);
                 }
-                // An instruction, since only those have lines.
+                // An instruction, because only instructions have lines.
                 let _ = writeln!(text, ".cfi_def_cfa_offset {}\nnop", depth + 8);
             }
             let _ = writeln!(text, ".org {size:#x}\n.cfi_endproc\n.Lend{start:x}:");

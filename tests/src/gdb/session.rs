@@ -1,4 +1,4 @@
-//! A script for gdb, what gdb must answer, and a server that it runs against.
+//! A script for gdb, the expected answers, and a server for gdb.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use recording::Recording;
 use super::batch;
 use crate::guests::repository;
 
-/// Runs a list of commands in gdb, whatever errors there are.
+/// Runs a list of commands in gdb, and continues after errors.
 const DRIVER: &str = "tests/src/gdb/in_gdb.py";
 
-/// A script, and what gdb must say to some of its commands.
+/// A script, and gdb's expected answers to some of its commands.
 #[derive(Default)]
 pub struct GdbScript {
     commands: Vec<String>,
@@ -25,7 +25,7 @@ pub struct GdbScript {
     expected: Vec<(usize, String)>,
 }
 
-/// What gdb printed.
+/// gdb's output.
 pub struct Transcript(String);
 
 impl GdbScript {
@@ -34,7 +34,7 @@ impl GdbScript {
         self.commands.push(command.into());
     }
 
-    /// Adds a command and a text that gdb must answer.
+    /// Adds a command and a text that the answer must contain.
     pub fn ask(&mut self, command: impl Into<String>, answer: impl Into<String>) {
         self.expected.push((self.commands.len(), answer.into()));
         self.command(command);
@@ -88,7 +88,7 @@ impl GdbScript {
         Transcript(output)
     }
 
-    /// Compares gdb's answers with what is expected; all that differ are shown.
+    /// Compares gdb's answers with the expected ones, and shows all differences.
     pub fn check(&self, transcript: &Transcript) {
         let answers = transcript.answers();
         assert_eq!(answers.len(), self.commands.len() + 1, "gdb ended early:\n{}", transcript.0);
@@ -108,7 +108,7 @@ impl GdbScript {
     }
 }
 
-/// An answer without the names behind its addresses: whether the server says them depends on what was asked before.
+/// An answer without the names behind its addresses. The server gives these names only after some earlier questions.
 fn without_names(answer: &str) -> String {
     let lines = answer.lines().map(|line| line.split(" <").next().unwrap_or(line));
     lines.collect::<Vec<_>>().join("\n")

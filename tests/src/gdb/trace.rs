@@ -1,5 +1,5 @@
-//! Windows of a recording, single-stepped along a straight replay: where every step leads to, what watched
-//! variables hold, and what a run that a debugger changed does. Goes neither back nor by way of checkpoints.
+//! Windows of a recording, single-stepped along a straight replay. They show where every step leads, the values of watched
+//! variables, and the runs that a debugger changed. The replay never goes back and uses no checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -32,16 +32,16 @@ pub struct Place {
     pub top: u64,
     /// Retired conditional branches.
     pub branches: u64,
-    /// What the watched variables hold.
+    /// The values of the watched variables.
     pub values: [u64; WATCHED],
-    /// Whether the step from here accesses the watched variable in the way that it is watched.
+    /// Whether the step from here makes a watched kind of access to the variable.
     pub accesses: [bool; WATCHED],
 }
 
 /// Variables that are watched in one window.
 pub const WATCHED: usize = 5;
 
-/// A variable, and which accesses are noted.
+/// A variable, and the kinds of accesses that are noted.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
     /// Its linear address.
@@ -78,24 +78,24 @@ pub struct Window {
     pub start: usize,
     /// The machine at every step count from there on.
     pub places: Vec<Place>,
-    /// What was watched.
+    /// The watched variables.
     pub variables: [Variable; WATCHED],
-    /// Runs that left history, by the step count where they did.
+    /// Runs that left history, by the step count of the change.
     pub forks: BTreeMap<usize, Fork>,
 }
 
-/// A change by a debugger and what came of it.
+/// A change by a debugger, and the run after it.
 pub struct Fork {
-    /// What the debugger put into RAX.
+    /// The debugger's value for RAX.
     pub rax: u64,
-    /// Where it wrote 8 bytes, and which.
+    /// The address of the 8 written bytes, and the bytes.
     pub wrote: (u64, u64),
     /// The machine at every step count from the change on.
     pub places: Vec<Place>,
 }
 
 impl Window {
-    /// The last step count of which there is a place.
+    /// The last step count with a place.
     pub fn end(&self) -> usize {
         self.start + self.places.len() - 1
     }
@@ -111,7 +111,7 @@ impl Window {
     }
 }
 
-/// What a reference is wanted of.
+/// The parts of a recording that need a reference.
 pub struct Wanted<'a> {
     /// Windows: where they begin and their lengths, in order and apart from one another.
     pub windows: &'a [(usize, usize)],
@@ -119,13 +119,13 @@ pub struct Wanted<'a> {
     pub variables: &'a dyn Fn(&Machine<Instructions>) -> [Variable; WATCHED],
     /// Step counts at which runs leave history, each within a window.
     pub forks: &'a [usize],
-    /// Linear addresses; where they are reached is found along the whole recording.
+    /// Linear addresses. The replay finds all step counts at which they are reached.
     pub rare: &'a [u64],
 }
 
 /// See the module.
 pub struct Trace {
-    /// As they were wanted.
+    /// The windows as they were asked for.
     pub windows: Vec<Window>,
     /// Step counts at which the rare addresses are reached.
     pub rare: BTreeMap<u64, Vec<usize>>,
@@ -135,9 +135,9 @@ pub struct Trace {
     pub end: usize,
 }
 
-/// Steps of a run that left history.
+/// Steps of each run that left history.
 const FORK_STEPS: usize = 300;
-/// What a debugger puts into RAX where a run leaves history.
+/// The debugger's value for RAX where a run leaves history.
 const FORK_RAX: u64 = 0x5eed;
 
 impl Trace {
@@ -229,7 +229,7 @@ impl Trace {
         Window { start, places, variables, forks: BTreeMap::new() }
     }
 
-    /// Changes RAX and the word below the stack, and goes on with nothing from outside.
+    /// Changes RAX and the word below the stack, and continues without input from outside.
     fn fork(&self, machine: &mut Machine<Instructions>, from: &Snapshot) -> Fork {
         machine.restore(&from.state, &from.maps).unwrap_or_else(|error| panic!("{error}"));
         let mut state: CpuState = machine.cpu().state();
@@ -249,18 +249,18 @@ impl Trace {
     }
 }
 
-/// What a machine can be put back to.
+/// A state to which a machine can go back.
 struct Snapshot {
     state: MachineState,
     maps: checkpoint::Maps,
 }
 
-/// The step count where the machine stands, as an index.
+/// The machine's step count, as an index.
 fn here(machine: &Machine<Instructions>) -> usize {
     machine.moment().count.number() as usize
 }
 
-/// Executes one step; the address of the watched variable that it accessed.
+/// Executes one step. Returns the address of the accessed watched variable.
 fn step(
     machine: &mut Machine<Instructions>,
     to: usize,

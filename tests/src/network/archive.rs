@@ -1,4 +1,4 @@
-//! A package archive of one package, as apt wants it, served over HTTP.
+//! A package archive for apt with one package, served over HTTP.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -9,9 +9,9 @@ use crate::random::Random;
 
 /// The package's name.
 pub(super) const PACKAGE: &str = "ttvm-bulk";
-/// The file that it brings.
+/// The file in the package.
 pub(super) const INSTALLED: &str = "/usr/share/ttvm-bulk";
-/// How large that is.
+/// The file's size.
 pub const BULK_BYTES: usize = 1 << 20;
 
 /// See the module.
@@ -41,13 +41,13 @@ impl Archive {
         archive
     }
 
-    /// What the package's file has.
+    /// The contents of the package's file.
     pub fn bulk(&self) -> Vec<u8> {
         let mut random = Random::new(1);
         (0..BULK_BYTES / 8).flat_map(|_| random.next_u64().to_le_bytes()).collect()
     }
 
-    /// Serves it from here on, at this address of the host; gives the port.
+    /// Starts to serve the archive at this address of the host. Returns the port.
     pub fn serve(&self, host: Ipv4Addr) -> u16 {
         let listener = TcpListener::bind((host, 0)).expect("a port is free");
         let port = listener.local_addr().expect("it is bound").port();
@@ -55,7 +55,7 @@ impl Archive {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let folder = folder.clone();
-                // Who hangs up early has lost interest.
+                // A client may hang up early.
                 std::thread::spawn(move || drop(answer(&folder, stream)));
             }
         });
@@ -83,7 +83,7 @@ fn answer(folder: &Path, stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// What a command that must succeed prints.
+/// The output of a command that must succeed.
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

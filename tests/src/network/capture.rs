@@ -1,4 +1,4 @@
-//! What a capture file says about TCP, as tshark reads it: the payload of each connection's two directions, put together.
+//! The TCP payload in a capture file, as tshark reads it: both directions of each connection, reassembled.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -10,17 +10,17 @@ use twox_hash::XxHash3_128;
 const FIELDS: [&str; 7] =
     ["ip.src", "tcp.srcport", "ip.dst", "tcp.dstport", "tcp.stream", "tcp.seq", "tcp.payload"];
 
-/// One direction: how many bytes, and their hash.
+/// One direction: the number of bytes, and their hash.
 type Payload = (u64, u128);
 
-/// From where to where: what went over the connections between these places, one after the other.
+/// By source and destination: the payload of their connections, one after the other.
 pub type Payloads = BTreeMap<String, Vec<Payload>>;
 
-/// Reads a capture file. Fails where a direction lacks bytes in the middle.
+/// Reads a capture file. Fails if a direction lacks bytes in the middle.
 pub fn payloads(capture: &Path) -> Payloads {
     let mut tshark = Command::new("tshark");
     tshark.arg("-n").arg("-r").arg(capture).args(["-o", "tcp.desegment_tcp_streams:FALSE"]);
-    // What lies in TCP is no matter here.
+    // The protocols inside TCP do not matter here.
     tshark.args(["--disable-protocol", "http", "--disable-protocol", "ssh"]);
     tshark.args(["-Y", "ip && tcp.len > 0", "-T", "fields"]);
     FIELDS.iter().for_each(|field| _ = tshark.args(["-e", field]));
@@ -31,7 +31,7 @@ pub fn payloads(capture: &Path) -> Payloads {
     found
 }
 
-/// Puts segments together, each a line of tab-separated [`FIELDS`].
+/// Reassembles segments, each a line of tab-separated [`FIELDS`].
 fn assembled(lines: impl Iterator<Item = String>) -> Payloads {
     let mut directions: BTreeMap<(String, u64), Direction> = BTreeMap::new();
     for line in lines {
@@ -53,11 +53,11 @@ fn assembled(lines: impl Iterator<Item = String>) -> Payloads {
     payloads
 }
 
-/// Segments of one direction, as they come.
+/// Segments of one direction, in order of arrival.
 struct Direction {
     bytes: u64,
     hash: XxHash3_128,
-    /// Segments that came before others that they follow.
+    /// Segments that arrived too early.
     early: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -69,7 +69,7 @@ impl Default for Direction {
 
 impl Direction {
     fn add(&mut self, at: u64, segment: Vec<u8>) {
-        // Of two that begin at one place the longer one says all that the other does.
+        // If two segments begin at one place, the longer one has all bytes of the other.
         let known = self.early.entry(at).or_default();
         if segment.len() > known.len() {
             *known = segment;

@@ -1,8 +1,8 @@
-//! A Debian guest at work on a network, recorded: it installs a package from the host, shows itself to ssh, serves pages and
-//! echoes a stream of TCP. Beside the recording there is the host's own capture of the same frames.
+//! Records a Debian guest at work on a network. The guest installs a package from the host, answers ssh, serves pages and
+//! echoes a TCP stream. Meanwhile the host captures the same frames.
 //!
-//! Unlike the rest of the harness this is about the outside, so it looks at the host's clock: to pace the stream, and to
-//! say how long things took.
+//! Unlike the rest of the harness, this module tests the outside. So it reads the host's clock, to pace the stream and to
+//! measure durations.
 
 mod archive;
 mod capture;
@@ -20,16 +20,16 @@ pub use recorder::{RecordedGuest, export, recording, verify, verify_on};
 pub use stream::{Echoed, Stream};
 pub use wire::{INTERFACE, TAP_HOST, Wire, in_own_network, ip, passt_process, why_no_tap};
 
-/// The port of the guest that ssh asks.
+/// The guest's port for ssh.
 pub const SSH: u16 = 22;
 /// The port of the guest's web server.
 pub const WEB: u16 = 80;
 
-/// How much of everything.
+/// The amount of each kind of work.
 pub struct Amounts {
     /// Requests to the web server.
     pub requests: u32,
-    /// Whether a connection serves many of them.
+    /// Whether a connection serves many requests.
     pub keep_alive: bool,
     /// Seconds that the stream takes.
     pub stream_seconds: u64,
@@ -37,17 +37,17 @@ pub struct Amounts {
     pub stream_rate: u64,
 }
 
-/// What came of it; that all of it was right goes without saying.
+/// The results of a run in which everything was right.
 pub struct Done {
     /// From power-on to power-off.
     pub elapsed: Duration,
-    /// What the requests took.
+    /// The time of the requests.
     pub requests: Duration,
-    /// The stream that came back.
+    /// The echoed stream.
     pub echoed: Echoed,
 }
 
-/// Records the guest into `directory`/R.ttvm while it does all of it over this wire.
+/// Records the guest into `directory`/R.ttvm while it does all this work over this wire.
 pub fn record_work(directory: &Path, wire: &Wire, amounts: &Amounts) -> Done {
     let archive = Archive::new(directory);
     let stream = Stream::listen(wire.host, amounts.stream_seconds, amounts.stream_rate);
@@ -65,7 +65,7 @@ pub fn record_work(directory: &Path, wire: &Wire, amounts: &Amounts) -> Done {
     Done { elapsed: began.elapsed(), requests, echoed }
 }
 
-/// What the guest does. The host is where its gateway is.
+/// The guest's job. The host has the gateway's address.
 fn job(archive: u16, stream: u16) -> String {
     let installed = archive::INSTALLED;
     let package = archive::PACKAGE;
@@ -98,7 +98,7 @@ fn ssh(wire: &Wire, command: &str) -> Vec<u8> {
     output.stdout
 }
 
-/// How long ab takes for its requests, of which none may fail.
+/// How long ab takes for its requests. None may fail.
 fn ask_web_server(wire: &Wire, amounts: &Amounts) -> Duration {
     let began = Instant::now();
     let mut ab = Command::new("ab");

@@ -1,4 +1,4 @@
-//! `ttvm record` of a guest with a network, and what is done with the recording.
+//! `ttvm record` of a guest with a network, and the work with the recording.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -40,7 +40,7 @@ impl RecordedGuest {
         RecordedGuest { process, console, shown: String::new() }
     }
 
-    /// Reads the console until a line has this text; gives the line.
+    /// Reads the console until a line has this text. Returns the line.
     pub fn wait_for(&mut self, text: &str) -> String {
         loop {
             let mut line = Vec::new();
@@ -58,7 +58,7 @@ impl RecordedGuest {
         }
     }
 
-    /// The most memory that the recorder ever had, in bytes.
+    /// The recorder's peak memory, in bytes.
     pub fn peak_bytes(&self) -> u64 {
         let status = format!("/proc/{}/status", self.process.id());
         let status = std::fs::read_to_string(status).expect("the recorder runs");
@@ -66,7 +66,8 @@ impl RecordedGuest {
         peak.and_then(|kibibytes| kibibytes.parse::<u64>().ok()).expect("Linux says it") << 10
     }
 
-    /// Waits for the end, which must be a power-off after success of the job; gives the console, and what the recorder said.
+    /// Waits for the end, which must be a power-off after the job succeeded. Returns the console and the recorder's
+    /// messages.
     pub fn finish(mut self) -> (String, String) {
         let mut rest = Vec::new();
         self.console.read_to_end(&mut rest).expect("the console can be read");
@@ -78,7 +79,7 @@ impl RecordedGuest {
     }
 }
 
-/// Where the recording is.
+/// The recording's path.
 pub fn recording(directory: &Path) -> PathBuf {
     directory.join("R.ttvm")
 }
@@ -97,7 +98,7 @@ pub fn verify_on(directory: &Path, engine: &str) {
     assert!(output.status.success() && said.contains("replayed to the end"), "{said}");
 }
 
-/// Writes the capture file; gives its path, and what was said.
+/// Writes the capture file. Returns its path and the messages.
 pub fn export(directory: &Path) -> (PathBuf, String) {
     let capture = directory.join("R.pcapng");
     let mut command = Command::new(ttvm());

@@ -1,4 +1,4 @@
-//! A paced stream of TCP to the guest, which sends every byte back.
+//! A paced TCP stream to the guest, which sends every byte back.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -9,14 +9,14 @@ use crate::random::Random;
 /// Parts of a second in which the stream is sent.
 const PARTS: u64 = 10;
 
-/// One that a guest has not connected to yet.
+/// A stream before the guest has connected.
 pub struct Stream {
     listener: TcpListener,
     parts: u64,
     part_bytes: usize,
 }
 
-/// One that came back, byte for byte.
+/// A stream that came back, byte for byte.
 pub struct Echoed {
     /// Bytes each way.
     pub bytes: u64,
@@ -31,12 +31,12 @@ impl Stream {
         Stream { listener, parts: seconds * PARTS, part_bytes: (rate / PARTS) as usize }
     }
 
-    /// Where the guest is to connect.
+    /// The address for the guest's connection.
     pub fn port(&self) -> u16 {
         self.listener.local_addr().expect("it is bound").port()
     }
 
-    /// Sends it to the guest, and compares what comes back.
+    /// Sends the stream to the guest, and compares the echo.
     pub fn run(self) -> Echoed {
         let (connection, _) = self.listener.accept().expect("the guest connects");
         let began = Instant::now();

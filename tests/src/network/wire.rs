@@ -1,4 +1,4 @@
-//! What connects the guest to the host, and the host's own capture of it.
+//! The connection between guest and host, and the host's own capture of its frames.
 
 use std::fs::Permissions;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 
 use crate::guests::BUSYBOX_PROGRAM;
 
-/// The TAP interface. It is in a network of its own, so that its name is free.
+/// The TAP interface. It is in its own network namespace, so its name is free.
 pub const INTERFACE: &str = "ttvm0";
 /// The host's address there.
 pub const TAP_HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -24,11 +24,11 @@ const TAP_GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 pub struct Wire {
     /// For `--net`.
     pub option: String,
-    /// Where ttvm is to look for programs.
+    /// The folders in which ttvm looks for programs.
     pub path: String,
     /// The host's address, at which servers for the guest listen.
     pub host: Ipv4Addr,
-    /// Pairs of a port of the guest, and the place where the host reaches it; without an entry, it is the port itself.
+    /// Pairs of a guest's port and its address on the host. A port without an entry has the same number on the host.
     forwards: Vec<(u16, SocketAddrV4)>,
     capture: PathBuf,
     address_server: Option<Child>,
@@ -36,13 +36,13 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// passt, which writes the capture itself, and leads to these ports of the guest.
+    /// passt, which writes the capture itself, and forwards to these ports of the guest.
     pub fn user(directory: &Path, ports: &[u16]) -> Wire {
         let (capture, process) = (directory.join("passt.pcap"), passt_process(directory));
         let path = std::env::var("PATH").unwrap_or_default();
         let (capture_name, process_name) = (capture.display(), process.display());
         let run = format!("PATH='{path}'\nexec passt --pcap '{capture_name}' --pid '{process_name}' \"$@\"");
-        // Where this is root, passt is not any more when it writes these.
+        // If the test is root, passt has given up root when it writes these files.
         std::fs::set_permissions(directory, Permissions::from_mode(0o777)).expect("the folder is ours");
         let mut wire = Wire::to(directory, &run);
         wire.capture = capture;
@@ -53,7 +53,7 @@ impl Wire {
         wire
     }
 
-    /// What this script does in place of passt.
+    /// A wire with this script in place of passt.
     pub fn to(directory: &Path, script: &str) -> Wire {
         let program = directory.join("passt");
         std::fs::write(&program, format!("#!/bin/bash\n{script}\n")).expect("there is room for a script");
@@ -70,8 +70,8 @@ impl Wire {
         }
     }
 
-    /// A TAP interface, for which the caller must be in a network of its own. It is up, gives the guest its address by DHCP,
-    /// and dumpcap captures there.
+    /// A TAP interface. The caller must be in its own network namespace. The interface is up, a server there gives the
+    /// guest its address by DHCP, and dumpcap captures the frames.
     pub fn tap(directory: &Path) -> Wire {
         let capture = directory.join("tap.pcapng");
         ip(&format!("tuntap add {INTERFACE} mode tap"));
@@ -119,14 +119,15 @@ pub fn passt_process(directory: &Path) -> PathBuf {
     directory.join("passt.pid")
 }
 
-/// Runs something in a network of its own, which ends with it; not at all if this process may not make one.
+/// Runs a function in its own network namespace, which ends with the function. Does nothing if this process may not make
+/// namespaces.
 pub fn in_own_network<R: Send>(run: impl FnOnce() -> R + Send) -> Option<R> {
-    // Only this thread, and what it starts, changes over.
+    // Only this thread and its children change to the namespace.
     let in_thread = || unshare(CloneFlags::CLONE_NEWNET).is_ok().then(run);
     std::thread::scope(|scope| scope.spawn(in_thread).join().unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
-/// Why there can be no TAP interface here, in a sentence.
+/// A sentence that says why there can be no TAP interface here.
 pub fn why_no_tap() -> Option<String> {
     let tried = in_own_network(|| {
         let added = Command::new("ip").args(["tuntap", "add", INTERFACE, "mode", "tap"]).output();
@@ -163,7 +164,7 @@ fn serve_addresses(directory: &Path) -> Child {
         .and_then(|()| std::fs::write(&settings, text))
         .expect("there is room for settings");
     let mut server = Command::new(BUSYBOX_PROGRAM.path());
-    // It asks whether the address is taken, and waits so many milliseconds for an answer.
+    // The server asks whether the address is taken, and waits this many milliseconds for an answer.
     server.args(["udhcpd", "-f", "-a", "100"]).arg(settings);
     server
         .stdin(Stdio::null())
@@ -178,7 +179,7 @@ fn begin_capture(capture: &Path) -> Child {
     dumpcap.args(["-q", "-B", "64", "-i", INTERFACE, "-w"]).arg(capture);
     let silent = dumpcap.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut process = silent.spawn().expect("dumpcap can be run");
-    // It writes the file's head when it listens.
+    // dumpcap writes the file's head when it listens.
     while std::fs::metadata(capture).map_or(true, |file| file.len() == 0) {
         let ended = process.try_wait().expect("dumpcap is ours");
         assert!(ended.is_none(), "dumpcap does not capture on {INTERFACE}: {ended:?}");

@@ -1,6 +1,5 @@
-//! Kernel modules with a bug each: recorded until the kernel panics, and then gdb walks backwards from the
-//! panic to the cause, by the script that a person would use. What it finds is compared with markers such as
-//! `/* [1] */` in the modules' sources.
+//! Kernel modules with a bug each. A run is recorded until the kernel panics. Then gdb walks backwards from the panic to
+//! the cause, by a person's script. The finds are compared with markers such as `/* [1] */` in the modules' sources.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,7 +14,7 @@ use tests::record::{open, record};
 use tests::run::last_lines;
 use tests::terminal::Terminal;
 
-/// A bug, and the places that gdb must come to, in this order.
+/// A bug, and the places that gdb must reach, in this order.
 struct Bug {
     name: &'static str,
     source: &'static str,
@@ -104,13 +103,13 @@ impl Bug {
     }
 }
 
-/// The guest's parameters that a panic be reported early, and which bug it is.
+/// The guest's parameters: the panic is reported early, and this is the bug.
 fn parameters(name: &str) -> String {
     let common = std::fs::read_to_string(repository().join("guest-images/bugs/cmdline"));
     format!("{} bug={name}", common.expect("the parameters for all bugs").trim())
 }
 
-/// Records until the panic's report is complete, and keeps what the console showed.
+/// Records until the panic's report is complete, and keeps the console's text.
 fn record_panic(name: &str, directory: &Path) {
     let mut options = linux_options(&CLOUD_ELF, &BUGS, &parameters(name), 128);
     let disk = directory.join("disk.img");
@@ -139,7 +138,7 @@ fn record_panic_with_device(name: &str, directory: &Path) {
     assert!(unpacked.is_ok_and(|status| status.success()), "{said}");
 }
 
-/// Runs the walk's script while the recording is served; its output.
+/// Runs the walk's script while the recording is served. Returns its output.
 fn walk_back(name: &str, directory: &Path) -> String {
     let mut timeline =
         Timeline::open(&open(&directory.join("bug.ttvm"))).unwrap_or_else(|error| panic!("{error}"));
@@ -151,7 +150,7 @@ fn walk_back(name: &str, directory: &Path) -> String {
     })
 }
 
-/// Types the walk's commands into a gdb in a terminal; what that showed.
+/// Types the walk's commands into a gdb in a terminal. Returns the shown text.
 fn type_walk(name: &str, directory: &Path) -> Vec<String> {
     let bugs = repository().join("guest-images/bugs");
     let mut introduction = Command::new(bugs.join("walk"));
@@ -182,7 +181,8 @@ fn type_walk(name: &str, directory: &Path) -> Vec<String> {
     terminal.lines()
 }
 
-/// Where gdb came to: its lines of frames and instructions, without arguments, whose text depends on the terminal's letters.
+/// The places that gdb reached: its lines of frames and instructions. Arguments are left out, because their text depends on
+/// the terminal's letters.
 fn places<'text>(lines: impl Iterator<Item = &'text str>) -> Vec<String> {
     let of_place = lines.filter(|line| line.starts_with("#0 ") || line.starts_with("=> "));
     let place = |line: &str| {

@@ -1,9 +1,7 @@
-//! Two runs of one guest are one run, and so is a run that is saved, restored elsewhere and continued at
-//! random instructions.
+//! Two runs of one guest are equal. So is a run that is saved, restored elsewhere and continued at random instructions.
 //!
-//! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: that many points, each
-//! of them continued in a new process. Without the variable there are fewer, and most of them change to
-//! a new machine in one process.
+//! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: 1,000 points, each continued in a
+//! new process. Without the variable there are fewer points, and most continue on a new machine in one process.
 
 use std::path::Path;
 use std::process::Command;
@@ -22,7 +20,7 @@ const SEED: u64 = 2026;
 const SHORT_RESTORES: usize = 60;
 /// In the short version, of this number of continuations one is a new process.
 const SHORT_PROCESS_EVERY: usize = 10;
-/// One of this number of stretches is run a second time, by a machine that is restored and keeps what it derived.
+/// One of this number of stretches is run a second time, by a restored machine that keeps its caches.
 const WARM_EVERY: usize = 4;
 /// RAM and disk are hashed at one of this number of points; the rest of the state at each.
 const HASH_EVERY: usize = 8;
@@ -74,7 +72,7 @@ fn run_straight(guest: &Guest) -> End {
     End { outcome, fingerprint: fingerprint(&mut machine), console: script.text() }
 }
 
-/// What the machine is at each point where it will be saved.
+/// The machine at each point where it will be saved.
 struct Stops {
     points: Vec<Instructions>,
     states: Vec<[u8; 32]>,
@@ -113,12 +111,12 @@ impl Stops {
     }
 }
 
-/// The parts of a machine that stands at a point, after a trip through bytes.
+/// The parts of a machine at a point, serialized and read back.
 fn save(machine: &mut Machine<Instructions>) -> (MachineState, Maps) {
     (through_bytes(&machine.state()), machine.maps().unwrap())
 }
 
-/// Continues in a new process; gives what its console showed.
+/// Continues in a new process. Returns the console's text.
 fn continue_in_process(
     guest: &Guest,
     machine: &mut Machine<Instructions>,
@@ -137,8 +135,8 @@ fn continue_in_process(
     std::fs::read(path("console")).expect("the process wrote it")
 }
 
-/// Runs from point to point, each stretch in a new machine, whose CPU remembers nothing, or in another process. Some
-/// stretches are run a second time by a machine that the Timeline's restore takes there.
+/// Runs from point to point, each stretch in a new machine with empty caches or in another process. Some stretches are run
+/// a second time, by a machine that the Timeline's restore takes there.
 fn run_with_restores(guest: &Guest, stops: &Stops, process_every: usize, directory: &Path) -> End {
     let (mut machine, mut warm) = (guest.machine(), guest.machine());
     let mut script = Script::silent();

@@ -1,6 +1,6 @@
-//! A long session of unmodified gdb on Debian's boot: movements of every kind in both directions, by
-//! instruction, by line, by function and to break- and watchpoints, mixed with gotos, searches and scratch
-//! forks. Each place that it comes to is compared with a straight replay that was single-stepped.
+//! A long session of unmodified gdb on Debian's boot. It moves in both directions by instruction, by line, by function and
+//! to breakpoints and watchpoints, mixed with gotos, searches and scratch forks. Each place is compared with a straight
+//! replay in single steps.
 
 use std::path::Path;
 
@@ -59,8 +59,7 @@ fn record_boot(directory: &Path) -> Debian {
     Debian { recording: open(&path), symbols }
 }
 
-/// What is watched in each window: variables of the CPU, and places on the stack of the running process's
-/// kernel side.
+/// The watched variables of each window: per-CPU variables, and words on the running process's kernel stack.
 fn variables(symbols: &Symbols, machine: &Machine<Instructions>) -> [Variable; WATCHED] {
     let address = |name: &str| symbols.address_of(name).unwrap_or_else(|| panic!("the kernel has no {name}"));
     let word = |address: u64| {
@@ -84,7 +83,7 @@ fn variables(symbols: &Symbols, machine: &Machine<Instructions>) -> [Variable; W
 fn trace(debian: &Debian, random: &mut Random) -> Trace {
     let end = debian.recording.log.last_moment().count.number() as f64;
     let mut windows: Vec<_> = WINDOWS.map(|share| ((end * share) as usize, WINDOW_STEPS)).to_vec();
-    // One that ends where the recording does.
+    // A window that ends at the recording's end.
     windows.push((end as usize - 20_000, 20_000));
     let forks: Vec<_> =
         windows.iter().map(|(start, length)| start + 1 + random.below(*length as u64 / 2) as usize).collect();
@@ -98,7 +97,7 @@ fn trace(debian: &Debian, random: &mut Random) -> Trace {
     Trace::new(&debian.recording, &wanted)
 }
 
-/// Where movements by lines and functions lead to, by the reference.
+/// The targets of movements by lines and functions, by the reference.
 struct Reference<'a> {
     trace: &'a Trace,
     calls: &'a Calls,
@@ -110,8 +109,7 @@ impl Reference<'_> {
         self.trace.window_of(step).expect("it lies in a window").at(step).rip
     }
 
-    /// The activation at whose own instruction this is, if nothing interrupts it and gdb can tell where its
-    /// frame is.
+    /// The activation that executes this instruction, if nothing interrupts it and gdb can find its frame.
     fn activation(&self, at: usize) -> Option<(usize, &Activation)> {
         let activation = self.calls.running(at)?;
         let is_known = !activation.irregular && self.lines.has(activation.function);
@@ -141,7 +139,7 @@ impl Reference<'_> {
     fn next(&self, at: usize) -> Option<usize> {
         let (number, activation, visit) = self.line(at)?;
         match self.lines.visits[&number].get(visit + 1) {
-            // A line that jumps to its own beginning has not come to an end.
+            // A line that jumps to its own beginning has not ended.
             Some(&after) => (self.rip(after) != self.rip(at)).then_some(after),
             None => self.behind(activation),
         }
@@ -166,7 +164,7 @@ impl Reference<'_> {
     fn reverse_next(&self, at: usize) -> Option<usize> {
         let (number, activation, visit) = self.line(at)?;
         let before = self.lines.visits[&number][visit.checked_sub(1)?];
-        // gdb does not stop at a function's first line, where the frame is not set up yet.
+        // gdb does not stop at a function's first line, because the frame is not set up yet.
         let stops = self.rip(before) != self.rip(at) && self.rip(before) != activation.function;
         stops.then_some(before)
     }
@@ -199,8 +197,8 @@ impl Reference<'_> {
         }
     }
 
-    /// gdb stops behind a return only where it finds the caller's frame to be the one that it found before. Of
-    /// a caller whose frame nothing describes it may think differently at two places, and then runs on.
+    /// gdb stops behind a return only if it finds the same frame of the caller as before. If nothing describes the caller's
+    /// frame, gdb may find different frames at two places, and then runs on.
     fn finish(&self, at: usize) -> Option<usize> {
         let exit = self.activation(at)?.1.exit?;
         self.activation(exit).map(|_| exit)
@@ -224,7 +222,7 @@ struct Session<'a> {
     taken: std::collections::BTreeMap<&'static str, usize>,
 }
 
-/// What gdb must print of a place.
+/// gdb's expected output at a place.
 fn shown(step: usize, place: &Place) -> String {
     let Place { rip, gpr, flags, .. } = place;
     format!("at {step} {rip:x} {:x} {:x} {:x} {flags:x}\n", gpr[RAX], gpr[RSP], gpr[RDI])
@@ -237,7 +235,7 @@ impl<'a> Session<'a> {
         self.script.command(command);
     }
 
-    /// Adds a movement, and what gdb must show behind it.
+    /// Adds a movement, and gdb's expected output after it.
     fn moves(&mut self, command: impl Into<String>, to: usize) {
         self.command(command);
         self.at = to;
@@ -271,14 +269,14 @@ impl<'a> Session<'a> {
         self.window.start + room + self.below(self.window.places.len() - 2 * room)
     }
 
-    /// A place not far from here that is not this one, earlier or later.
+    /// Another place not far from here, earlier or later.
     fn elsewhere(&mut self, backward: bool) -> usize {
         let room = if backward { self.at - self.window.start } else { self.window.end() - self.at };
         let distance = 1 + self.below(room.min(20_000) - 1);
         if backward { self.at - distance } else { self.at + distance }
     }
 
-    /// The first step count in a direction, without this one, where something holds.
+    /// The first step count in a direction, after this one, where a condition holds.
     fn find(&self, backward: bool, holds: impl Fn(usize, &Place) -> bool) -> Option<usize> {
         let holds = |&step: &usize| holds(step, self.window.at(step));
         if backward {
@@ -294,7 +292,7 @@ impl<'a> Session<'a> {
             || step > self.window.start && self.window.at(step - 1).rip == rip
     }
 
-    /// An instruction that runs not far from here and is not one that repeats itself.
+    /// An instruction that runs not far from here and does not repeat itself.
     fn instruction(&mut self, backward: bool) -> usize {
         loop {
             let step = self.elsewhere(backward);
@@ -309,7 +307,7 @@ fn run_word(backward: bool) -> &'static str {
     if backward { "reverse-continue" } else { "continue" }
 }
 
-/// Where a movement leads to from a step count, if the reference knows.
+/// The target of a movement from a step count, if the reference knows it.
 type Leads<'a> = fn(&Reference<'a>, usize) -> Option<usize>;
 
 /// The kinds of actions. Each returns whether it could do something here.
@@ -408,7 +406,7 @@ impl<'a> Session<'a> {
         if let Some(to) = self.change(variable, backward) {
             self.moves(run_word(backward), to);
         }
-        // Steps stop at it too.
+        // Steps stop at a change, too.
         if let Some(to) = self.change(variable, true)
             && self.at - to < 50
         {
@@ -424,13 +422,13 @@ impl<'a> Session<'a> {
         let found = if backward {
             self.find(true, |_, place| place.accesses[variable])
         } else {
-            // The access may be what the next instruction does.
+            // The next instruction may make the access.
             (self.at..self.window.end())
                 .find(|&step| self.window.at(step).accesses[variable])
                 .map(|step| step + 1)
         };
         let Some(to) = found else { return false };
-        // gdb takes a read after which the variable differs from what it last saw for a write.
+        // If the variable differs from gdb's last value after a read, gdb takes the read for a write.
         if variable == READ && self.window.at(to).values[READ] != self.place().values[READ] {
             return false;
         }
@@ -457,14 +455,14 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// A place from where a movement by lines or functions leads somewhere that the reference knows.
+    /// A place from which the reference knows the target of a movement by lines or functions.
     fn place_for(&mut self, leads: impl Fn(&Reference<'a>, usize) -> Option<usize>) -> Option<usize> {
         let first = self.anywhere();
         let room = (self.window.places.len() - 1) / 8;
         (first..self.window.end() - room).find(|&step| leads(&self.reference, step).is_some())
     }
 
-    /// Movements by lines and functions, as long as the reference knows where they lead to.
+    /// Movements by lines and functions, as long as the reference knows their targets.
     fn by_lines(&mut self, backward: bool) -> bool {
         let ways: [(&'static str, Leads<'a>); 5] = if backward {
             [
@@ -485,7 +483,7 @@ impl<'a> Session<'a> {
         };
         let mut done = false;
         for _ in 0..4 {
-            // Each as often as the others.
+            // All equally often.
             let often =
                 |(word, _): &&(&'static str, Leads<'a>)| self.taken.get(word).copied().unwrap_or_default();
             let &(word, leads) = ways.iter().min_by_key(often).expect("there are some");
@@ -501,7 +499,7 @@ impl<'a> Session<'a> {
         done
     }
 
-    /// To an instruction of the running function, or out of it.
+    /// Moves to an instruction of the running function, or out of the function.
     fn until_place(&mut self, _backward: bool) -> bool {
         let known =
             |reference: &Reference<'_>, step: usize| reference.finish(step).filter(|exit| exit - step > 20);
@@ -520,7 +518,7 @@ impl<'a> Session<'a> {
         };
         let rip = self.window.at(chosen).rip;
         let to = self.find(false, |_, place| place.rip == rip).expect("it was taken from there");
-        // What comes first may be another activation's.
+        // The first hit may be in another activation.
         if self.reference.calls.running_number(to) != Some(number) {
             return false;
         }
@@ -529,7 +527,7 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Where the tt commands go to.
+    /// The targets of the tt commands.
     fn back_to(&mut self, backward: bool) -> bool {
         let word = if backward { "tt back-to last-" } else { "tt forward-to next-" };
         match self.below(4) {
@@ -609,7 +607,7 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// A scratch fork at the place where the reference left history as well.
+    /// A scratch fork at the place where the reference also left history.
     fn fork(&mut self, backward: bool) -> bool {
         let Some((&root, fork)) = self.window.forks.iter().next() else { return false };
         self.goto(root);
@@ -641,7 +639,7 @@ impl<'a> Session<'a> {
     /// A function of the kernel, called by gdb.
     fn call(&mut self, _backward: bool) -> bool {
         let here = self.at;
-        // The kernel's stack is one that a call can use; a program's may end here.
+        // A call can use the kernel's stack. A program's stack may end here.
         if self.place().rip >> 63 == 0 {
             return false;
         }
@@ -691,7 +689,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Far away and back: what single-stepping cannot cover is known by running straight ahead.
+    /// Moves far away and back. The reference is a straight run, because single steps would take too long.
     fn travel(&mut self, symbols: &Symbols) {
         let trace = self.reference.trace;
         let address = |name: &str| symbols.address_of(name).expect("it was traced");
@@ -720,7 +718,7 @@ impl<'a> Session<'a> {
         self.moves(format!("tt goto branch:{branches}"), first.expect("it is one of them"));
     }
 
-    /// Both ends, where there is nothing further.
+    /// Both ends of the recording.
     fn ends(&mut self) {
         let end = self.reference.trace.end;
         self.moves("tt goto end", end);
@@ -751,7 +749,7 @@ fn a_long_session_on_debian_agrees_with_single_stepping() {
     let reference = Reference { trace: &trace, calls: &calls, lines: &lines };
     let window = &trace.windows[0];
     let mut script = GdbScript::default();
-    // What the trace has. Steps that follow their thread are compared in gdb_steps.rs.
+    // Single steps as the trace has them. gdb_steps.rs compares steps that follow their thread.
     script.command("tt step-interrupts on");
     let taken = Default::default();
     let mut session = Session { reference, script, random, at: 0, window, marks: 0, taken };

@@ -1,8 +1,8 @@
-//! ^C while a `tt` command searches: it ends, gdb and the server stay in step, and the machine stands where
-//! they say.
+//! ^C while a `tt` command searches. The command ends, gdb and the server agree, and the machine is at the place that they
+//! show.
 //!
-//! gdb does not tell the server of a ^C during a `monitor` command at once, only when the server's next sign
-//! of life comes. So the signal is sent right after one, by a connection that looks at what passes through.
+//! During a `monitor` command, gdb tells the server of a ^C only at the server's next sign of life. So a connection in
+//! between watches the packets, and the signal is sent right after a sign of life.
 
 use std::io::{Read, Result, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,7 +22,7 @@ use tests::record::{open, record};
 
 /// Nothing is ever executed there, and the search for it takes seconds.
 const NEVER: &str = "break:0x1234";
-/// What the server sends while it is busy.
+/// The server's packet while it is busy.
 const SIGN_OF_LIFE: &[u8] = b"$O#4f";
 
 /// A connection that reports the first sign of life during each `monitor` command that searches for
@@ -64,7 +64,7 @@ impl AsFd for Watched {
     }
 }
 
-/// Runs gdb, and presses ^C whenever told to; what it says, and how often that was.
+/// Runs gdb, and presses ^C on request. Returns gdb's output, and the number of signals.
 fn run_gdb(address: &str, commands: &[String], noticed: &Receiver<()>) -> (String, usize) {
     let mut gdb = batch::gdb();
     gdb.arg("-x").arg(repository().join("gdb/commands/tt.py"));
@@ -72,7 +72,7 @@ fn run_gdb(address: &str, commands: &[String], noticed: &Receiver<()>) -> (Strin
     gdb.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let gdb = gdb.spawn().expect("gdb can be run");
     let pid = Pid::from_raw(gdb.id() as i32);
-    // Ends when the connection does.
+    // Ends with the connection.
     let signals = noticed.iter().map(|()| kill(pid, Signal::SIGINT).expect("gdb runs")).count();
     let output = gdb.wait_with_output().expect("gdb ends");
     batch::leave(Path::new(address));
@@ -86,7 +86,7 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
     record(&Guest::linux(&CLOUD, &BUSYBOX, "", 128), &path, &mut Script::shell(&["poweroff -f"]));
     let mut timeline = Timeline::open(&open(&path)).unwrap_or_else(|error| panic!("{error}"));
     let end = timeline.end();
-    // A search that is interrupted early stays where it began: there must be room for steps there.
+    // A search that is interrupted early stays where it began, so there must be room for steps.
     let begin = end - 1000;
     timeline.seek(begin, &mut || false).unwrap_or_else(|error| panic!("{error}"));
 
@@ -137,7 +137,7 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
         before = back;
     }
     assert_eq!(shown("end"), shown("begin"), "{said}");
-    // What gdb was told is what a straight replay finds there.
+    // gdb's answers equal a straight replay at that place.
     for name in ["back-0", "forth-0", "back-1", "forth-1"] {
         let (position, rest) = shown(name);
         timeline.seek(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));

@@ -1,10 +1,8 @@
-//! A long way back: a guest writes a field of an object early, works and sleeps for a while, and then panics
-//! because of it. gdb's reverse-continue finds the write, says how far it is meanwhile, and can be
-//! interrupted.
+//! A long way back. A guest writes a field of an object early, works and sleeps for a while, and then panics because of the
+//! field. gdb's reverse-continue finds the write, shows its progress, and can be interrupted.
 //!
-//! `TTVM_GUEST_MINUTES=10 cargo test --release -p tests gdb_long -- --nocapture` lets ten minutes of guest
-//! time lie in between, with work in every second of it, and prints what it took. Without the variable it is
-//! half a minute.
+//! `TTVM_GUEST_MINUTES=10 cargo test --release -p tests gdb_long -- --nocapture` puts ten minutes of guest time in between,
+//! with work in every second, and prints durations. Without the variable it is half a minute.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -25,10 +23,10 @@ use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options};
 use tests::record::{open, record_with_checkpoints};
 use tests::run::last_lines;
 
-/// Bytes from the beginning of the module's table of ports to the field that is written: `ports[2].reply`.
+/// Offset of the written field in the module's table of ports: `ports[2].reply`.
 const FIELD: u64 = 2 * 32 + 8;
 
-/// How long the guest goes on between the write and the panic, and what it does meanwhile.
+/// The guest's time between the write and the panic, and its work meanwhile.
 struct Meanwhile {
     seconds: u32,
     /// Rounds of the shell's loop in every second.
@@ -49,7 +47,7 @@ impl Meanwhile {
     }
 }
 
-/// The recording, and where the field is.
+/// The recording, and the field's address.
 struct Panicked {
     path: PathBuf,
     symbols: Symbols,
@@ -82,15 +80,14 @@ fn record_panic(directory: &Path, meanwhile: &Meanwhile) -> Panicked {
     Panicked { path, symbols, field }
 }
 
-/// What happened in a session.
+/// The results of a session.
 struct Walk {
     transcript: String,
-    /// What was said on the way, and when.
+    /// Progress messages with their times.
     progress: Vec<(Duration, String)>,
 }
 
-/// Runs gdb from the recording's end. `on_progress` hears of the first sentence about the progress, and gdb's
-/// process.
+/// Runs gdb from the recording's end. `on_progress` gets the first progress message and gdb's process.
 fn walk(
     timeline: &mut Timeline,
     directory: &Path,
@@ -163,7 +160,7 @@ fn finds_the_write(panicked: &Panicked, timeline: &mut Timeline, directory: &Pat
         show("after", field),
         "detach".to_string(),
     ];
-    // Without the wait of the full version, only a sentence at each poll is one that certainly comes.
+    // Only the full version waits, so a progress message is certain only if each poll sends one.
     let every = if full { Duration::from_secs(2) } else { Duration::ZERO };
     let begun = Instant::now();
     let Walk { transcript, progress } = walk(timeline, directory, every, &commands, |_| {});
@@ -181,7 +178,7 @@ fn finds_the_write(panicked: &Panicked, timeline: &mut Timeline, directory: &Pat
     }
 }
 
-/// ^C stops a search wherever it is, and gdb goes on to work.
+/// ^C stops a search anywhere, and gdb still works.
 fn can_be_interrupted(panicked: &Panicked, timeline: &mut Timeline, directory: &Path) {
     let field = panicked.field;
     let commands = [

@@ -1,5 +1,5 @@
-//! gdb's machine interface, which front ends speak, as gdb/FRONT-ENDS.md describes it: steps and runs in both
-//! directions, both ends of the recording, and the tt commands.
+//! gdb's machine interface for front ends, as in gdb/FRONT-ENDS.md: steps and runs in both directions, both ends of the
+//! recording, and the tt commands.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -19,7 +19,7 @@ struct Mi {
     gdb: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    /// Everything so far, for when something is wrong.
+    /// All output so far, for error messages.
     transcript: String,
 }
 
@@ -34,7 +34,7 @@ impl Mi {
         mi
     }
 
-    /// Reads until a line that begins so, and gives that line.
+    /// Reads until a line with this beginning, and returns the line.
     fn read_to(&mut self, beginning: &str) -> String {
         loop {
             let mut line = String::new();
@@ -47,7 +47,7 @@ impl Mi {
         }
     }
 
-    /// Sends a command and gives its result, which must be one without an error.
+    /// Sends a command and returns its result, which must not be an error.
     fn ask(&mut self, command: &str) -> String {
         self.transcript += &format!("<- {command}\n");
         writeln!(self.input, "{command}").expect("gdb listens");
@@ -73,7 +73,7 @@ impl Mi {
         u64::from_str_radix(digits, 16).expect("an address")
     }
 
-    /// What a command prints on the console.
+    /// A command's output on the console.
     fn console(&mut self, command: &str) -> String {
         let before = self.transcript.len();
         self.ask(&format!("-interpreter-exec console \"{command}\""));
@@ -99,8 +99,7 @@ fn tour(mi: &mut Mi, traveller: &Traveller, address: &str) {
     mi.ask(&format!("-break-insert *{hook:#x}"));
     assert_eq!(mi.moves("-exec-continue --reverse", "breakpoint-hit"), hook);
     let earlier = mi.console("tt when");
-    // Out of the function by way of its call. (Frames of this guest, whose code is 32-bit, are nothing that
-    // this gdb knows.)
+    // Goes out of the function by its call. (This gdb does not know the frames of this guest's 32-bit code.)
     assert_ne!(mi.moves("-exec-step-instruction --reverse", "end-stepping-range"), hook);
     assert_eq!(mi.moves("-exec-continue", "breakpoint-hit"), hook);
     assert_eq!(mi.console("tt when"), earlier);

@@ -1,6 +1,6 @@
-//! What gdb can ask a stock kernel for: its processes, stops in one of them only, its own symbols and those
-//! of its vmlinux. Page tables are isolated, so that programs and the kernel have different ones. What gdb
-//! says is compared with the guest's own `ps`, and with a search that looks at each hit.
+//! gdb on a stock kernel: processes, stops in one process only, the kernel's own symbols and its vmlinux. Page tables are
+//! isolated, so programs and the kernel have different ones. gdb's answers are compared with the guest's own `ps`, and with
+//! a search that checks each hit.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,14 +19,14 @@ use tests::traveller::Traveller;
 
 /// Hits that are compared, from the end backwards.
 const HITS: usize = 12;
-/// What is printed right after the guest's list of processes.
+/// The text right after the guest's list of processes.
 const LISTED: &str = "that was all";
 
 /// Some processes that sleep, a list of all, and some that write.
 fn record_processes(path: &Path) -> String {
     let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
     let list = format!("{PS}; echo that was ''all");
-    // The loop lasts for several ticks of the timer, so that not all of them come while nothing runs.
+    // The loop lasts for several timer ticks, so some ticks come while it runs.
     let work = "ls /; ls /proc/sys; uname -a; i=0; while [ $((i += 1)) -lt 3000 ]; do :; done";
     let commands = ["sleep 1000 &", "sleep 1001 &", &list, work, "poweroff -f"];
     let mut script = Script::shell(&commands);
@@ -34,7 +34,7 @@ fn record_processes(path: &Path) -> String {
     script.text()
 }
 
-/// What gdb says, with our commands loaded.
+/// gdb's output, with the tt commands loaded.
 fn gdb_says(timeline: &mut Timeline, directory: &Path, commands: &[String]) -> String {
     batch::serve(timeline, directory, |socket| {
         let mut gdb = batch::gdb();
@@ -56,8 +56,7 @@ impl Boot<'_> {
         self.timeline.seek(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Where something happened last before the end, and in which process: newest first, at most `HITS` of
-    /// each.
+    /// The last places before the end where a condition held, each with its process: newest first, at most `HITS` of each.
     fn hits(&mut self, from: Instructions, stops: Stops) -> Vec<(Instructions, Process)> {
         self.timeline.set_stops(stops);
         let end = self.timeline.end();
@@ -78,7 +77,7 @@ impl Boot<'_> {
         gdb_says(&mut self.timeline, self.directory, commands)
     }
 
-    /// Where gdb stops, going back from the end, with points bound by `bound`.
+    /// gdb's stops on the way back from the end, with points bound by `bound`.
     fn stops_of_gdb(&mut self, point: &str, bound: &str, count: usize) -> Vec<Instructions> {
         let mut commands = vec!["tt goto end".to_string(), point.to_string(), format!("tt break-in {bound}")];
         for _ in 0..count {
@@ -96,7 +95,7 @@ impl Boot<'_> {
     }
 }
 
-/// Those hits that are wanted.
+/// The wanted hits.
 fn chosen(hits: &[(Instructions, Process)], wanted: impl Fn(&Process) -> bool) -> Vec<Instructions> {
     hits.iter().filter(|(_, process)| wanted(process)).map(|&(at, _)| at).take(HITS).collect()
 }
@@ -143,11 +142,11 @@ fn stops_are_in_one_process(boot: &mut Boot<'_>, from: Instructions) {
     let stops = boot.stops_of_gdb(&at_write, &shell.pid.to_string(), of_shell.len());
     assert_eq!(stops, of_shell);
     assert_eq!(boot.stops_of_gdb(&at_write, "ls", of_ls.len()), of_ls);
-    // As CR3 is while the program runs: its own tables, and what tells their TLB entries apart.
+    // CR3 while the program runs: its own page tables and its PCID.
     let cr3 = format!("{:#x}", root | USER_ROOT_BIT | 0x805);
     assert_eq!(boot.stops_of_gdb(&at_write, &cr3, of_shell.len()), of_shell);
 
-    // The programs are one file, so that they have their code at the same addresses.
+    // The programs are one file, so their code has the same addresses.
     boot.goto(of_ls[0]);
     boot.timeline.set_stops(Stops::system_call(Some(1)));
     boot.timeline.run_backward(&mut || false).unwrap_or_else(|error| panic!("{error}"));
@@ -307,7 +306,8 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
     }
 }
 
-/// The shell while `ls` writes, as a thread of gdb's: it goes on with just these registers, this stack and this memory.
+/// The shell as a thread in gdb, while `ls` writes. The shell later continues with exactly these registers, this stack and
+/// this memory.
 fn threads_wake_up_as_gdb_shows_them(boot: &mut Boot<'_>) {
     let write = boot.symbols.address_of("__x64_sys_write").expect("it is there");
     let end = boot.timeline.end();
@@ -323,7 +323,7 @@ fn threads_wake_up_as_gdb_shows_them(boot: &mut Boot<'_>) {
     let here = boot.timeline.position();
     let sleepers = processes.all.iter().map(|process| 1 + process.threads.len()).sum::<usize>() - 1;
     let shell = processes.all.iter().find(|process| process.name == "sh").expect("it waits");
-    // The CPU is thread 1 for gdb, so that process 1 has another number.
+    // The CPU is thread 1 for gdb, so process 1 has another number.
     let number = if shell.pid == 1 { (1 << 22) + 1 } else { shell.pid };
     let said = boot.gdb(
         &[

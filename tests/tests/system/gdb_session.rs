@@ -1,5 +1,5 @@
-//! Unmodified gdb on a recording of a stock kernel: from the end back to the last write of a kernel variable,
-//! one instruction further, forward over it again, and to both ends of history.
+//! Unmodified gdb on a recording of a stock kernel. It goes from the end back to the last write of a kernel variable, one
+//! instruction further, forward over the write, and to both ends of history.
 
 use history::timeline::Timeline;
 use machine::script::Script;
@@ -38,7 +38,7 @@ fn gdb_commands(address: &str) -> Vec<String> {
         "printf \"start %lx 0\\n\", $rip",
         "continue",
         "SHOW end-again",
-        // What is never found leaves the session where it is.
+        // A search without a hit leaves the session where it is.
         "monitor goto 50%",
         "monitor position",
         "monitor back-to call 0x1234567",

@@ -1,6 +1,6 @@
-//! Steps follow their thread. With gdb: in a program that ticks of the timer interrupt, and in processes that take the CPU from
-//! each other. And many random steps in programs and in the kernel, forward and backward, each compared with what single steps of
-//! the whole machine say of the thread alone.
+//! Steps follow their thread. gdb steps in a program that timer ticks interrupt, and in processes that take the CPU from
+//! each other. Many random steps in programs and in the kernel go forward and backward. Each is compared with the thread's
+//! part of the whole machine's single steps.
 //!
 //! `TTVM_STEPS=10000 cargo test --release -p tests gdb_steps` is the long form.
 
@@ -23,15 +23,15 @@ use tests::random::Random;
 use tests::record::{open, record};
 use tests::traveller::Traveller;
 
-/// Steps that are compared where nothing is said.
+/// The default number of compared steps.
 const STEPS: u64 = 400;
-/// Steps in one stretch that is traced.
+/// Compared steps in one traced stretch.
 const STEPS_PER_STRETCH: u64 = 60;
 /// The length of a stretch.
 const STRETCH: u64 = 60_000;
 const RSP: u8 = 4;
 
-/// Compiles a program, and gives an initial RAM disk that has it as `/steps`.
+/// Compiles a program, and returns an initial RAM disk with the program as `/steps`.
 fn with_program(directory: &Path, source: &str) -> (PathBuf, PathBuf) {
     let root = directory.join("root");
     std::fs::create_dir(&root).expect("the folder is ours");
@@ -163,16 +163,16 @@ no fork True
     assert_eq!(told, first, "{said}");
 }
 
-/// What a step of the CPU is.
+/// The kinds of CPU steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Instruction,
-    /// An event is delivered that no instruction asked for.
+    /// The delivery of an event that no instruction asked for.
     Event,
     Return,
 }
 
-/// The machine between two steps of the CPU, and the step behind that.
+/// The machine between two CPU steps, and the next step.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     task: u64,
@@ -182,9 +182,9 @@ struct Row {
     kind: Kind,
     /// The first bytes of the instruction.
     code: [u8; 3],
-    /// What is on top of the stack.
+    /// The word on top of the stack.
     top: u64,
-    /// A handler's return: the row where its event came. An event: the row behind its handler's return.
+    /// For a handler's return, the row of its event. For an event, the row behind its handler's return.
     twin: Option<usize>,
 }
 
@@ -240,7 +240,7 @@ impl Trace {
         let traps = Traps { vectors: (0..=u8::MAX).collect(), returns: true, ..Traps::default() };
         timeline.set_stops(Stops { traps, ..Stops::default() });
         let mut rows = vec![Row::of(timeline.machine(), tasks)];
-        // What each thread has been interrupted at.
+        // The places at which each thread was interrupted.
         let mut open: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         while (rows.len() as u64) < STRETCH && timeline.position() < timeline.end() {
             timeline.step_forward().unwrap_or_else(|error| panic!("{error}"));
@@ -289,7 +289,8 @@ impl Trace {
         self.from + row as u64
     }
 
-    /// Whether a place is that of a row, or the same before or behind a fault of its instruction: a breakpoint counts once there.
+    /// Whether a place is a row's place. A place before and behind a fault of one instruction is the same, because a
+    /// breakpoint counts once there.
     fn is_place(&self, found: u64, row: usize) -> bool {
         let other = found.wrapping_sub(self.from.0) as usize;
         let are_twins = |event: usize, behind: usize| {
@@ -299,7 +300,7 @@ impl Trace {
         other == row || are_twins(other, row) || other < self.rows.len() && are_twins(row, other)
     }
 
-    /// Where the thread is after its next instruction; `None` if that is not known.
+    /// The thread's place after its next instruction, or `None` if it is not known.
     fn next(&self, mut row: usize) -> Option<usize> {
         let task = self.rows.get(row)?.task;
         loop {
@@ -315,7 +316,7 @@ impl Trace {
         }
     }
 
-    /// Where the thread was before its last instruction.
+    /// The thread's place before its last instruction.
     fn previous(&self, mut row: usize) -> Option<usize> {
         let task = self.rows[row].task;
         loop {
@@ -325,7 +326,7 @@ impl Trace {
                 Kind::Return if before + 1 == row => match at.twin {
                     Some(event) if self.rows[event].is_same_place(&self.rows[row]) => row = event,
                     Some(event) => return Some(event),
-                    // It leads out of a handler that began before the trace, or out of a system call.
+                    // It returns from a handler that began before the trace, or from a system call.
                     None if self.is_of_system_call(before) => return Some(before),
                     None => return None,
                 },
@@ -351,7 +352,7 @@ impl Trace {
     }
 }
 
-/// A kind of step. gdb makes each from the steps and runs that the server offers.
+/// A kind of step. gdb composes each from the server's steps and runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Forward,
@@ -363,15 +364,15 @@ enum Step {
 
 const ALL: [Step; 5] = [Step::Forward, Step::Backward, Step::OverCall, Step::BackOverCall, Step::Finish];
 
-/// A breakpoint that counts for one run, and where that is to end.
+/// A breakpoint that counts for one run, and the end of the run.
 struct Run {
     address: u64,
     end: usize,
 }
 
 impl Step {
-    /// Where the step leads from a row, with what is done on the way: single steps, and then a run. `None` if it is not
-    /// known, or there is no such step.
+    /// The target of a step from a row, and the way there: single steps, and then a run. `None` if the target is not known,
+    /// or if there is no such step.
     fn expected(self, trace: &Trace, row: usize) -> Option<(Option<usize>, Option<Run>)> {
         let rows = &trace.rows;
         match self {
@@ -454,7 +455,7 @@ fn random_steps_are_those_of_the_thread_alone() {
     timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
     let tasks = Tasks::of_guest(timeline.machine()).expect("it is known");
     let place = tasks.place_of_current(timeline.machine()).expect("it is there");
-    // Switches of threads from the programs' beginning on: around them is what steps can go wrong at.
+    // Thread switches after the programs begin, because steps can go wrong near a switch.
     let space = AddressKind::Linear;
     let switch = Watchpoint { space, address: place, length: 8, kind: WatchKind::Write };
     timeline.set_stops(Stops { watches: vec![switch.into()], ..Stops::default() });
@@ -468,7 +469,7 @@ fn random_steps_are_those_of_the_thread_alone() {
     assert!(of_kind.len() >= 7 || wanted < STEPS, "{of_kind:?}");
 }
 
-/// Without a known kernel the stack pointer has to do.
+/// Without a known kernel, ttvm has only the stack pointer.
 #[test]
 fn random_steps_of_an_unknown_kernel_pass_interrupts() {
     let directory = tempfile::tempdir().expect("a temporary folder");
@@ -485,7 +486,7 @@ fn random_steps_of_an_unknown_kernel_pass_interrupts() {
     assert!(of_kind.len() >= 2, "{of_kind:?}");
 }
 
-/// Makes so many random steps around some of these places, and compares where they lead with a trace. Says how many there were
+/// Makes a number of random steps around some of these places, and compares their targets with a trace. Returns the number
 /// of each kind, in the kernel and in programs.
 fn compare(
     timeline: &mut Timeline,

@@ -1,6 +1,5 @@
-//! A long session of unmodified gdb with the tt commands: steps, breakpoints and searches in both directions,
-//! mixed with gotos and scratch forks. Each place it comes to is compared with a straight replay that was
-//! single-stepped.
+//! A long session of unmodified gdb with the tt commands: steps, breakpoints and searches in both directions, mixed with
+//! gotos and scratch forks. Each place is compared with a straight replay in single steps.
 
 use history::replay;
 use machine::position::{Count, Instructions};
@@ -30,7 +29,7 @@ impl Trace {
         self.0.len() - 1
     }
 
-    /// Where running to a breakpoint at `rip` leads to.
+    /// The target of a run to a breakpoint at `rip`.
     fn breakpoint_before(&self, from: usize, rip: u64) -> usize {
         (0..from).rev().find(|&at| self.0[at].0 == rip).unwrap_or(0)
     }
@@ -45,7 +44,7 @@ impl Trace {
     }
 }
 
-/// gdb's script, and what it must print.
+/// gdb's script, and the expected output.
 struct Session<'a> {
     trace: &'a Trace,
     traveller: &'a Traveller,
@@ -101,7 +100,7 @@ impl Session<'_> {
                 self.at = self.trace.breakpoint_after(self.at, hook);
             }
             6 => {
-                // What happens in a fork is gone with it.
+                // Changes in a fork disappear with the fork.
                 self.command(&format!("set var *(unsigned int *) {counter:#x} = 4711"));
                 self.command("set var $ebx = 1");
                 self.command("stepi 30");

@@ -1,4 +1,4 @@
-//! A shell on a stock kernel that goes on from a place of its recording: what is typed there was never recorded before, and is then.
+//! A shell on a stock kernel continues live from a place of its recording. The text typed there is new, and then recorded.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,19 +10,19 @@ use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::program::ttvm;
 use tests::record::{open, record};
 
-/// Runs `ttvm` with this typed; gives what it printed, without carriage returns.
+/// Runs `ttvm` with this input. Returns its output without carriage returns.
 fn output(directory: &Path, arguments: &[&str], typed: &str) -> String {
     let mut command = Command::new(ttvm());
     command.args(arguments).current_dir(directory);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("ttvm can be run");
-    // It may be in the pipe before the guest reads: a shell takes it when it does.
+    // The input may be in the pipe before the guest reads. A shell takes the input when it reads.
     child.stdin.take().expect("it was asked for").write_all(typed.as_bytes()).expect("ttvm reads");
     let output = child.wait_with_output().expect("it ends");
     assert!(output.status.success(), "{arguments:?}");
     String::from_utf8_lossy(&output.stdout).replace('\r', "")
 }
 
-/// Where this comes in at the console, as a position on the command line.
+/// The position at which this text comes in at the console, for the command line.
 fn key_of(recording: &Path, text: &str) -> String {
     let recording = open(recording);
     let mut events = recording.log.events().map(|record| record.expect("the log is whole"));
@@ -39,7 +39,7 @@ fn a_shell_goes_on_from_a_recording_and_what_is_typed_is_recorded_anew() {
     let mut script = Script::shell(&["export word=kept; mount", "poweroff -f"]);
     record(&Guest::linux(&CLOUD, &BUSYBOX, "", 128), &path.join("old.ttvm"), &mut script);
     let typed = "echo word is $word; date +%Y; poweroff -f\n";
-    // Before the guest was told to switch itself off, with the shell waiting.
+    // Before the command to power off, while the shell waits.
     let at = key_of(&path.join("old.ttvm"), "poweroff -f\n");
     let arguments = ["record", "--snapshot-from", "old.ttvm", "--at", &at, "-o", "new.ttvm"];
     let live = output(path, &arguments, typed);

@@ -14,7 +14,7 @@ use tests::record::{open, record};
 const ADDRESSES: &str = "-Wl,-Ttext-segment=0x50000000";
 const PLACES: usize = 50;
 
-/// Runs until there are no more hits. The places where they were, each with its address.
+/// Runs until there are no more hits. Returns their positions and addresses.
 fn hits_of_runs(timeline: &mut Timeline, is_forward: bool) -> Vec<(Instructions, u64)> {
     let mut found = Vec::new();
     loop {
@@ -28,7 +28,7 @@ fn hits_of_runs(timeline: &mut Timeline, is_forward: bool) -> Vec<(Instructions,
     }
 }
 
-/// Pages of code that are not there yet, several processes, signals and a timer's interrupts come between.
+/// With pages of code that are not there yet, several processes, signals and timer interrupts.
 #[test]
 fn hits_are_as_many_as_calls_whichever_way_one_counts() {
     let directory = tempfile::tempdir().expect("a temporary folder");

@@ -1,4 +1,4 @@
-//! What a stock kernel reports of itself, without a console; and what a search says of system calls, threads and values.
+//! Reports of a stock kernel without a console, and a search's details of system calls, threads and values.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn record(directory: &Path, initrd: &Artefact, cmdline: &str) -> (Option<i32>, S
     (code, said)
 }
 
-/// Neither the console nor the end of the run says that it panicked: the kernel has no console, and reboots.
+/// Neither the console nor the end of the run shows the panic: the kernel has no console, and reboots.
 #[test]
 fn a_panic_without_a_console_is_found_in_the_kernels_log() {
     let directory = tempfile::tempdir().expect("a temporary folder");
@@ -78,7 +78,7 @@ fn searches_say_what_system_calls_were_asked_and_gave_and_who_waits() {
         "{hit}"
     );
     assert!(all.iter().all(|hit| hit["name"] == "cat"), "{all:?}");
-    // The last one alone says the same.
+    // A search for the last hit alone has the same result.
     let last = search(&["syscall:open*", "comm:cat"]);
     assert_eq!((&last[0]["call"], &last[0]["instruction"]), (&hit["call"], &hit["instruction"]));
     let long = search(&["syscall:*nanosleep", "longer:1s", "--all"]);

@@ -7,7 +7,7 @@ use machine::script::Script;
 use tests::guests::{Guest, test_kernel};
 use tests::run::run_to_end;
 
-/// What isa-debug-exit makes of the 0x10 that the kernels write after success.
+/// The exit code of isa-debug-exit for 0x10, which the kernels write after success.
 const SUCCESS: Outcome = Outcome::DebugExit { code: 33 };
 
 /// Beyond this a kernel hangs.

@@ -1,7 +1,7 @@
 //! A guest that starts a second kernel: names mean places in both.
 //!
-//! The guest prints the addresses of some symbols from `/proc/kallsyms` in each kernel, so what ttvm says is compared with what
-//! the kernels say.
+//! In each kernel the guest prints the addresses of some symbols from `/proc/kallsyms`. The tests compare ttvm's answers
+//! with these.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use tests::guests::{Artefact, BUSYBOX, BUSYBOX_GENERIC, CLOUD, GENERIC, reposito
 use tests::program::{json, run};
 use tests::record::open;
 
-/// Prints them of the kernel that runs.
+/// Prints the symbols of the running kernel.
 const SYMBOLS: &str = "grep -E ' (kernel_init|kernel_kexec|panic|panic_cpu|jiffies_64)$' /proc/kallsyms";
 
 /// The places that a search lists.
@@ -24,8 +24,8 @@ fn search(directory: &Path, more: &[&str]) -> Vec<Value> {
     found["hits"].as_array().unwrap().clone()
 }
 
-/// Records the cloud kernel. It loads the second kernel, prints its symbols, and does what starts the second kernel. Returns the
-/// symbols of both.
+/// Records the cloud kernel. The guest loads the second kernel, prints its symbols, and starts the second kernel. Returns
+/// the symbols of both.
 fn record(
     directory: &Path,
     second: [&Artefact; 2],
@@ -70,7 +70,7 @@ fn symbols_in(console: &str) -> BTreeMap<String, u64> {
     console.lines().filter_map(symbol).collect()
 }
 
-/// A place of a search that is behind a symbol's address: "at 0x... <kernel_init>".
+/// A search's place that names a symbol: "at 0x... <kernel_init>".
 fn at(symbol: &str, address: u64) -> String {
     format!("at {address:#x} <{symbol}>")
 }
@@ -102,7 +102,7 @@ fn names_mean_places_in_both_kernels_of_a_guest_that_kexecs() {
     let call = &search(directory, &["syscall:kexec_file_load", "--all", "--from", &begun, "--to", &end])[0];
     assert_eq!((&call["name"], &call["call"]["result"]), (&json!("kexec"), &json!("0")), "{call}");
 
-    // Each kernel writes its own ticks, and the other's are none of its variables.
+    // Each kernel writes its own tick counter, not the other kernel's.
     let around = [place(kexec) - 50_000_000, place(in_second) + 400_000_000].map(|at| format!("insn:{at}"));
     let [from, to] = &around;
     let ticks =

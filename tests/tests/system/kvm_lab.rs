@@ -1,7 +1,7 @@
-//! KVM, in the lab: it does with small programs what the software CPU does, and lands exactly where it is told. A recording
+//! KVM in the lab. With small programs it does the same as the software CPU, and lands exactly where it should. A recording
 //! made under KVM replays there, and, packed, outside on the software engine. The short form records a guest of a few
-//! instructions, and takes each fourth of the small programs. The long form takes all of them, and records a stock kernel
-//! that is typed at and reads its disk, and then travels in the recording.
+//! instructions, and takes each fourth small program. The long form takes all small programs. It records a stock kernel
+//! that gets typed input and reads its disk, and then travels in the recording.
 
 use std::ops::Range;
 use std::path::Path;
@@ -19,16 +19,16 @@ use tests::guests::{BUSYBOX, CLOUD_ELF, small_kernel};
 use tests::lab::{Left, built};
 use tests::program::ttvm;
 
-/// What a replay says at its end.
+/// A replay's last message.
 const EQUAL: &str = "replayed to the end: console, counts and hashes are equal";
-/// Seconds after which a machine of the lab hangs for sure. Alone on a host it is done in five minutes; builds and lints that run
+/// Seconds after which a machine of the lab must be hanging. Alone on a host it is done in five minutes. Other builds
 /// beside it make that several times as long.
 const HANGS_S: u64 = 1_800;
 
 /// How often the long form records a stock kernel.
 const ROUNDS: &str = "TTVM_LAB_ROUNDS";
 
-/// What ttvm says of KVM; one of each `$EVERY` cases of the table, on KVM; a recording of a small guest.
+/// Runs ttvm's check of KVM, one of each `$EVERY` cases of the table on KVM, and a recording of a small guest.
 const PARTS: &str = r#"
 ./ttvm doctor >out/doctor
 mkdir -p /etc
@@ -45,10 +45,10 @@ printf 'typed keys' | ./ttvm record -o small.ttvm --engine kvm --slow-clock 64 -
 ./ttvm pack small.ttvm -o out/small.packed
 "#;
 
-/// Records a boot in which a script types and a disk is read, replays it there, and packs it: `$ROUNDS`
-/// times. The disk is small, its contents are known. On the way the recorder is kept off the processor for
-/// seconds, and the host suspends to RAM. The recorder stops after nearly every exit, to see whether a
-/// checkpoint is due: all of these places are ones for both engines.
+/// Records a boot with typed input and a disk, replays the recording there, and packs it: `$ROUNDS` times. The disk is
+/// small, and its contents are known. On the way the recorder is kept off the processor for seconds, and the host suspends
+/// to RAM. The recorder stops after nearly every exit, to see whether a checkpoint is due. Both engines must reach all
+/// these places.
 const BOOT: &str = r#"
 # A driver that takes long to start throws away what fills its FIFO: sixteen keys.
 printf '\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\necho sum $((6 * 7))
@@ -86,12 +86,12 @@ for round in $(seq $ROUNDS); do
 done
 "#;
 
-/// How far one goes from a checkpoint where the next one is not nearer: enough to leave KVM some of the way.
+/// The longest way from a checkpoint, if the next checkpoint is not nearer. It is long enough to leave KVM a part.
 const BEHIND_CHECKPOINT: u64 = 150_000_000;
-/// Events on it that are so far apart have a stretch between them that the other engine takes, before the last of the way.
+/// The distance of events on the way between which the other engine runs, before the last part of the way.
 const FROM_EVENT_TO_EVENT: u64 = 30_000_000;
 
-/// The recording of this name that was packed there: it counts exits.
+/// The recording of this name that was packed in the lab. It counts exits.
 fn recording(left: &Left, name: &str) -> Recording<Exits> {
     let path = left.folder().join(format!("{name}.ttvm"));
     let packed = left.folder().join(format!("{name}.packed"));
@@ -161,15 +161,15 @@ fn a_stock_kernel_under_kvm_replays_there_and_on_the_software_engine() {
     }
 }
 
-/// What ttvm prints, without what depends on how it got there.
+/// ttvm's output, without the parts that depend on its way to the place.
 fn printed(json: &[u8]) -> Value {
     let mut found: Value = serde_json::from_slice(json).expect("JSON is printed");
     found.as_object_mut().expect("an object").remove("replayed");
     found
 }
 
-/// What the software CPU finds in the first round's recording some way behind a checkpoint, KVM finds in the
-/// lab: a place, and a breakpoint there.
+/// The software CPU finds a place behind a checkpoint in the first round's recording, and a breakpoint there. KVM finds the
+/// same in the lab.
 fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     std::fs::rename(folder.join("lab-1.ttvm"), folder.join("lab.ttvm")).expect("both are in one folder");
     let tar = folder.join("lab.tar");
@@ -203,11 +203,11 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     assert!(!left.small_files().contains("going on with the software engine alone"));
 }
 
-/// The software CPU does what KVM did, and comes by the same checkpoints.
+/// The software CPU does the same as KVM, and passes the same checkpoints.
 fn equal_at_home(recording: &Recording<Exits>) {
     let found = verify(recording, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
     if let Some(difference) = &found.difference {
-        // No other recording is the same: to look for the reason one needs this one.
+        // No other recording is the same, so this one is kept for the search for the reason.
         let kept =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("differs-{}.packed", std::process::id()));
         pack(recording, &kept, true).unwrap_or_else(|error| panic!("{error}"));
@@ -219,8 +219,8 @@ fn equal_at_home(recording: &Recording<Exits>) {
     assert!(found.checkpoints > 1, "{} checkpoints", found.checkpoints);
 }
 
-/// Gives a long stretch of the recounted recording that begins at a checkpoint, or at power-on, and has no
-/// other checkpoint on it.
+/// Returns a long stretch of the recounted recording that begins at a checkpoint or at power-on and has no other
+/// checkpoint.
 fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
     let stopped =
         recording.log.events().filter(|record| matches!(record.as_ref().unwrap().event, Event::Stopped(_)));
@@ -237,7 +237,7 @@ fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
         assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
         assert_eq!(timeline.position(), at);
     }
-    // The part is short, or not: two places in it that differ from the beginning and from the end.
+    // Two places in the part, short or long, that differ from its beginning and its end.
     let length = end_only.end().number();
     for back in [length / 2, length / 4] {
         assert_eq!(end_only.seek(end_only.end() - back, &mut || false).unwrap(), TravelStop::Reached);
@@ -249,7 +249,7 @@ fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
     let heads = timeline.checkpoints().expect("recounting takes them").heads();
     let events: Vec<Instructions> =
         recounted.log.events().map(|record| record.expect("the log is whole").at.count).collect();
-    // The other engine goes from event to event, where they are far enough apart.
+    // The other engine goes from event to event, if they are far enough apart.
     let is_for_two = |from: Instructions| {
         let on_way =
             |at: &&Instructions| (from..from + (BEHIND_CHECKPOINT - FROM_EVENT_TO_EVENT)).contains(*at);

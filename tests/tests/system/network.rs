@@ -1,4 +1,4 @@
-//! A guest on the network, recorded: what went over it is replayed without the network.
+//! A recorded guest on the network. The replay needs no network.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use tests::network::{
 };
 use tests::program::{missing, ttvm};
 
-/// What the host's server serves: enough for frames of all sizes, windows and retransmissions.
+/// The page of the host's server: enough for frames of all sizes, windows and retransmissions.
 pub(crate) fn page() -> Vec<u8> {
     (0..2_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
@@ -37,7 +37,7 @@ pub(crate) fn serve_once(host: Ipv4Addr) -> u16 {
     port
 }
 
-/// What the guest does to fetch the page. The host is where the gateway is.
+/// The guest's command to fetch the page. The host has the gateway's address.
 pub(crate) fn fetch(port: u16) -> String {
     format!(
         "G=$(ip route | awk /default/{{print\\$3}}); wget -q -O /tmp/page http://$G:{port}/ && md5sum /tmp/page"
@@ -53,7 +53,7 @@ pub(crate) fn sum() -> String {
     String::from_utf8_lossy(&output.stdout)[..32].to_string()
 }
 
-/// What tshark prints of a capture's fields, a line for each frame that passes the filter.
+/// tshark's output of a capture's fields, a line for each frame that passes the filter.
 fn tshark(capture: &Path, filter: &str, fields: &[&str]) -> Vec<String> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(capture).args(["-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE"]);
@@ -111,7 +111,7 @@ fn a_port_of_the_host_leads_into_the_guest() {
     verify(directory.path());
 }
 
-/// Sends a text to the guest, and gives what comes back for it.
+/// Sends a text to the guest, and returns the answer.
 pub(crate) fn echo(place: SocketAddrV4, text: &[u8]) -> Vec<u8> {
     let begin = Instant::now();
     // Until the guest listens, passt takes connections and drops them.

@@ -1,15 +1,15 @@
-//! Peers behind passt's socket that send rubbish, or more than anyone takes: the guest and the recorder survive.
+//! Peers behind passt's socket send rubbish, or too much data. The guest and the recorder survive.
 
 use std::path::Path;
 
 use tests::network::{RecordedGuest, Wire, verify};
 use tests::random::Random;
 
-/// The guest's address, and one that no card has.
+/// The guest's address, and an address that no card has.
 const TO_GUEST: [u8; 12] = [0x52, 0x54, 0, 0x12, 0x34, 0x56, 2, 0, 0, 0, 0, 1];
 
-/// A peer in place of passt. `$peer` is its socket, which it reads to the end; it may `wait_for_guest`, whose first frame shows
-/// that it listens.
+/// A peer in place of passt. `$peer` is its socket, which it reads to the end. `wait_for_guest` waits for the guest's first
+/// frame, which shows that the guest listens.
 fn peer(directory: &Path, script: &str) -> Wire {
     let whole = format!(
         "while [ \"$1\" != --fd ]; do shift; done
@@ -25,7 +25,7 @@ fn peer(directory: &Path, script: &str) -> Wire {
     Wire::to(directory, &whole)
 }
 
-/// A frame of so many bytes, as passt's socket has it. Its protocol is `kind`, and the rest is rubbish.
+/// A frame of a given length, in the format of passt's socket. Its protocol is `kind`, and the rest is rubbish.
 fn frame(random: &mut Random, kind: [u8; 2], length: usize) -> Vec<u8> {
     let mut frame = (length as u32).to_be_bytes().to_vec();
     let rubbish = std::iter::repeat_with(|| random.next_u64() as u8);
@@ -33,7 +33,7 @@ fn frame(random: &mut Random, kind: [u8; 2], length: usize) -> Vec<u8> {
     frame
 }
 
-/// What the guest says that it received.
+/// The guest's report of received frames.
 const RECEIVED: &str = "echo RECEIVED $(cat /sys/class/net/eth0/statistics/rx_packets)";
 
 fn received(line: &str) -> u64 {
@@ -61,7 +61,7 @@ fn rubbish_from_a_peer_is_survived_and_what_is_no_frame_ends_the_network() {
     );
     let job = format!("{RECEIVED}; sleep 5; echo ALIVE");
     let mut guest = RecordedGuest::busybox(directory.path(), &wire, &job);
-    // Of ten lengths three are those of no frame.
+    // Three of ten lengths are invalid for a frame.
     let count = received(&guest.wait_for("RECEIVED"));
     assert!(count >= 30, "the rubbish did not reach the guest: {count} frames did");
     std::fs::write(directory.path().join("seen"), "").unwrap();
@@ -82,7 +82,7 @@ fn a_peer_that_floods_costs_no_memory_and_does_not_hold_up_the_guest() {
     let flood: Vec<u8> = (0..FRAMES).flat_map(|_| frame(&mut random, [0x88, 0xb5], 1_514)).collect();
     let flood_bytes = (PIECES * flood.len()) as u64;
     std::fs::write(directory.path().join("flood"), flood).unwrap();
-    // Without an end while no driver listens, and then so much that it would be seen in the recorder's memory.
+    // Endless while no driver listens. Then enough to show in the recorder's memory.
     let pieces = format!("for i in {{1..{PIECES}}}; do cat flood; done");
     let script = format!("(until [ -s received ]; do cat flood; done; {pieces}) >&$peer");
     let wire = peer(directory.path(), &script);

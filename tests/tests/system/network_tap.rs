@@ -1,4 +1,5 @@
-//! A guest on a TAP interface, recorded. The interface is in a network of its own, so that nothing of the host's changes.
+//! A recorded guest on a TAP interface. The interface is in its own network namespace, so the host's network does not
+//! change.
 
 use std::path::Path;
 use std::process::Command;
@@ -87,7 +88,7 @@ fn a_tap_interface_that_another_guest_has_is_refused_in_a_sentence() {
 
 #[test]
 fn rubbish_on_a_tap_interface_is_survived() {
-    /// Frames up to the longest, of all protocols that a guest looks into, with nothing right behind their heads.
+    /// Frames up to the longest, of all protocols that a guest parses, with rubbish behind their heads.
     const SEND: &str = "
 import os, socket, sys
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)

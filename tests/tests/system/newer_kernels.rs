@@ -1,5 +1,5 @@
-//! Symbols, modules and processes of kernels of other releases, whose tables and structures are not those of the
-//! kernel that most tests boot: what the guest's memory says is compared with what the guest itself lists.
+//! Symbols, modules and processes of kernels of other releases. Their tables and structures differ from the kernel that
+//! most tests boot. The guest's memory is compared with the guest's own lists.
 
 use guest_symbols::orc::{End, Registers, Unwinder};
 use guest_symbols::switched_out::{SavedRegisters, SwitchFrame};
@@ -10,8 +10,8 @@ use tests::guests::{Artefact, BOOKWORM_RT, Guest, SID, SID_RT, TRIXIE};
 use tests::listings::{ListedProcess, ListedSymbol, PS, assert_same_processes};
 use tests::run::run_to_power_off;
 
-/// How many symbols there are, those of the modules, which come last, and some of the kernel itself: whole lines of
-/// pieces of the list.
+/// Commands that print the number of symbols, the symbols of modules, which come last, and some of the kernel's. The latter
+/// are whole lines from pieces of the list.
 const LIST_SYMBOLS: [&str; 4] = [
     "cat /proc/kallsyms >/tmp/all; wc -l /tmp/all",
     "tail -n 1000 /tmp/all",
@@ -19,7 +19,7 @@ const LIST_SYMBOLS: [&str; 4] = [
     "for at in 1 100 400 700 1000 1300 1500; do piece $at; done",
 ];
 
-/// Boots with isolated page tables, lists, and compares with what there is when the machine is switched off.
+/// Boots with isolated page tables, lists, and compares with the machine's memory at power-off.
 fn compare(kernel: &[Artefact; 2]) {
     let [image, busybox] = kernel;
     if !image.exists() || !busybox.exists() {
@@ -45,8 +45,7 @@ fn compare(kernel: &[Artefact; 2]) {
     stacks_lead_where_threads_began(&machine, &symbols, &processes);
 }
 
-/// The registers that are kept for a thread that does not run lead along its stack to where it began: to its program, or to the
-/// beginning of a kernel thread.
+/// The saved registers of a sleeping thread lead along its stack to its program, or to the start of a kernel thread.
 fn stacks_lead_where_threads_began(guest: &dyn GuestView, symbols: &Symbols, processes: &Processes) {
     let switched = SwitchFrame::of_kernel(guest, symbols).unwrap_or_else(|error| panic!("{error}"));
     let unwinder = Unwinder::of_kernel(guest, symbols).unwrap_or_else(|error| panic!("{error}"));
@@ -77,7 +76,7 @@ fn assert_same_symbols(symbols: &Symbols, console: &str) {
         assert!(line.is_in(symbols), "{line:x?}");
     }
     assert!(symbols.modules().iter().any(|name| name == "virtio_blk"), "{:?}", symbols.modules());
-    // Functions are in code, whatever sections the kernel has.
+    // Functions are in code, in any section of the kernel.
     for name in ["start_kernel", "do_syscall_64", "schedule", "virtblk_probe"] {
         let function = symbols.named(name).unwrap_or_else(|| panic!("no {name}"));
         assert!(function.is_code() && function.section.is_some() && function.size > 0, "{function:?}");

@@ -1,5 +1,5 @@
-//! A processor of another maker comes to the same: one of Intel's as QEMU makes it, whatever the host has. Where the manuals
-//! leave something undefined, it does as neither Intel's nor AMD's own do.
+//! A processor of another vendor has the same results: QEMU's imitation of an Intel processor, on any host. Where the
+//! manuals leave results undefined, this imitation differs from Intel's and AMD's own processors.
 
 use std::process::{Command, Stdio};
 
@@ -10,9 +10,8 @@ use tests::program::ttvm;
 const PROCESSOR: [&str; 2] = ["--cpu", "Skylake-Client"];
 const EQUAL: &str = "replayed to the end: console, counts and hashes are equal";
 
-/// What the cut fuzzer's programs come to there is what they come to here; and the golden vectors of instructions that leave
-/// something undefined are matched there. `TTVM_WHOLE_VECTORS` runs all programs and
-/// matches all vectors, which takes minutes.
+/// The cut fuzzer's programs have the same digests there and here. The golden vectors of instructions with undefined
+/// results match there, too. `TTVM_WHOLE_VECTORS` runs all programs and matches all vectors, which takes minutes.
 #[test]
 fn executes_the_same() {
     let programs = built(&["cuts", "silicon"]);
@@ -37,12 +36,12 @@ fn executes_the_same() {
     assert!(left.file("vectors").contains("no unexplained difference"), "{}", left.file("vectors"));
 }
 
-/// What was recorded here replays there, and what was recorded there replays here: the beginning of a boot, or with
-/// `TTVM_WHOLE_VECTORS` all of a boot, for which the lab takes minutes.
+/// A recording from here replays there, and a recording from there replays here. It has the beginning of a boot, or with
+/// `TTVM_WHOLE_VECTORS` a whole boot, for which the lab takes minutes.
 #[test]
 fn replays_what_was_recorded_here_and_the_other_way() {
     let (ttvm, directory) = (ttvm(), tempfile::tempdir().expect("a temporary folder"));
-    // Nothing has to be unpacked before this one runs.
+    // This kernel needs no unpacking before it runs.
     let (kernel, initrd) = (CLOUD_ELF.path(), BUSYBOX.path());
     let until = if std::env::var_os("TTVM_WHOLE_VECTORS").is_some() { "100e9" } else { "150e6" };
     let guest = format!(

@@ -1,4 +1,4 @@
-//! What ttvm writes for other tools, and says of who called whom, against these tools and against the guest itself.
+//! Compares ttvm's output for other tools, and its backtraces, with these tools and with the guest itself.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,14 +16,14 @@ use tests::tools::{output, python, vmlinux};
 
 const NO_PYTHON: &str = "there is no Python with drgn and perfetto: run scripts/setup";
 
-/// The kernel that most tests boot, and newer ones where they could be had, each with its initial RAM disk.
+/// The kernel that most tests boot, and newer ones if they are installed, each with its initial RAM disk.
 fn kernels() -> impl Iterator<Item = [&'static Artefact; 2]> {
     let newer = [TRIXIE.each_ref(), SID.each_ref()];
     let newer = newer.into_iter().filter(|kernel| kernel.iter().all(|artefact| artefact.exists()));
     [[&CLOUD, &BUSYBOX]].into_iter().chain(newer)
 }
 
-/// Looks at a boot of each kernel, `r.ttvm` in a folder, of which the console showed the text.
+/// Tests a boot of each kernel: `r.ttvm` in a folder, with the console's text.
 fn at_each_kernel(look: impl Fn(&Path, &str)) {
     static BOOTS: [Shared; 3] = [const { Shared::new() }; 3];
     for ([kernel, busybox], boot) in kernels().zip(&BOOTS) {
@@ -35,7 +35,7 @@ fn at_each_kernel(look: impl Fn(&Path, &str)) {
     }
 }
 
-/// Records a bug until the panic's report is complete; gives what the console showed.
+/// Records a bug until the panic's report is complete. Returns the console's text.
 fn record_panic(name: &str, directory: &Path) -> String {
     let common = std::fs::read_to_string(repository().join("guest-images/bugs/cmdline"));
     let parameters = format!("{} bug={name}", common.expect("the parameters for all bugs").trim());
@@ -71,13 +71,13 @@ fn without_size(function: &str) -> String {
     rest.split_once(' ').map_or(name.to_string(), |(_, module)| format!("{name} {module}"))
 }
 
-/// The functions in the last call trace that the kernel printed, but for those that it was not sure of.
+/// The functions in the kernel's last printed call trace, without the uncertain ones (`?`).
 fn printed_trace(console: &str) -> Vec<String> {
     let begin = console.rfind("Call Trace:").expect("the report has a call trace");
     let lines =
         console[begin..].lines().skip(1).map(|line| line.split_once("] ").map_or(line, |(_, text)| text));
     let inside = lines.take_while(|line| !line.contains("</TASK>") && !line.contains("RIP: 0033"));
-    // What an interrupt or an exception came upon is printed with its registers.
+    // The kernel prints the interrupted place of an interrupt or exception with its registers.
     let function = |line: &str| {
         let text = line.strip_prefix("RIP: 0010:").or_else(|| line.strip_prefix(' '))?.trim();
         (text.contains("+0x") && !text.starts_with("? ")).then(|| without_size(text))
@@ -98,7 +98,7 @@ fn backtraces_at_a_panic_are_those_that_the_kernel_printed() {
         let console = record_panic(name, directory.path());
         let state = json(directory.path(), &["state", "r.ttvm", "--at", "panic", "--backtrace"]);
         let found = functions(&state["backtrace"]);
-        // It printed what had called the function that printed.
+        // It printed the callers of the printing function.
         let printed = printed_trace(&console);
         let reporting = |function: &String| {
             ["panic+", "dump_stack_lvl+", "__schedule_bug"].iter().any(|name| function.starts_with(name))
@@ -117,7 +117,7 @@ fn in_gdb(directory: &Path, told: &Value) {
     let mut gdb = Command::new(ttvm());
     gdb.current_dir(directory).args(["debug", "r.ttvm", "--at", "panic", "--gdb", "--", "--nx", "--batch"]);
     let said = output(gdb.args(["-ex", "tt backtrace", "-ex", "tt dmesg 1"]));
-    // Where gdb attaches it prints a frame of its own: "#0  0x... in NAME ()".
+    // gdb prints a frame when it attaches: "#0  0x... in NAME ()".
     let ours = said.lines().filter(|line| line.starts_with('#') && !line.contains(" in "));
     let mut frames = ours.map(|line| line.split_once(" 0x"));
     for frame in told["frames"].as_array().expect("frames") {
@@ -168,7 +168,7 @@ fn messages_of(directory: &Path, console: &str) {
     let is_message = |line: &&str| line.starts_with('[') && line.get(5..7).is_some_and(|at| at.contains('.'));
     let printed: Vec<&str> = console.lines().map(str::trim_end).filter(is_message).collect();
     assert!(printed.len() > 100, "{console}");
-    // The console shows none of those for debugging.
+    // The console shows no debug messages.
     let mut rest = messages.iter();
     for line in printed {
         assert!(
@@ -178,7 +178,7 @@ fn messages_of(directory: &Path, console: &str) {
     }
 }
 
-/// Counts what a trace has, checks that slices nest and that times ascend, and prints what a test looks at.
+/// Counts a trace's rows, checks that slices nest and times ascend, and prints the rows for a test.
 const DECODE: &str = r#"
 import collections, json, sys
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
@@ -368,7 +368,7 @@ fn drgn_and_crash_find_the_processes_and_the_stack_of_a_panic() {
         .map(|frame| &frame["address"])
         .collect();
     let drgns: Vec<&Value> = found["stack"].as_array().expect("a stack").iter().collect();
-    // The last one is the program's.
+    // The last frame is the program's.
     assert_eq!(drgns[..ours.len()], ours, "{found:#}");
 
     if let Some(why) = missing(&["crash"]) {

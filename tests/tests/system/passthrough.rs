@@ -12,10 +12,10 @@ use tests::program::ttvm;
 /// Bytes on the NVMe disk.
 const DISK_BYTES: usize = 4 << 20;
 
-/// What a guest does with its devices, in one line: the `edu` device in slot 3 writes to memory that the guest never showed it;
-/// some bytes go through a serial adapter that echoes, and come back; the same through a serial port at 0x2e8, with an interrupt
-/// that only the guest has; an NVMe disk is read, and written and read. It waits ten minutes for anything: on a busy host a serial
-/// port in the lab can need more than one for 16 KiB.
+/// A guest's work with its devices, in one line. The `edu` device in slot 3 writes to memory that the guest never gave to
+/// it. Bytes go through an echoing serial adapter and come back. The same goes through a serial port at 0x2e8, whose
+/// interrupt only the guest has. An NVMe disk is read, written, and read again. Each wait may take ten minutes: on a busy
+/// host, a serial port in the lab can need more than one minute for 16 KiB.
 const GUEST: &str = r#"
 load() { while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/$1; }
 ready() { n=0; while [ ! -e $1 ] && [ $n -lt 6000 ]; do sleep 0.1; n=$((n+1)); done; }
@@ -51,7 +51,7 @@ sync; echo 3 >/proc/sys/vm/drop_caches
 dd if=/dev/nvme0n1 bs=4096 skip=9 count=4 2>/dev/null | cmp - /a && echo stored
 "#;
 
-/// A guest that looks at its `edu` device until it is gone.
+/// A guest that reads its `edu` device until the device is gone.
 const LOOKING: &str = r#"
 B=$(head -n 1 /sys/bus/pci/devices/0000:00:03.0/resource | cut -d' ' -f1)
 echo looking
@@ -59,7 +59,8 @@ n=0; while [ $(devmem $B 32) = 0x010000ED ] && [ $n -lt 6000 ]; do sleep 0.1; n=
 echo edu $(devmem $B 32)
 "#;
 
-/// A guest that reads its NVMe disk while the host resets it: its driver misses an answer, sets the disk up again, and goes on.
+/// A guest that reads its NVMe disk while the host resets the disk. The driver misses an answer, sets the disk up again,
+/// and continues.
 const RESETTING: &str = r#"
 while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/nvme
 n=0; while [ ! -e /dev/nvme0n1 ] && [ $n -lt 6000 ]; do sleep 0.1; n=$((n+1)); done
@@ -113,7 +114,7 @@ dmesg | grep 'DMA Write.*fault addr 0x2000000' >out/faults
 done_with soft
 "#;
 
-/// Goes on from there: the same under KVM; a host that resets the disk, and one that takes a device away.
+/// Continues with the same under KVM, with a host that resets the disk, and with a host that takes a device away.
 const LONG_LAB: &str = r#"
 record kvm --engine kvm --slow-clock 8 --wait-for-exit 10000 $all || exit 1
 done_with kvm
@@ -137,7 +138,7 @@ wait $recorder || exit 1
 done_with unplugged
 "#;
 
-/// Echoes what comes, and gives the port.
+/// Echoes all input, and returns the port.
 fn echo() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let port = listener.local_addr().expect("it listens").port();
@@ -163,7 +164,7 @@ fn md5(path: &Path) -> String {
     String::from_utf8_lossy(&output.stdout)[..32].to_string()
 }
 
-/// Through each serial port go so many KiB, which is slow: `TTVM_TEST_SERIAL_KIB`.
+/// KiB that go through each serial port, which is slow: `TTVM_TEST_SERIAL_KIB`.
 fn serial_kib(long: bool) -> usize {
     let usual = if long { 16 } else { 1 };
     std::env::var("TTVM_TEST_SERIAL_KIB").map_or(usual, |kib| kib.parse().expect("a number of KiB"))
@@ -270,7 +271,7 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
             "stored",
             "exit status 0",
         ] {
-            // What the guest stores changes the disk for the next one.
+            // The guest's writes change the disk for the next guest.
             let is_other_disk = *engine == "kvm" && line.starts_with("disk");
             assert!(console.contains(line) || is_other_disk, "{line}\n{all}");
         }

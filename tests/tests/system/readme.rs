@@ -1,4 +1,4 @@
-//! What README and the guide show, done as their reader would: README's session is typed into a terminal, and every command is run.
+//! Tests README and the guide like a reader. README's session is typed into a terminal, and every command is run.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
@@ -10,8 +10,8 @@ use tests::program::{missing, serve, ttvm};
 use tests::terminal::Terminal;
 use tests::tools;
 
-/// What the commands of README and of the guide come to, in an order in which each finds what it needs: its exit code, and its arguments. In the
-/// directory are `vmlinuz`, `initrd.gz`, `bench.gz` and `disk.img`, and the recording of the first page.
+/// The commands of README and the guide: exit codes and arguments, in an order in which each finds its files. The directory
+/// has `vmlinuz`, `initrd.gz`, `bench.gz`, `disk.img` and the recording of the first page.
 const COMMANDS: &[(i32, &str)] = &[
     (0, "run --kernel vmlinuz --initrd bench.gz --cmdline CMDLINE --disk disk.img --memory 128M --net user"),
     (5, "run --kernel vmlinuz --passthrough pci:ffff:ff:1f.7"),
@@ -76,11 +76,11 @@ const COMMANDS: &[(i32, &str)] = &[
 ];
 /// Needs drgn.
 const DRGN: &str = "drgn R.ttvm --at 95% -- --no-default-symbols -e print(prog.flags)";
-/// To this one a gdb has to come.
+/// A gdb has to connect to this one.
 const SERVE: &str = "debug R.ttvm --no-sandbox --listen unix:gdb.socket --at 50% --once";
 /// This is typed into the terminal.
 const DEBUG: &str = "debug R.ttvm --gdb --symbols kernel.symbols";
-/// What this prints is for a gdb of one's own.
+/// Prints the commands for a user's own gdb.
 const PRINTED: &str = "debug --print-commands";
 const CMDLINE: &str = "console=ttyS0 panic=-1 w=boot";
 
@@ -102,7 +102,7 @@ fn pages() -> Vec<String> {
     pages.map(|page| page.expect("it is text")).chain([readme()]).collect()
 }
 
-/// The commands that a page shows: its blocks of shell, and ttvm's by the way.
+/// The commands of a page: its shell blocks, and ttvm commands in the text.
 fn commands_of(page: &str) -> String {
     let mut commands = String::new();
     for (number, block) in page.split("```").enumerate() {
@@ -116,7 +116,7 @@ fn commands_of(page: &str) -> String {
     commands
 }
 
-/// Verbs with the options that a text names with them, `None` for a verb by itself.
+/// Verbs with the options that a text uses with them. `None` is the verb by itself.
 fn used(text: &str) -> BTreeSet<(String, Option<String>)> {
     let mut used = BTreeSet::new();
     let text = text.replace(".ttvm", "");
@@ -136,13 +136,13 @@ fn each_command_of_readme_and_guide_is_run_below() {
     let examples = COMMANDS.iter().map(|(_, command)| *command).chain([DRGN, SERVE, DEBUG, PRINTED]);
     let run: String = examples.map(|command| format!("ttvm {command}\n")).collect();
     let run = used(&run);
-    // What stands for any verb.
+    // A placeholder for any verb.
     let not_run: Vec<_> =
         shown.difference(&run).filter(|(verb, _)| !matches!(&**verb, "VERB" | "--help")).collect();
     assert!(shown.len() > 40 && not_run.is_empty(), "{not_run:?}");
 }
 
-/// A line without what differs from run to run: addresses, times, long numbers; and without the remark at its end.
+/// A line without its remark, and without the parts that differ from run to run: addresses, times, long numbers.
 fn comparable(line: &str) -> String {
     let line = line.split("    # ").next().unwrap_or_default().trim_end();
     let words = line.split(' ').map(|word| {
@@ -153,7 +153,7 @@ fn comparable(line: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Types what the transcript has behind prompts, each when the prompt is there, and compares the rest.
+/// Types the transcript's commands, each at its prompt, and compares the rest.
 fn type_transcript(terminal: &Terminal, transcript: &str) {
     const PROMPTS: [&str; 3] = ["$", "/ #", "(gdb)"];
     for line in transcript.lines() {

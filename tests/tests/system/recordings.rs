@@ -1,5 +1,4 @@
-//! Recordings: what was recorded replays equal, what was tampered with diverges or is refused, and nothing
-//! panics.
+//! Recordings: an unchanged one replays equal, a changed one diverges or is refused, and nothing panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -71,16 +70,16 @@ fn replay_with_flipped_bit(traveller: &Traveller, address: u64, bit: u32) -> Res
 fn one_wrong_bit_of_ram_does_not_go_unnoticed() {
     let (_directory, traveller) = traveller();
     for bit in 0..8 {
-        // What the guest computes with changes its path, and the next event notices.
+        // Memory that the guest computes with changes its path, and the next event notices.
         let error = replay_with_flipped_bit(&traveller, traveller.counter, bit).expect_err("it must diverge");
         assert!(matches!(&error, Error::Divergence(_)), "{error}");
         assert_eq!(error.exit_code(), exit_code::DIVERGED);
-        // What it never reads shows in the hashes at the end.
+        // Memory that the guest never reads shows in the hashes at the end.
         assert!(!replay_with_flipped_bit(&traveller, 7 << 20, bit).unwrap());
     }
 }
 
-/// Writes the traveller's recording once more, its records changed.
+/// Writes the traveller's recording once more, with changed records.
 fn rewrite(traveller: &Traveller, to: &Path, change: impl FnOnce(&mut Vec<LogRecord<Instructions>>)) {
     let recording = open(&traveller.path);
     let mut records: Vec<_> = recording.log.events().map(|event| LogRecord::Event(event.unwrap())).collect();
@@ -127,7 +126,7 @@ fn a_changed_recording_diverges() {
         rewrite(&traveller, &path, change);
         match replay_quietly(&path) {
             Err(error @ Error::Divergence(_)) => assert_eq!(error.exit_code(), exit_code::DIVERGED, "{what}"),
-            // Impossible even on paper: virtual time never falls behind the steps.
+            // Invalid by itself: virtual time never falls behind the steps.
             Err(Error::Recording { .. }) if what == "an event earlier in time" => {}
             other => panic!("{what}: {other:?}"),
         }
@@ -159,7 +158,7 @@ fn a_recording_that_was_cut_off_replays_to_its_last_event() {
     }
 }
 
-/// Opens and replays, whatever is there. Fails if that panics or if the exit code fits no recording.
+/// Opens and replays any recording. Fails if that panics, or if the exit code fits no recording.
 fn survives(path: &Path, what: &str) {
     let result = catch_unwind(AssertUnwindSafe(|| replay_quietly(path)));
     match result {
@@ -227,7 +226,7 @@ fn foreign_recordings_are_refused() {
     }
 }
 
-/// What a recorder said of a guest that does this, its exit code, and that of `ttvm state --at panic`.
+/// The recorder's message about this guest, its exit code, and the exit code of `ttvm state --at panic`.
 fn recorded(directory: &Path, command: &str) -> (String, Option<i32>, Option<i32>) {
     let cmdline = format!("console=ttyS0 panic=-1 ttvm.run=\"{command}\"");
     let (kernel, initrd) = (CLOUD.path(), BUSYBOX.path());
@@ -256,7 +255,8 @@ fn a_panic_of_a_kernel_that_reboots_is_a_panic() {
     assert_eq!((code, state), (Some(exit_code::DONE), Some(exit_code::USAGE)), "{said}");
 }
 
-/// Of the oldest and the newest kernel here, with a disk. The whole recording and its images are gone when the end is replayed.
+/// For the oldest and the newest kernel here, with a disk. The whole recording and its images are removed before the end is
+/// replayed.
 #[test]
 fn the_end_of_a_crash_is_small_and_replays_alone() {
     let images = [[CLOUD, BUSYBOX], SID];
@@ -307,7 +307,7 @@ fn the_end_of_a_crash_is_small_and_replays_alone() {
     }
 }
 
-/// By the line that README shows.
+/// By the command that README shows.
 #[test]
 fn a_shell_in_the_guest_asks_for_its_recording_to_be_kept() {
     let readme = std::fs::read_to_string(repository().join("README.md")).expect("README is there");

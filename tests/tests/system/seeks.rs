@@ -1,9 +1,8 @@
-//! Any point of a recording, from any other, is what a straight replay from the start comes through there:
-//! registers, devices, RAM and disk.
+//! Seeks from any point of a recording to any other give the same state as a straight replay from the start: registers,
+//! devices, RAM and disk.
 //!
-//! `TTVM_PAIRS=2000 cargo test --release -p tests seeks` is the full version: so many pairs of points, over
-//! recordings of Debian's boot and of the benchmark workloads `disk` and `rd`. Without the variable there are
-//! a few, over `disk`.
+//! `TTVM_PAIRS=2000 cargo test --release -p tests seeks` is the full version: 2,000 pairs of points, in recordings of
+//! Debian's boot and of the benchmark workloads `disk` and `rd`. Without the variable there are a few pairs, in `disk`.
 
 use std::path::Path;
 
@@ -22,12 +21,12 @@ use tests::record::{open, record_with_checkpoints};
 
 const SEED: u64 = 4711;
 const SHORT_PAIRS: usize = 12;
-/// Different points at most; pairs are made of them.
+/// The most different points. Pairs are made from them.
 const MAX_POINTS: usize = 250;
-/// Close together, so that most of the time goes into what is tested.
+/// Close together, so most of the time goes into the seeks.
 const CHECKPOINT_NS: u64 = 100_000_000;
 
-/// Whether this is the full version, and of how many pairs.
+/// Whether this is the full version, and its number of pairs.
 fn full_pairs() -> Option<usize> {
     let wanted = std::env::var("TTVM_PAIRS").ok()?;
     Some(wanted.parse().expect("TTVM_PAIRS is a number of pairs"))
@@ -57,7 +56,7 @@ fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording<Ins
     open(&path)
 }
 
-/// What a straight replay is at each point.
+/// The straight replay at each point.
 fn straight(recording: &Recording<Instructions>, points: &[Instructions]) -> Vec<Seen> {
     let (mut machine, mut player) = replay::open(recording).unwrap_or_else(|error| panic!("{error}"));
     let mut seen = Vec::new();
@@ -140,18 +139,18 @@ fn in_the_workload_rd() {
     check(&recording, pairs - 2 * (pairs / 3));
 }
 
-/// What a replay to the end of a boot may take: a debugger opens it there.
+/// The most steps of a replay to the end of a boot, where a debugger opens the recording.
 const TO_THE_END: u64 = 400_000_000;
-/// The longest way to a place of the first second that lies before the early checkpoint: all code is new there, and slow.
+/// The most steps to a place of the first second before the early checkpoint. All code is new there, and slow.
 const EARLY: u64 = 420_000_000;
-/// The longest way to one that lies behind it.
+/// The most steps to a place behind that checkpoint.
 const FIRST: u64 = 620_000_000;
-/// What going to a place may take beyond a replay up to there: finding out which instruction a time means.
+/// The most steps of a seek beyond the replay up to the place, to find the instruction of a time.
 const FINDING: u64 = 24_000_000;
-/// What going to a place may take in a session that came past it.
+/// The most steps of a seek in a session that has passed the place.
 const NEAR: u64 = 48_000_000;
 
-/// Steps that going to a time replays.
+/// Steps that a seek to a time replays.
 fn steps_to(timeline: &mut Timeline, ns: u64) -> u64 {
     let before = timeline.replayed_steps();
     let spec = PositionSpec::Nanoseconds(ns);
@@ -160,8 +159,8 @@ fn steps_to(timeline: &mut Timeline, ns: u64) -> u64 {
     timeline.replayed_steps() - before
 }
 
-/// The first second of a boot has a checkpoint: replaying it takes less than a second of the host from there, and up to there. In
-/// a session that came past a place, as one of a debugger at the end has, it takes far less.
+/// The first second of a boot has a checkpoint. The replay up to it, and the replay from it, take less than a second of the
+/// host. A session that has passed a place, like a debugger at the end, takes far less.
 fn first_second([kernel, busybox]: [&Artefact; 2]) {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let path = directory.path().join("r.ttvm");

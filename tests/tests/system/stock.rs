@@ -1,5 +1,5 @@
-//! Stock kernels, unmodified: boot to a shell, obey what is typed, power off. No kernel parameter but the
-//! console's.
+//! Unmodified stock kernels boot to a shell, execute typed commands, and power off. The only kernel parameter is the
+//! console.
 
 use boot::packed_kernel;
 use machine::script::Script;
@@ -44,7 +44,7 @@ fn cloud_elf_in_3_gib() {
     boots_to_a_shell(&CLOUD_ELF, &BUSYBOX, 3072);
 }
 
-/// KVM's machines need the kernel itself: a program that we did not write has unpacked it too.
+/// Machines for KVM need the unpacked kernel. An independent program has unpacked it, too.
 #[test]
 fn a_bzimage_holds_the_elf_kernel() {
     for (packed, kernel) in [(CLOUD, CLOUD_ELF), (GENERIC, GENERIC_ELF)] {

@@ -1,5 +1,4 @@
-//! Symbols out of a stock kernel's own memory, where KASLR has put it: they are those that the guest itself
-//! lists, and gdb finds its way with them.
+//! Symbols from a stock kernel's own memory, with KASLR. They equal the guest's own list, and gdb works with them.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,15 +12,15 @@ use tests::listings::ListedSymbol;
 use tests::program::ttvm;
 use tests::record::{open, record};
 
-/// Where the kernel would be without KASLR.
+/// The kernel's address without KASLR.
 const LINKED_AT: u64 = 0xffff_ffff_8100_0000;
 
-/// What the guest lists: code, data, init code that is gone, variables of each CPU, modules.
+/// The guest's list: code, data, dropped init code, per-CPU variables, modules.
 const LISTED: &str = "grep -w -e _text -e _end -e start_kernel -e do_syscall_64 -e jiffies -e init_task -e modules \
                       -e cpu_hw_events -e __start_BTF -e virtio_init -e virtqueue_add_sgs -e virtblk_probe \
                       -e vp_modern_probe -e __this_module /proc/kallsyms";
 
-/// Boots with isolated page tables, so that the kernel is hidden while programs run; what the guest listed.
+/// Boots with isolated page tables, so the kernel is hidden while programs run. Returns the guest's list.
 fn record_boot(path: &Path) -> Vec<ListedSymbol> {
     let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
     let mut script = Script::shell(&[LISTED, "poweroff -f"]);
@@ -36,7 +35,7 @@ fn symbols_at(timeline: &mut Timeline, position: &str) -> Result<Symbols, NoKern
     Symbols::of_guest(timeline.machine())
 }
 
-/// What gdb says with these symbols, with the recording's end as its target.
+/// gdb's output with these symbols, at the recording's end.
 fn gdb_says(timeline: &mut Timeline, file: &Path, commands: &[&str]) -> String {
     batch::serve(timeline, file.parent().expect("it lies in a folder"), |socket| {
         let mut gdb = batch::gdb();
@@ -46,7 +45,7 @@ fn gdb_says(timeline: &mut Timeline, file: &Path, commands: &[&str]) -> String {
     })
 }
 
-/// A disk that is full after a hundred KiB, and a file that is there already.
+/// A disk that is full after a hundred KiB, and a file that exists already.
 fn files_are_whole_or_not_there(directory: &Path) {
     std::fs::create_dir(directory.join("for files")).expect("the folder is ours");
     let run = |limit_kib: u32, to: &str| {

@@ -1,5 +1,5 @@
-//! gdb loads symbols of programs, libraries, modules and a kernel's file, and keeps those of the guest's kernel. The guest says
-//! where each belongs. Page tables are isolated, so that programs and the kernel have different ones.
+//! gdb loads symbols of programs, libraries, modules and a kernel's file, and keeps the symbols of the guest's kernel. The
+//! guest says where each belongs. Page tables are isolated, so programs and the kernel have different ones.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ use tests::guests::{Artefact, BUSYBOX, CLOUD, Guest, SID, TRIXIE, linux_options,
 use tests::record::{open, record};
 use tests::run::run_to_power_off;
 
-/// Of the host's: a program that is not static wants them.
+/// The host's libraries that a dynamically linked program needs.
 const LIBRARIES: [(&str, &str); 2] =
     [("/lib64/ld-linux-x86-64.so.2", "lib64"), ("/lib/x86_64-linux-gnu/libc.so.6", "lib")];
 
@@ -27,7 +27,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An initial RAM disk with the programs of this test beside busybox, and the folder that they are in.
+/// An initial RAM disk with the programs of this test beside busybox, and the programs' folder.
 fn with_programs(directory: &Path, busybox: &Artefact) -> (PathBuf, PathBuf) {
     let (root, sources) = (directory.join("root"), repository().join("tests/tests/system/programs"));
     for (library, folder) in LIBRARIES {
@@ -52,14 +52,14 @@ fn with_programs(directory: &Path, busybox: &Artefact) -> (PathBuf, PathBuf) {
 struct Boot {
     timeline: Timeline,
     symbols: Symbols,
-    /// What the guest has printed.
+    /// The guest's output.
     console: String,
     /// The programs.
     root: PathBuf,
     directory: tempfile::TempDir,
 }
 
-/// A guest that runs them and then powers off, and the folder that they are in.
+/// A guest that runs the programs and then powers off, and the programs' folder.
 fn guest(directory: &Path, kernel: &Artefact, busybox: &Artefact) -> (Guest, PathBuf) {
     let (initrd, root) = with_programs(directory, busybox);
     let options = linux_options(kernel, busybox, "pti=on ttvm.run=\"sh /go\"", 256);
@@ -85,7 +85,7 @@ impl Boot {
         self.root.join(name).display().to_string()
     }
 
-    /// What gdb says, with our commands loaded, and maybe a file before them.
+    /// gdb's output, with the tt commands loaded, and optionally a file before them.
     fn gdb(&mut self, file: Option<&Path>, commands: &[&str]) -> String {
         let directory = self.directory.path().to_path_buf();
         batch::serve(&mut self.timeline, &directory, |socket| {
@@ -102,12 +102,12 @@ impl Boot {
     }
 }
 
-/// What follows a word on a line of the console.
+/// The text behind a word on a line of the console.
 fn printed<'a>(console: &'a str, word: &str) -> Vec<&'a str> {
     console.lines().filter_map(|line| line.strip_prefix(word)?.strip_prefix(' ')).collect()
 }
 
-/// The process, and the lines of its `/proc/PID/maps` that have files, with one blank between words.
+/// The process, and the lines with files of its `/proc/PID/maps`, with one blank between words.
 fn listed_mappings(console: &str) -> (u32, Vec<String>) {
     let pid = printed(console, "process")[0].trim().parse().expect("a number");
     let is_range = |line: &&str| line.split_once('-').is_some_and(|(start, _)| start.len() == 12);
@@ -279,7 +279,7 @@ fn programs_are_placed(boot: &mut Boot) {
     expect(&said, &[&format!("libtwice.so is at {library:#x}\n"), "Breakpoint 1, "]);
     let first = between(&said, "Breakpoint 1, ", "\nby root\n");
     expect(first, &frames);
-    // The function has not yet run for the last time.
+    // The function will run again.
     expect(first, &["$1 = 43\n", "$2 = 2\n", "<init_task>"]);
     let second = between(&said, "\nby root\n", "\nothers\n");
     expect(second, &["ld-linux-x86-64.so.2 is at 0x"]);
@@ -325,12 +325,12 @@ fn modules_are_placed(boot: &mut Boot) {
             "the guest has no module 'virtio_balloon' here",
         ],
     );
-    // What went wrong comes last. A breakpoint has one place, not two.
+    // Errors come last. A breakpoint has one place, not two.
     assert!(!said.contains("<MULTIPLE>"), "{said}");
     assert!(!between(&(said.clone() + "end"), "\nnone\n", "end").contains(&module), "{said}");
 }
 
-/// A kernel's file that gdb has loaded before it connects, where KASLR has not put the kernel.
+/// A kernel's file that gdb has loaded before it connects, at an address without KASLR.
 fn an_unmoved_kernel_goes(boot: &mut Boot) {
     let text = boot.address("_text");
     let mut file = elf::file(&boot.symbols);

@@ -1,5 +1,5 @@
-//! Time travel against brute force: the recorded run of `travel.elf` is walked once, instruction by
-//! instruction, and whatever the timeline says of it must agree with that walk.
+//! Time travel against brute force. A walk goes through the recorded run of `travel.elf` once, instruction by instruction.
+//! All answers of the timeline must agree with the walk.
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use history::replay;
@@ -12,7 +12,7 @@ use tests::traveller::{SLICE_STEPS, Traveller};
 
 const SEED: u64 = 7;
 
-/// What a walk from the first instruction to the last one saw.
+/// The results of a walk from the first instruction to the last.
 struct Walk {
     /// RIP at every step count.
     rips: Vec<u64>,
@@ -28,7 +28,7 @@ impl Walk {
         self.rips[at.number() as usize]
     }
 
-    /// Where an instruction is next, before some step count.
+    /// The next step count of an instruction, below some step count.
     fn reaches(&self, rip: u64, end: Instructions) -> Vec<Instructions> {
         (0..end.number()).map(Instructions).filter(|&at| self.rip(at) == rip).collect()
     }
@@ -83,10 +83,10 @@ fn watch(address: u64) -> Watchpoint {
     Watchpoint { space: AddressKind::Linear, address, length: 4, kind: WatchKind::Write }
 }
 
-/// Distance of the checkpoints in recordings that have them.
+/// Distance of the checkpoints in recordings with checkpoints.
 const CHECKPOINT_STEPS: u64 = 100_000;
 
-/// The recording and its walk; recorded anew for each test, which takes less than a second.
+/// The recording and its walk. Each test records anew, which takes less than a second.
 fn prepare(hash_points: usize) -> (tempfile::TempDir, Traveller, Walk) {
     prepare_by(hash_points, Traveller::record)
 }
@@ -144,7 +144,7 @@ fn steps_back_from_the_end_are_near_when_nothing_was_replayed_yet() {
     let heads: Vec<Instructions> = timeline.checkpoints().unwrap().heads().keys().copied().collect();
     let end = timeline.end();
     let distances: Vec<u64> = heads.iter().rev().map(|&at| end - at).collect();
-    // The recorder looks every so many steps, and in the end stores what it saw last: not in the rhythm of
+    // The recorder looks at fixed distances, and at the end stores its last look. These places do not follow the rhythm of
     // checkpoints.
     assert!(distances[0] == 0 && distances[1] < SLICE_STEPS, "{heads:?}");
     assert!((SLICE_STEPS..2 * SLICE_STEPS).contains(&distances[2]), "{heads:?}");
@@ -200,7 +200,7 @@ fn check_runs(traveller: &Traveller, walk: &Walk) {
 
         timeline.seek(from, &mut on()).unwrap();
         let stop = timeline.run_forward(&mut on()).unwrap();
-        // A breakpoint where one stands has been reported; a write ahead stops behind it.
+        // A breakpoint at the current place has been reported. A write ahead stops behind the write.
         let first = hits.partition_point(|&hit| if is_break { hit <= from } else { hit < from });
         let expected = hits.get(first).map(|&hit| if is_break { hit } else { hit + 1 });
         assert_eq!(timeline.position(), expected.unwrap_or(end), "forward from {from}: {stop:?}");
@@ -217,8 +217,7 @@ fn check_stop(stop: TravelStop, hit: bool, is_break: bool, otherwise: TravelStop
     assert_eq!(stop, expected);
 }
 
-/// String instructions take many steps inside a block of instructions: a budget that ends there is easily
-/// overrun.
+/// String instructions take many steps inside a block, so a budget that ends there is easily overrun.
 #[test]
 fn a_run_stops_exactly_at_every_step_count() {
     let (_directory, traveller, walk) = prepare(1);
@@ -301,7 +300,7 @@ fn all_hits_are_found_whatever_the_number_of_cores() {
         let found = timeline.hits(half.start, half.end, usize::MAX, &mut on()).unwrap().found;
         let between: Vec<_> = walk.writes.iter().copied().filter(|at| half.contains(at)).collect();
         assert_eq!(found.iter().map(|hit| hit.before).collect::<Vec<_>>(), between, "{threads} threads");
-        // Something that happens only once, near the start, looked for from the end.
+        // Something that happens only once, near the start. The search begins at the end.
         let first_call = calls[0];
         timeline.seek(end, &mut on()).unwrap();
         timeline.set_watchpoints(Vec::new());
@@ -326,7 +325,7 @@ fn whoever_interrupts_stands_at_some_place_of_the_run() {
     let (_directory, traveller, walk) = prepare_with_checkpoints(1);
     let end = traveller.end.at.count;
     let mut random = Random::new(SEED);
-    // How often a search on several cores is asked depends on them, so only those on one core are counted.
+    // The number of polls of a search on several cores depends on the cores. So only searches on one core are counted.
     let mut interrupted = [0_u32; 4];
     for round in 0..60 {
         let threads = 1 + round % 3;
@@ -361,7 +360,7 @@ fn whoever_interrupts_stands_at_some_place_of_the_run() {
         assert_eq!(timeline.seek(next, &mut on()).unwrap(), TravelStop::Reached);
         assert_eq!(timeline.machine().cpu().rip(), walk.rip(next), "round {round}");
     }
-    // Each kind of movement, and most of the rounds on one core.
+    // Each kind of movement. Most rounds run on one core.
     assert!(interrupted.iter().all(|&count| count >= 2), "{interrupted:?} of 5 each");
     assert!(interrupted.iter().sum::<u32>() >= 15, "{interrupted:?} of 5 each");
 }

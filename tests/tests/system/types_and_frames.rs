@@ -1,5 +1,5 @@
-//! gdb without any package of debug information: the kernel's types, compared with what pahole reads of the same type
-//! information, and gdb's own backtraces, compared with walks along the stack, at many places of a boot.
+//! gdb without debug packages. The kernel's types are compared with pahole's output for the same type information. gdb's
+//! own backtraces are compared with walks along the stack, at many places of a boot.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,11 +14,11 @@ use tests::record::open;
 use tests::shared::record_boot;
 use tests::tools::output;
 
-/// Where backtraces are compared: so many places, evenly from the beginning of user space to the end.
+/// The number of places where backtraces are compared, evenly from the beginning of user space to the end.
 const PLACES: u64 = 60;
 /// The structures that are compared.
 const STRUCTURES: usize = 1000;
-/// Prints the sizes of structures, and where their members are, as gdb knows them.
+/// Prints the sizes of structures and the offsets of their members, as gdb knows them.
 const IN_GDB: &str = "python
 for name in open('names').read().split():
     kind = gdb.lookup_type('struct ' + name)
@@ -39,7 +39,7 @@ fn goto(timeline: &mut Timeline, position: &str) -> Instructions {
     target
 }
 
-/// What gdb says, with our commands loaded.
+/// gdb's output, with the tt commands loaded.
 fn gdb_says(timeline: &mut Timeline, directory: &Path, commands: &[String]) -> String {
     batch::serve(timeline, directory, |socket| {
         let mut gdb = batch::gdb();
@@ -111,7 +111,7 @@ fn backtraces_of_gdb_are_those_of_the_kernels_tables() {
             expected.push(at);
             programs += 1;
         }
-        // Where the tables end, gdb guesses.
+        // gdb guesses beyond the end of the tables.
         if walk.end == End::Lost {
             lost += 1;
             continue;
@@ -243,11 +243,11 @@ fn compare(directory: &Path, file: &[u8], expected: &[Structure]) -> usize {
 struct Structure {
     name: String,
     size: u64,
-    /// Names, and where they are in bits: those that stand on a line of their own.
+    /// Names and bit offsets of the members that have a line of their own.
     members: Vec<(String, u64)>,
 }
 
-/// Those whose name only one has.
+/// Structures with a unique name.
 fn structures(text: &str) -> Vec<Structure> {
     let mut all: Vec<Structure> = Vec::new();
     let mut open: Option<Structure> = None;
@@ -270,7 +270,7 @@ fn structures(text: &str) -> Vec<Structure> {
     all
 }
 
-/// `\tint flags:3;  /*  24: 5  4 */`: name and place. No functions, and nothing of parts without a name.
+/// `\tint flags:3;  /*  24: 5  4 */`: name and offset. No functions, and no parts without a name.
 fn member(line: &str) -> Option<(String, u64)> {
     let line = line.strip_prefix('\t').filter(|line| !line.starts_with(['\t', '/', '}']))?;
     let (declaration, comment) = line.split_once(';')?;

@@ -1,9 +1,8 @@
-//! A guest of a few instructions, made on the spot, and recordings of it: for tests that need many
-//! recordings, or know every instruction of them.
+//! A guest of a few instructions and its recordings, made in each test. For tests that need many recordings, or that know
+//! every instruction.
 //!
-//! It stirs a megabyte of memory for as many rounds as it is told, mixes in and echoes what is typed, and
-//! ends the run. Every register and byte of memory depends on everything before. A timer ticks, whose
-//! interrupt it never takes.
+//! The guest stirs a megabyte of memory for a given number of rounds, mixes in and echoes typed text, and ends the run.
+//! Every register and byte of memory depends on everything before. A timer ticks, but the guest never takes its interrupt.
 
 #![forbid(unsafe_code)]
 
@@ -33,7 +32,7 @@ const LOAD: u32 = 0x10_0000;
 pub const STIRRED: u64 = 0x20_0000;
 /// Its size.
 pub const STIRRED_BYTES: u64 = 1 << 20;
-/// What every guest here is given at power-on.
+/// The power-on event of every guest here.
 pub const POWER_ON: PowerOn = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
 /// Steps of one round, roughly.
 pub const ROUND_STEPS: u64 = 10;
@@ -106,7 +105,7 @@ fn code(rounds: u32, address: u32) -> Vec<u8> {
     assemble().expect("the program is a constant that can be assembled")
 }
 
-/// Writes to the port that ends the run, and waits for that.
+/// Writes to the port that ends the run, and waits for the end.
 fn end_the_run(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(edx, 0x501)?;
     a.xor(eax, eax)?;
@@ -123,7 +122,7 @@ pub fn write_kernel(directory: &Path, rounds: u32) -> PathBuf {
     path
 }
 
-/// Events at counts of what the machine counts.
+/// Events at counts, in the machine's unit.
 pub struct Script(pub Vec<(u64, Event)>);
 
 impl<C: Count> Inputs<C> for Script {
@@ -166,8 +165,8 @@ pub fn record(
     record_with(directory, name, rounds, Script(script), None)
 }
 
-/// Records the guest with checkpoints: four that the recorder takes, the last three of them about the end,
-/// and one at each of `more` step counts.
+/// Records the guest with checkpoints. The recorder takes four, the last three near the end. One more is at each of `more`
+/// step counts.
 pub fn record_with_checkpoints(
     directory: &Path,
     name: &str,
@@ -194,7 +193,7 @@ pub fn add_checkpoints(recording: &Recording<Instructions>, places: &[u64]) {
     for &number in places {
         let mut timeline = Timeline::open_with(recording, 1).unwrap();
         timeline.seek(Instructions(number), &mut || false).unwrap();
-        // The lock on the store lives on for a moment in a process that another test is just starting.
+        // Another test may just be starting a process, which holds the store's lock for a moment.
         while let Err(error) = timeline.add_checkpoint() {
             assert!(error.to_string().contains("another process"), "{error}");
             std::thread::yield_now();
@@ -202,7 +201,7 @@ pub fn add_checkpoints(recording: &Recording<Instructions>, places: &[u64]) {
     }
 }
 
-/// Replays a recording to its end, and compares everything. Returns what it printed from a place on, the machine, and how the
+/// Replays a recording to its end, and compares everything. Returns the output from a place on, the machine, and how the
 /// replay ended.
 pub fn replayed_from(
     recording: &Recording<Instructions>,
@@ -233,8 +232,8 @@ pub fn record_with(
     record_kernel(directory, name, write_kernel(directory, rounds), DENSE, inputs, checkpoints)
 }
 
-/// Records a guest that sleeps at once, deaf to all interrupts but ready to be woken: the events of the script
-/// come in at these times, in nanoseconds, and do not wake the guest.
+/// Records a guest that sleeps at once. All interrupts are masked, but it could be woken. The script's events come in at
+/// these times, in nanoseconds, and do not wake the guest.
 pub fn record_asleep(
     directory: &Path,
     name: &str,
@@ -247,8 +246,9 @@ pub fn record_asleep(
     record_kernel(directory, name, kernel, DENSE, ByTime(script), None)
 }
 
-/// Records a guest that makes so many system calls, each numbered by how many are left, modulo four. In each it prints
-/// its number's digit, and writes that to the first byte of [`STIRRED`], twice. Then it announces a panic.
+/// Records a guest that makes a number of system calls. The number of each call is the number of remaining calls, modulo
+/// four. In each call the guest prints the number's digit, and writes the digit to the first byte of [`STIRRED`], twice. At
+/// the end it announces a panic.
 pub fn record_calls(
     directory: &Path,
     name: &str,
@@ -266,7 +266,7 @@ fn code_of_calls(calls: u32) -> Vec<u8> {
         let (mut begin, mut top) = (a.create_label(), a.create_label());
         a.mov(esp, (STIRRED + STIRRED_BYTES) as i32)?;
         a.call(begin)?;
-        // Where a call arrives: behind the instruction that pushed this address.
+        // The entry of a call, behind the instruction that pushed this address.
         a.add(al, i32::from(b'0'))?;
         a.mov(edx, 0x3f8)?;
         a.out(dx, al)?;
@@ -304,7 +304,7 @@ fn code_of_calls(calls: u32) -> Vec<u8> {
     assemble().expect("the program is a constant that can be assembled")
 }
 
-/// Times that the guest of [`record_long`] counts to nothing in each round.
+/// Iterations of the empty loop in each round of [`record_long`]'s guest.
 const LONG_ROUND_LOOPS: u32 = 500_000;
 /// Steps of one of its rounds.
 pub const LONG_ROUND_STEPS: u64 = 2 * LONG_ROUND_LOOPS as u64 + 4;
@@ -341,7 +341,7 @@ pub fn record_long(directory: &Path, name: &str, rounds: u32) -> Recording<Instr
     record_kernel(directory, name, kernel, intervals, Script(Vec::new()), None).0
 }
 
-/// Maps the first 4 MiB to themselves and turns to long mode, in which the CPU is fastest. A jump to the code segment 8
+/// Maps the first 4 MiB one to one and switches to long mode, in which the CPU is fastest. A jump to the code segment 8
 /// must follow.
 fn to_64_bits() -> Result<Vec<u8>, IcedError> {
     let tables = (STIRRED + STIRRED_BYTES) as i32;
@@ -395,7 +395,7 @@ impl Inputs<Instructions> for ByTime {
     }
 }
 
-/// A machine for a kernel of these.
+/// A machine for one of these kernels.
 pub fn options(kernel: PathBuf) -> MachineOptions {
     MachineOptions { kernel, memory_bytes: 4 << 20, debug_exit: Some(0x501), ..MachineOptions::default() }
 }
@@ -423,7 +423,7 @@ pub fn open(path: &Path) -> Recording<Instructions> {
     }
 }
 
-/// Changes an opened recording's log, and not its file.
+/// Changes an opened recording's log in memory, not its file.
 pub fn change_log<C: Count>(recording: &mut Recording<C>, change: impl FnOnce(&mut [LogRecord<C>])) {
     let mut records = recording.log.records().unwrap();
     change(&mut records);

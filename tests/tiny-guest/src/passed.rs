@@ -1,5 +1,5 @@
-//! The tiny guest with devices that are passed through: a PCI function and ports that do as numbers say, and what they
-//! do reaches every register and much of memory.
+//! The tiny guest with passed-through devices: a PCI function and ports. Pseudo-random numbers control the devices, and
+//! their actions reach every register and much of memory.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -23,7 +23,7 @@ use recording::{Recordable, Recording};
 
 use super::{HEADER_BYTES, LOAD, Numbers, POWER_ON, end_the_run, image};
 
-/// Where the function's BAR 0 is.
+/// The address of the function's BAR 0.
 const BAR: i32 = 0xC100_0000_u32 as i32;
 /// The IOMMU's invalidation command, and the value of its upper half that invalidates everything.
 const INVALIDATE: i32 = 0xFED9_00FC_u32 as i32;
@@ -31,7 +31,7 @@ const INVALIDATE_ALL: i32 = 0x9000_0000_u32 as i32;
 /// Memory that the function writes, and the guest reads.
 pub const BUFFER: u64 = 0x30_0000;
 
-/// A function that is like none, with everything that one can have.
+/// A function unlike any real one, with every feature.
 pub fn description() -> PciDescriptionV1 {
     PciDescriptionV1 {
         vendor: 0x1234,
@@ -62,7 +62,7 @@ fn code(rounds: u32) -> Vec<u8> {
         a.in_(al, dx)?;
         a.movzx(eax, al)?;
         a.add(ebx, eax)?;
-        // Every other round, so that the line of these ports stays up for a while.
+        // Every other round, so the interrupt line of these ports stays up for a while.
         let mut other = a.create_label();
         a.test(esi, 1)?;
         a.jz(other)?;
@@ -95,18 +95,18 @@ fn code(rounds: u32) -> Vec<u8> {
     assemble().expect("the program is a constant that can be assembled")
 }
 
-/// Devices that do as numbers say.
+/// Devices under the control of pseudo-random numbers.
 pub struct Devices {
     numbers: Cell<u64>,
-    /// Writes that were told.
+    /// Writes that the devices were told.
     pub told: u64,
-    /// Answers that were given.
+    /// Answers that the devices gave.
     pub answered: u64,
     came: bool,
 }
 
 impl Devices {
-    /// Those that `seed` chooses.
+    /// The devices that `seed` chooses.
     pub fn new(seed: u64) -> Devices {
         Devices { numbers: Cell::new(seed), told: 0, answered: 0, came: false }
     }
@@ -209,7 +209,7 @@ pub fn record(
     (super::open(path), end)
 }
 
-/// The same by exits.
+/// The same, counted in exits.
 pub fn record_exits(path: &Path, rounds: u32, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     let intervals = Intervals { registers: 20, registers_ns: 1 << 40, devices: 50, ram: 100 };
     let end = record_by(path, rounds, seed, intervals, None);

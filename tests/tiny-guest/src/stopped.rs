@@ -1,5 +1,4 @@
-//! Recordings of the tiny guest that count exits: the software engine stops the guest between two of them, as
-//! KVM does.
+//! Recordings of the tiny guest that count exits. The software engine stops the guest between two exits, as KVM does.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -20,13 +19,13 @@ use super::{Numbers, POWER_ON, Script, typed, write_kernel};
 const ROUNDS: u32 = 20_000;
 const KEYS: [(u64, &str); 2] = [(5, "a"), (20, "bc")];
 
-/// A clock and a keyboard that do as numbers say.
+/// A clock and a keyboard under the control of pseudo-random numbers.
 struct Host {
     numbers: Cell<u64>,
-    /// Less time than this passes at once.
+    /// The most time that passes at once, exclusive.
     most_ns: u64,
     told: bool,
-    /// What else comes in, at numbers of exits.
+    /// Other input, by exit counts.
     script: Script,
 }
 
@@ -71,7 +70,7 @@ pub fn record(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits
     record_with(directory, seed, ROUNDS, 200_000, typed(&KEYS), None)
 }
 
-/// The same with other things coming in than keys, at numbers of exits.
+/// The same with other input than keys, at exit counts.
 pub fn record_script(
     directory: &Path,
     seed: u64,
@@ -80,12 +79,12 @@ pub fn record_script(
     record_with(directory, seed, ROUNDS, 200_000, script, None)
 }
 
-/// The same for so many rounds, in each thousand of which there are some exits.
+/// The same for a number of rounds, with some exits in each thousand.
 pub fn record_rounds(directory: &Path, seed: u64, rounds: u32) -> (Recording<Exits>, EndRecord<Exits>) {
     record_with(directory, seed, rounds, 200_000, Vec::new(), None)
 }
 
-/// The same in which more time passes, with checkpoints.
+/// The same with more time between exits, and with checkpoints.
 pub fn record_with_checkpoints(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     let options = CheckpointOptions { interval_ns: 40_000_000, ..CheckpointOptions::default() };
     record_with(directory, seed, ROUNDS, 20_000_000, typed(&KEYS), Some(options))
