@@ -307,11 +307,12 @@ fn the_end_of_a_crash_is_small_and_replays_alone() {
     }
 }
 
-/// By the command that README shows.
+/// By the command that the guide shows.
 #[test]
 fn a_shell_in_the_guest_asks_for_its_recording_to_be_kept() {
-    let readme = std::fs::read_to_string(repository().join("README.md")).expect("README is there");
-    let ask = readme.lines().find(|line| line.contains("of=/dev/port")).expect("it shows how to ask");
+    let page =
+        std::fs::read_to_string(repository().join("docs/src/recordings.md")).expect("the guide is there");
+    let ask = page.lines().find(|line| line.contains("of=/dev/port")).expect("it shows how to ask");
     let (kernel, initrd) = (GENERIC.path(), BUSYBOX_GENERIC.path());
     for (command, is_kept) in [(ask, true), ("true", false)] {
         let directory = tempfile::tempdir().expect("a temporary folder");
