@@ -21,8 +21,8 @@ pub struct CheckpointOptions {
     pub page_rest_steps: u64,
     /// Cost of a page in virtual time, where exits are counted.
     pub page_rest_ns: u64,
-    /// Instructions since the last of the states that are kept in memory for the end, or since the last checkpoint, at
-    /// least, for each page that is copied for the next.
+    /// Least number of instructions between two of the states held in memory for the end, for each page copied. The
+    /// last checkpoint counts as such a state.
     pub trail_rest_steps: u64,
     /// If the last checkpoint is at least this many instructions back, the run's end gets one at any cost. A debugger
     /// replays fewer in a fraction of a second.
@@ -39,7 +39,7 @@ pub struct CheckpointOptions {
 }
 
 impl CheckpointOptions {
-    /// The default time between checkpoints. On average, a session's first step back replays half of it.
+    /// The default time between checkpoints. On average, a session's first step back replays half of this time.
     pub const INTERVAL_NS: u64 = 250_000_000;
     /// The default share of the run's time that checkpoints may take, in percent.
     pub const OVERHEAD_PERCENT: f64 = 4.0;

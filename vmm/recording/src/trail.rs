@@ -3,7 +3,7 @@
 //! replaying from the last checkpoint.
 //!
 //! A state consists of the pages written since the checkpoint before it, as they were at that point. We do not know
-//! which of them the guest will write again before the end, so the trail copies all of them, up to a limit.
+//! which of them the guest will write again before the end. So the trail copies all of them, up to a limit.
 
 use std::collections::BTreeMap;
 
