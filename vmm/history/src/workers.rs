@@ -174,7 +174,7 @@ fn ask_alone<T: Task>(
 /// A message from a worker about an interval.
 enum Message<T: Task> {
     Rows(Vec<T::Row>),
-    /// The interval was looked through.
+    /// The worker has looked through the interval.
     Done,
     Interrupted(T::Place),
     Failed(Error),

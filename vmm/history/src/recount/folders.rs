@@ -33,7 +33,7 @@ pub struct RecountDraft {
 }
 
 impl RecountDraft {
-    /// Makes a folder, and the log in it. The log's file is locked until it is dropped, which tells other
+    /// Makes a folder with an empty log. The log's file stays locked until it is dropped. The lock tells other
     /// sessions that this one is at work.
     pub fn begin(recording: &Path, from: Exits, format: Format) -> Result<(RecountDraft, LogWriter), Error> {
         let all = recording.join(INSTRUCTIONS);

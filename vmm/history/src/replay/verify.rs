@@ -1,8 +1,8 @@
 //! Verifies a recording. It checks everything in the store. Then a replay compares all noted hashes and every
 //! checkpoint. If they differ, it finds out as exactly as possible where the difference began.
 //!
-//! The log holds hashes, not states. If every replay differs from it in the same way, the difference lies between two
-//! checks, and no closer place can be found: the recorded machine is gone. If two *replays* differ, both machines
+//! The log holds hashes, not states. If every replay differs from it in the same way, the difference lies between two checks.
+//! No closer place can be found, because the recorded machine is gone. If two *replays* differ, both machines
 //! exist live. Memory may have failed, or this program may have a bug that is not deterministic. A second recording
 //! of the same run also gives two live machines. Then [`crate::replay::bisect`] finds the first instruction that they
 //! execute differently.
@@ -70,7 +70,8 @@ pub enum Origin {
 }
 
 /// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` makes memory
-/// fail on the way, for tests. `progress` gets the current activity and a position, up to the last one.
+/// fail on the way, for tests. `progress` gets the current activity and a position.
+/// While checkpoints are checked, the position is the checked share of the last one.
 ///
 /// Long recordings with checkpoints are replayed on all cores. Each core needs the guest's RAM once.
 pub fn verify<C: Unit>(

@@ -25,7 +25,7 @@ const NUMBERS: [&str; MOST_KERNELS] =
 /// A kernel of a run.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Its symbols, including those of the modules that were loaded at `seen_at`.
+    /// The kernel's symbols, including symbols of the modules loaded at `seen_at`.
     pub symbols: Arc<Symbols>,
     /// The identity of this boot; `None` if the kernel has no symbols of variables.
     pub boot: Option<Boot>,

@@ -185,8 +185,8 @@ impl Timeline {
         place.ok_or_else(none)
     }
 
-    /// When it is that something is at a notation's place, in guest time: an event that comes in, or the
-    /// recording's end. The guest may idle there, and the place has been reached before.
+    /// The guest time of a notation's event, or of the recording's end. The guest may idle at that place, and reach it
+    /// long before that time.
     pub fn time_at(&self, spec: PositionSpec) -> Result<Option<u64>, Error> {
         Ok(match spec {
             PositionSpec::Event(number) => Some(self.event(number)?.time_ns),

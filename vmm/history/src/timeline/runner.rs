@@ -87,8 +87,8 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    /// A second machine for a recounted recording. Others count instructions from the beginning, and no
-    /// engine but the software CPU can run them.
+    /// A second machine for a recounted recording. Other recordings count instructions from the beginning, and only the
+    /// software CPU can run them.
     pub fn new(shared: &Shared, options: FastForward) -> Result<Runner, Error> {
         let recording = &shared.recording;
         let Some(exits) = &recording.recounted else {

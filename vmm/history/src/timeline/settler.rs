@@ -108,7 +108,7 @@ impl Door {
         }
     }
 
-    /// Waits until the timeline has stood still for a while.
+    /// Waits until the timeline has stood still for [`QUIET`].
     fn wait(&self, shared: &Shared) -> Option<Look> {
         let mut look = self.look();
         while !self.is_over() {

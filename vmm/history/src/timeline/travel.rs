@@ -579,8 +579,8 @@ impl Timeline {
         Ok(Hits { found, interrupted_at })
     }
 
-    /// As [`Timeline::hits_seen`], but hands on the results in batches, in the order of the run, while workers go on:
-    /// there may be more hits than fit into memory. Returns the place where the poll function asked to stop.
+    /// As [`Timeline::hits_seen`], but hands on the results in batches, in the order of the run, while
+    /// workers continue. There may be more hits than fit into memory. Returns the place where the poll function asked to stop.
     pub fn each_hit<T: Send>(
         &mut self,
         part: Range<Instructions>,
@@ -612,8 +612,8 @@ impl Timeline {
         self.steps_forward(&mut |_| false, &mut || false)
     }
 
-    /// Executes instructions one by one, ignoring breakpoints, until `goes_on` returns false after one or another
-    /// stop is hit.
+    /// Executes instructions one by one, ignoring breakpoints. Ends when `goes_on` returns false
+    /// behind one, or at another stop.
     pub fn steps_forward(
         &mut self,
         goes_on: &mut dyn FnMut(&Machine<Instructions>) -> bool,
