@@ -20,7 +20,7 @@ pub enum TimeBase {
 
 /// Virtual time, and the number of exits.
 ///
-/// Time is the CPU's count of instructions plus the time spent idle, in nanoseconds; the raw TSC ticks with it. If
+/// Time is the CPU's count of instructions plus the time spent idle, in nanoseconds; the raw TSC counts this time. If
 /// the time base is exits, each exit is a nanosecond instead, and `idle_ns` holds all of the time.
 /// `idle_ns`.
 #[derive(Clone, Copy, Debug)]

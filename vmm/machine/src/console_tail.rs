@@ -37,7 +37,7 @@ impl ConsoleTail {
         self.tail.len() as u64 == kept && self.length_bytes <= MAX_LENGTH_BYTES
     }
 
-    /// The end of the output: at most [`TAIL_BYTES`] bytes.
+    /// The end of the output: at most 8 KiB.
     pub fn text(&self) -> &[u8] {
         &self.tail
     }

@@ -13,8 +13,8 @@ const ZEROS: [u8; 4096] = [0; 4096];
 pub enum Scheme {
     /// All bytes, by BLAKE3: the text is the hash in hex.
     Whole,
-    /// The blocks of 1 MiB that have a byte other than zero: BLAKE3 of their numbers (64 bits, little endian), each followed by
-    /// the block's BLAKE3 hash, and of the size behind them. The text is `sparse:` and the hash in hex.
+    /// BLAKE3 of the blocks of 1 MiB that are not all zeros, and of the size behind them. Each block gives its number
+    /// (64 bits, little endian) and its BLAKE3 hash. The text is `sparse:` and the hash in hex.
     Sparse,
 }
 

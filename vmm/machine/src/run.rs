@@ -271,8 +271,8 @@ impl<U: Unit> Machine<U> {
 
     /// Runs to `until`, or to the run's end, or to a break- or watchpoint.
     ///
-    /// Does not take events due at `until`, and lets no idle time pass there: the state at a count is always
-    /// the first one with that count.
+    /// Does not take events due at `until`, and lets no idle time pass there. So the state at a count is always the
+    /// first one with that count.
     pub fn run(&mut self, until: U, inputs: &mut dyn Inputs<U>) -> Result<RunStop, Error> {
         self.run_from(until, self.instructions(), inputs)
     }

@@ -127,7 +127,7 @@ pub fn open_checkpoints<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc
     must_be_of(log, Store::open(&directory)?).map(Some)
 }
 
-/// As [`open_checkpoints`], but leaves out damaged checkpoints and those that depend on them, with a warning.
+/// As [`open_checkpoints`], but leaves out damaged checkpoints and their dependants, with a warning.
 pub fn open_around_damage<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc<Store>>, Error> {
     let directory = path.join(CHECKPOINTS);
     if !directory.is_dir() {

@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     args.sandbox.lock_in(&sandbox_arg::of_replay(&opened, &args.recording, engine))?;
     let whole = matches!((args.from, args.to), (None, None | Some(PositionSpec::End)));
     match opened {
-        // Positions in this recording are exits: replay all of it, or recount it.
+        // Positions in this recording are exits: replay the whole recording, or recount it.
         Opened::ByExits(recording) if whole => replay(args, &recording, engine, None, marks),
         opened => replay_stretch(args, &in_instructions(opened, false)?, marks),
     }

@@ -22,7 +22,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-/// Refuses a folder that is no recording, or that is being recorded. Images beside a recording are never part of it.
+/// Refuses a folder that is no recording, or that is being recorded. Images beside a recording are never removed.
 fn may_be_removed(path: &Path) -> Result<(), Error> {
     let is_directory = path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
     if !is_directory || !path.join(MANIFEST).is_file() {

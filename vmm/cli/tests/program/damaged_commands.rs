@@ -79,7 +79,7 @@ fn every_command_names_what_is_damaged_or_is_not_touched_by_it() {
                     noticed = true;
                 }
                 0 if result == before => {}
-                // The images' paths may be edited. Every command warns of it, and only the output of `info` differs.
+                // The images' paths may be edited. Every command warns of such an edit, and only the output of `info` differs.
                 0 if names.contains(&MANIFEST) && error.contains("was edited since") => {
                     assert!(command[0] == "info" || *out == before.1, "{what}");
                     noticed = true;

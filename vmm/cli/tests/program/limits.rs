@@ -88,7 +88,7 @@ fn nothing_of_a_recording_steers_the_terminal() {
     assert!(shown.matches("\\u001b").count() > 10, "{shown}");
     // The kernel's command line cannot imitate another line either.
     assert!(!ttvm(path, &["info", made]).1.contains("\nended         well"));
-    // Files and pipes get the console's bytes as they are.
+    // Files and pipes get the console's bytes unchanged.
     let output = Command::new(TTVM).args(["replay", name]).current_dir(path).output().unwrap();
     assert!(output.stdout.windows(5).any(|bytes| bytes == b"a\x1b[2J"), "{:?}", text(&output.stdout));
 }

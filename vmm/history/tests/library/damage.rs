@@ -36,7 +36,7 @@ fn opened(path: &Path) -> Result<Recording<Instructions>, Error> {
     }
 }
 
-/// Opens a recording and replays all of it.
+/// Opens and replays a whole recording.
 fn replayed(path: &Path) -> Result<(Recording<Instructions>, ReplayEnd, Instructions), Error> {
     let recording = opened(path)?;
     let mut replay = Replay::new(&recording, Scrutiny::Everything, |_| Ok(()))?;

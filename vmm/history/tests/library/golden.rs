@@ -1,5 +1,5 @@
-//! Recordings made by earlier programs: see `../recording/tests/golden/README.md`. Those of today's format version
-//! are replayed and compared completely. For earlier versions, the message must tell which program reads them.
+//! Recordings made by earlier programs: see `../recording/tests/golden/README.md`. Recordings of today's format version are
+//! replayed and compared completely. For earlier versions, the message must tell which program reads them.
 
 use std::path::{Path, PathBuf};
 

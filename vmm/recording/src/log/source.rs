@@ -90,7 +90,7 @@ impl<'a> Window<'a> {
         Window { source, length, start: 0, bytes: Vec::new() }
     }
 
-    /// The bytes from `offset` on: at least `wanted` bytes, or all that are left.
+    /// The bytes from `offset` on: at least `wanted` bytes, or the whole rest.
     pub fn from(&mut self, offset: u64, wanted: u64) -> Result<&[u8], Error> {
         let wanted = wanted.min(self.length - offset);
         if offset < self.start || offset + wanted > self.start + self.bytes.len() as u64 {
