@@ -14,8 +14,8 @@ use machine::unit::Unit;
 pub struct CheckpointOptions {
     /// Virtual time between two checkpoints.
     pub interval_ns: u64,
-    /// Least number of instructions between two checkpoints. Exceptions are the rare checkpoints of an idle guest, and checkpoints
-    /// that store held disk blocks.
+    /// Least number of instructions between two checkpoints. Exceptions are the rare checkpoints of an idle guest,
+    /// and checkpoints that store held disk blocks.
     pub min_steps: u64,
     /// Cost of a page in instructions. It bounds the share of the run's time that checkpoints take.
     pub page_rest_steps: u64,

@@ -122,8 +122,8 @@ fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<bool, Error
 }
 
 /// Finds the first difference between two replays after `equal_at`, up to `until`. They are believed to be equal
-/// at `equal_at`; this is checked first. Compares them every `stride` instructions or exits. Returns `None` if they are equal up to
-/// `until`. `progress` gets positions.
+/// at `equal_at`; this is checked first. Compares them every `stride` instructions or exits. Returns `None` if they
+/// are equal up to `until`. `progress` gets positions.
 pub fn find_parting<C: Unit>(
     left: &mut Side<C>,
     right: &mut Side<C>,
