@@ -1,4 +1,4 @@
-//! A run before it begins, and when it does: the process locks itself in between the two.
+//! A run that is about to begin. The process enters its sandbox between planning and beginning.
 
 use std::path::{Path, PathBuf};
 
@@ -13,18 +13,18 @@ use sandbox::Needs;
 use crate::go_live::Source;
 use crate::sandbox_arg;
 
-/// A run that is about to begin: everything that has to be opened for it is open.
+/// A run that is about to begin. Every file that it needs is open.
 pub struct Planned<U> {
-    /// What comes in from outside.
+    /// The inputs from outside.
     live: LiveInputs<U>,
     origin: Origin<U>,
 }
 
-/// Where the machine comes from.
+/// The origin of the machine.
 pub enum Origin<U> {
-    /// It was built, and stands at power-on.
+    /// The machine was built, and stands at power-on.
     Built(Box<Recordable<U>>, EngineKind),
-    /// It goes on from a recording.
+    /// The machine starts from a place in a recording.
     Recorded(Box<Source>),
 }
 
@@ -33,7 +33,7 @@ impl<U: Unit> Planned<U> {
         Planned { live, origin }
     }
 
-    /// What the run needs once the process is locked in.
+    /// What the run needs once the process is in its sandbox.
     pub fn needs(&self) -> Needs {
         match &self.origin {
             Origin::Built(guest, engine) => sandbox_arg::of_machine(guest.config(), *engine),
@@ -41,21 +41,21 @@ impl<U: Unit> Planned<U> {
         }
     }
 
-    /// The images that a recording in this folder will need and not carry.
+    /// The images that a recording in this folder will need but not carry.
     pub fn images_outside(&self, folder: &Path) -> Vec<PathBuf> {
         match &self.origin {
             Origin::Built(guest, _) => outside(&guest.config_in(folder)),
-            // It carries its starting state.
+            // The recording carries its starting state.
             Origin::Recorded(source) => source.disk().into_iter().collect(),
         }
     }
 
-    /// Whether it may turn out that there is nothing to run.
+    /// Whether the run may turn out to be impossible.
     pub fn may_fail(&self) -> bool {
         matches!(self.origin, Origin::Recorded(_))
     }
 
-    /// The machine. One that goes on from a recording is brought to its place first.
+    /// The machine. If it starts from a recording, it is first brought to its place.
     pub fn begin(self) -> Result<(Recordable<U>, LiveInputs<U>), Error> {
         let guest = match self.origin {
             Origin::Built(guest, _) => *guest,
@@ -65,7 +65,7 @@ impl<U: Unit> Planned<U> {
     }
 }
 
-/// The images that a recording's manifest names by where they lie on this host.
+/// The images that a recording's manifest names by their paths on this host.
 fn outside(machine: &MachineConfig) -> Vec<PathBuf> {
     machine.images().map(|(_, file)| file.path.clone()).filter(|path| path.is_absolute()).collect()
 }

@@ -1,13 +1,14 @@
-//! The companion of `ttvm debug`, and of runs that may be recorded later: a small process beside them that is not locked in.
-//! It runs gdb, where that is wanted, and removes the files that other programs find `ttvm debug` by, however that ends.
+//! The companion of `ttvm debug`, and of runs that may be recorded later: a small process beside them, outside of the
+//! sandbox. It runs gdb, if wanted. It removes the files by which other programs find `ttvm debug`, however that
+//! ends.
 //!
 //! ```text
 //!   ttvm debug (locked in) ── pipe ──► companion ── runs ──► gdb
 //!                                      a byte: gdb can come; the end: the server is gone, so remove the files
 //! ```
 //!
-//! A locked-in process can neither make a folder nor remove one. So the folder of a later recording is made before the run,
-//! and the companion removes it at the end if it is empty, and the control socket too.
+//! A process in its sandbox can neither make a folder nor remove one. So the folder of a later recording is made
+//! before the run. The companion removes it at the end if it is empty, and the control socket too.
 
 use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -43,26 +44,26 @@ pub struct Args {
     gdb: Vec<String>,
 }
 
-/// What there is to remove when the other process ends.
+/// What the companion removes when the other process ends.
 #[derive(Clone, Copy, Default)]
 pub struct Leftovers<'a> {
-    /// A folder with all that is in it.
+    /// A folder with its contents.
     pub folder: Option<&'a Path>,
-    /// A folder, if nothing is in it.
+    /// A folder, if it is empty.
     pub empty_folder: Option<&'a Path>,
     /// A socket.
     pub socket: Option<&'a Path>,
 }
 
-/// The companion as `ttvm debug` sees it. When this is dropped, it removes the files, and has ended.
+/// The companion, as `ttvm debug` sees it. Dropping this makes the companion remove the files, and waits for its end.
 pub struct Companion {
-    /// `None` once it was let go of.
+    /// `None` once the companion was released.
     pipe: Option<PipeWriter>,
     process: Child,
 }
 
 impl Companion {
-    /// Starts it. It removes what is left in the end, and runs this gdb once it may come.
+    /// Starts the companion. It removes the leftovers at the end, and runs this gdb once gdb may come.
     pub fn start(left: &Leftovers<'_>, gdb: Option<Command>) -> Result<Companion, Error> {
         let failed = |source| Error::Host { what: "cannot start a second process".to_string(), source };
         let (reader, pipe) = std::io::pipe().map_err(failed)?;
@@ -79,9 +80,9 @@ impl Companion {
         Ok(Companion { process: command.spawn().map_err(failed)?, pipe: Some(pipe) })
     }
 
-    /// Lets gdb come, waits for its end, and gives its exit code.
+    /// Lets gdb come, waits for its end, and returns its exit code.
     pub fn run_gdb(mut self) -> i32 {
-        // If the companion has gone already, its exit code says why.
+        // If the companion has ended already, its exit code tells why.
         let _ = self.pipe.as_mut().map(|pipe| pipe.write_all(b"\n"));
         let status = self.process.wait();
         status.ok().and_then(|status| status.code()).unwrap_or(exit_code::FAILED)
@@ -95,7 +96,7 @@ impl Drop for Companion {
     }
 }
 
-/// This program once more, with the end of the pipe, which it inherits.
+/// The command that starts this program once more. It inherits the pipe's end.
 fn command(reader: &PipeReader, left: &Leftovers<'_>) -> std::io::Result<Command> {
     fcntl(reader.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
     let mut command = Command::new(std::env::current_exe()?);
@@ -109,10 +110,10 @@ fn command(reader: &PipeReader, left: &Leftovers<'_>) -> std::io::Result<Command
     Ok(command)
 }
 
-/// The companion's own part.
+/// Runs the companion.
 pub fn run(args: &Args) -> Result<i32, Error> {
     let failed = |source| Error::Host { what: "cannot watch the process beside".to_string(), source };
-    // Signals that a terminal sends to all its processes are for the other one, or for gdb.
+    // A terminal sends signals to all its processes. These signals are for the other process, or for gdb.
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).map_err(failed)?;
     }
@@ -137,7 +138,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     exit(status.code().unwrap_or(exit_code::FAILED))
 }
 
-/// Waits for a byte; `false` when none will come any more.
+/// Waits for a byte. Returns false if no more bytes will come.
 fn wait(pipe: &mut File) -> bool {
     loop {
         match pipe.read(&mut [0]) {
@@ -154,7 +155,7 @@ fn start_gdb(words: &[String]) -> Result<Child, Error> {
     })
 }
 
-/// What there is to remove.
+/// The files to remove.
 #[derive(Clone)]
 struct Files {
     folder: Option<PathBuf>,
@@ -162,15 +163,15 @@ struct Files {
     socket: Option<Socket>,
 }
 
-/// A socket's file, and which one it is: another that gets its name later is not ours.
+/// A socket's file and its identity: another file that gets its name later is not ours.
 #[derive(Clone)]
 struct Socket {
     path: PathBuf,
     identity: Identity,
 }
 
-/// What tells a socket's file from others. File systems give a number that has become free to the next file that is made, so
-/// the time at which it was made belongs to it.
+/// Identifies a socket's file. File systems reuse an inode number for the next new file, so the identity includes the
+/// time of its creation.
 #[derive(Clone, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -187,18 +188,18 @@ impl Socket {
 impl Identity {
     fn of(path: &Path) -> Option<Identity> {
         let file = path.symlink_metadata().ok()?;
-        // Nothing that connects to a socket, or changes its mode, counts as a modification.
+        // Connecting to a socket, or changing its mode, is no modification.
         let made = (file.mtime(), file.mtime_nsec());
         file.file_type().is_socket().then(|| Identity { device: file.dev(), inode: file.ino(), made })
     }
 }
 
 impl Files {
-    /// Removes what is still there.
+    /// Removes the files that still exist.
     fn remove(&self) {
         let _ = self.folder.as_ref().map(std::fs::remove_dir_all);
         if let Some(folder) = &self.empty_folder {
-            // A recording that failed while its first image was written has this one. What has something in it stays.
+            // A recording that failed while writing its first image leaves this folder. Folders with contents stay.
             let _ = std::fs::remove_dir(folder.join(IMAGES));
             let _ = std::fs::remove_dir(folder);
         }

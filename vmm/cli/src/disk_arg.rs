@@ -1,7 +1,7 @@
 //! `--disk`: a raw disk image. Images of other formats are refused by name.
 //!
-//! A disk's bytes are mapped and hashed as they lie in the file, so ttvm reads no other format: the guest would see the
-//! container, which is a tiny disk of nonsense. What a format looks like is what QEMU's drivers look for.
+//! A disk's bytes are mapped and hashed as they are in the file, so ttvm reads no other format. The guest would see
+//! the container: a tiny disk of nonsense. Formats are recognised by the magic numbers that QEMU's drivers check.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use machine::error::Error;
 
-/// Before a path whose bytes are the disk, whatever they look like.
+/// A prefix of paths. It makes the file's bytes the disk, whatever they look like.
 const RAW: &str = "raw:";
 
 /// A disk image.
@@ -18,7 +18,7 @@ const RAW: &str = "raw:";
 pub struct DiskArg {
     /// The file.
     pub path: PathBuf,
-    /// Whether its bytes are the disk's whatever they look like.
+    /// Whether the file's bytes are the disk, whatever they look like.
     is_raw: bool,
 }
 
@@ -35,7 +35,7 @@ impl FromStr for DiskArg {
 }
 
 impl DiskArg {
-    /// Refuses a file that is an image of another format.
+    /// Refuses an image of another format.
     pub fn check(&self) -> Result<(), Error> {
         if self.is_raw {
             return Ok(());
@@ -47,7 +47,7 @@ impl DiskArg {
     }
 }
 
-/// One sentence with the way out.
+/// One sentence that refuses the image and names the remedy.
 fn refusal(format: &Format, path: &Path) -> String {
     let file = path.display();
     let remedy = match format.unpack {
@@ -60,12 +60,12 @@ fn refusal(format: &Format, path: &Path) -> String {
     )
 }
 
-/// A format that is not raw.
+/// An image format other than raw.
 struct Format {
     name: &'static str,
-    /// The program that unpacks it; `None` if it is a disk of QEMU's.
+    /// The program that unpacks the file; `None` for a disk format that QEMU converts.
     unpack: Option<&'static str>,
-    /// Where its magic is, from the beginning or from the end.
+    /// The position of the magic, from the beginning or from the end.
     at: Place,
     magic: &'static [u8],
 }
@@ -93,7 +93,7 @@ const FORMATS: [Format; 19] = [
     disk("the description of a VMDK image", Place::Start(0), b"# Disk DescriptorFile"),
     disk("a VHDX image", Place::Start(0), b"vhdxfile"),
     disk("a VHD image", Place::Start(0), b"conectix"),
-    // A VHD of fixed size is a raw disk with one sector more.
+    // A VHD of fixed size is a raw disk with one extra sector.
     disk("a VHD image", Place::End(512), b"conectix"),
     disk("a VDI image", Place::Start(0x40), b"\x7f\x10\xda\xbe"),
     disk("a Parallels image", Place::Start(0), b"WithoutFreeSpace"),
@@ -107,7 +107,7 @@ const FORMATS: [Format; 19] = [
     packed("an lz4 file", "unlz4", b"\x04\x22\x4d\x18"),
 ];
 
-/// The format of a file that is not a raw disk.
+/// The format of a file, if it is not a raw disk.
 fn format_of(file: &File) -> std::io::Result<Option<&'static Format>> {
     let size_bytes = file.metadata()?.len();
     for format in &FORMATS {

@@ -1,4 +1,4 @@
-//! `--engine`: what executes the guest.
+//! `--engine`: the engine that executes the guest.
 
 use machine::engine::EngineKind;
 use machine::error::Error;
@@ -16,14 +16,14 @@ impl EngineArgs {
     /// The engine for a run that begins.
     pub fn for_new_run(&self) -> EngineKind {
         match self.engine {
-            // Exact positions at full speed need a counter, and KVM's has not been seen at work on any
-            // processor yet.
+            // Exact positions at full speed need a hardware counter, and KVM's has not been tested on any processor
+            // yet.
             EngineChoice::Kvm => host::KVM,
             _ => self.soft(),
         }
     }
 
-    /// The software CPU, by the tier that was asked for.
+    /// The software CPU, with the tier that the user asked for.
     fn soft(&self) -> EngineKind {
         if self.engine == EngineChoice::Interpreter {
             machine::engine::soft::choose_tier(cpu::Tier::Interpreter);

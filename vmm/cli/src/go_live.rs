@@ -1,4 +1,4 @@
-//! `--snapshot-from`: a machine that goes on from a place of a recording, as a live one.
+//! `--snapshot-from`: starts a live machine from a place in a recording.
 //!
 //! The recording is read and replayed up to the place, and nothing is written to it.
 
@@ -35,17 +35,17 @@ pub struct SourceArgs {
     at: Option<PositionSpec>,
 }
 
-/// A recording that was opened to go on from.
+/// A recording that was opened to start from.
 pub struct Source {
     opened: Opened,
     path: PathBuf,
     at: PositionSpec,
-    /// The engine that the machine goes on with.
+    /// The engine of the new machine.
     pub engine: EngineKind,
 }
 
 impl SourceArgs {
-    /// Opens the recording, if there is one to go on from, and refuses what cannot go on.
+    /// Opens the recording, if the user named one. Refuses a recording that cannot go live.
     pub fn open(&self, engine: EngineArgs, network: Option<&NetworkArg>) -> Result<Option<Source>, Error> {
         let Some(path) = &self.snapshot_from else {
             let unused = "--at says where --snapshot-from goes on: give that too, or leave --at out";
@@ -78,13 +78,13 @@ impl SourceArgs {
 }
 
 impl Source {
-    /// What it needs until it has gone on.
+    /// What the process needs until the machine has gone live.
     pub fn needs(&self) -> Needs {
         let running = sandbox_arg::of_machine(&self.opened.manifest().machine, self.engine);
         Needs { kvm: running.kvm, ..sandbox_arg::of_replay(&self.opened, &self.path, self.engine) }
     }
 
-    /// Where the image of the guest's disk lies.
+    /// The path of the guest's disk image.
     pub fn disk(&self) -> Option<PathBuf> {
         self.opened.manifest().machine.disk.as_ref().map(|disk| disk.path.clone())
     }
@@ -94,7 +94,7 @@ impl Source {
         self.opened.manifest().machine.network.is_some()
     }
 
-    /// Replays to the place, and gives the machine that goes on from there.
+    /// Replays to the place, and returns a live machine there.
     pub fn go_live<U: Unit>(self) -> Result<Recordable<U>, Error> {
         let recording = in_instructions(self.opened, false)?;
         let (start, at) = start_at(&recording, self.at)?;
@@ -104,7 +104,7 @@ impl Source {
     }
 }
 
-/// The machine at a place, by the software CPU alone, and where that is.
+/// The machine's state at a place, by the software CPU alone, and the moment of that place.
 fn start_at(
     recording: &Recording<Instructions>,
     at: PositionSpec,

@@ -1,8 +1,8 @@
-//! Descriptors that were open when this program was started, and that nobody meant for it.
+//! Closes descriptors that were open when this program was started, and that nobody meant for it.
 //!
-//! A shell, an editor or a test may leave files and sockets open. The guest could use them if it broke out: the sandbox forbids
-//! opening files, and not using those that are open. So they are closed first of all. Those that the command line names stay:
-//! a path like `/dev/fd/63` (a shell's `<(...)`), and the pipe of a companion.
+//! A shell, an editor or a test may leave files and sockets open. A guest that broke out could use them: the sandbox
+//! forbids opening files, but not using open ones. So they are closed first of all. Descriptors that the command line
+//! names stay open: a path like `/dev/fd/63` (a shell's `<(...)`), and a companion's pipe.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::RawFd;
@@ -12,32 +12,32 @@ use nix::unistd::close;
 
 /// Standard input, output and errors.
 const STANDARD: RawFd = 2;
-/// Where a descriptor is a file of this process (proc(5)).
+/// Path prefixes that name a descriptor of this process (proc(5)).
 const NAMES: [&[u8]; 3] = [b"/dev/fd/", b"/proc/self/fd/", b"/proc/thread-self/fd/"];
 
-/// Closes all descriptors above 2 that these arguments do not name. To be called before this program opens anything, and before
-/// there are threads.
+/// Closes all descriptors above 2 that these arguments do not name. Must be called before this program opens
+/// anything, and before it has threads.
 pub fn close_all_unnamed(arguments: &[OsString]) {
     let named = named(arguments);
-    // A host without /proc shows none; its descriptors stay.
+    // On a host without /proc, descriptors stay open.
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let open: Vec<RawFd> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for descriptor in open {
         if descriptor > STANDARD && !named.contains(&descriptor) {
-            // The one that the list came by is closed already.
+            // The descriptor from which the list was read is closed already.
             let _ = close(descriptor);
         }
     }
 }
 
-/// The descriptors that arguments name.
+/// The descriptors named in arguments.
 fn named(arguments: &[OsString]) -> Vec<RawFd> {
     let paths = arguments.iter().flat_map(|argument| in_paths(argument.as_bytes()));
     let pipes = arguments.windows(2).filter(|pair| pair[0] == "--pipe");
     paths.chain(pipes.filter_map(|pair| number(pair[1].as_bytes()))).collect()
 }
 
-/// The descriptors that are named anywhere in an argument, which may be `--option=PATH`.
+/// The descriptors named anywhere in an argument, which may be `--option=PATH`.
 fn in_paths(argument: &[u8]) -> Vec<RawFd> {
     let own = format!("/proc/{}/fd/", std::process::id());
     let names = NAMES.into_iter().chain([own.as_bytes()]);
@@ -49,7 +49,7 @@ fn in_paths(argument: &[u8]) -> Vec<RawFd> {
         .collect()
 }
 
-/// The number that a text begins with.
+/// The number at the beginning of a text.
 fn number(text: &[u8]) -> Option<RawFd> {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     OsStr::from_bytes(&text[..digits]).to_str()?.parse().ok()

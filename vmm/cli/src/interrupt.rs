@@ -1,4 +1,4 @@
-//! ^C during something long: asks it to stop where it stands, instead of ending the process.
+//! ^C during a long operation: asks it to stop, instead of ending the process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use machine::error::Error;
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// From here on ^C only sets a mark. A second one ends the process.
+    /// Catches ^C: from now on, it only sets a flag. A second ^C ends the process.
     pub fn catch() -> Result<Interrupt, Error> {
         let pressed = Arc::new(AtomicBool::new(false));
         let signal = signal_hook::consts::SIGINT;
@@ -20,7 +20,7 @@ impl Interrupt {
         Ok(Interrupt(pressed))
     }
 
-    /// Whether to stop.
+    /// Whether the operation must stop.
     pub fn poll(&mut self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! `--keep-on`: which recordings stay when their run is over.
+//! `--keep-on`: decides which recordings are kept after their run.
 
 use std::path::Path;
 
@@ -16,16 +16,16 @@ pub enum KeepOn {
 }
 
 impl KeepOn {
-    /// Whether a run stays that ended like this; its kernel may have panicked before.
+    /// Whether to keep the recording of a run with this outcome. `panicked` tells whether its kernel panicked before.
     pub fn keeps(self, outcome: &Outcome, panicked: bool) -> bool {
         self == KeepOn::Always || panicked || !went_well(outcome)
     }
 }
 
-/// The exit code of a debug exit at which the guest wrote 0: the port's codes are odd.
+/// The exit code of a debug exit for which the guest wrote 0: the port's codes are odd.
 const WROTE_ZERO: u32 = 1;
 
-/// Whether the guest ended its run itself, and well. A run that a user, a limit or a text ended may be a hang.
+/// Whether the guest ended its run itself, and well. A run that a user, a limit or a text ended may have hung.
 fn went_well(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::PowerOff | Outcome::Reset => true,
@@ -40,9 +40,9 @@ fn went_well(outcome: &Outcome) -> bool {
     }
 }
 
-/// Removes a recording. A locked-in process can empty the folder and not remove it: the companion does that.
+/// Removes a recording. In the sandbox the process can empty the folder, but not remove it: the companion does that.
 pub fn remove(folder: &Path) -> Result<(), Error> {
-    // Without these the rest is no recording, if the process is killed meanwhile.
+    // Remove these first: without them the rest is no recording, even if the process is killed meanwhile.
     for name in [MANIFEST, EVENTS] {
         let file = folder.join(name);
         std::fs::remove_file(&file).map_err(Error::file("remove", file))?;

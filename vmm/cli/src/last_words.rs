@@ -1,4 +1,4 @@
-//! What the process says when the host refuses it something that a library takes for granted.
+//! Reports when the host refuses something that a library takes for granted.
 
 use std::hint::black_box;
 use std::panic::{PanicHookInfo, set_hook, take_hook};
@@ -7,18 +7,18 @@ use machine::error::exit_code;
 
 use crate::output::say;
 
-/// How the standard library's panics begin where the host gives no thread, or no stack for one. A new thread panics by the last two
-/// outside of everything that could catch it, which ends the process with a signal.
+/// The beginnings of the standard library's panics if the host gives no thread, or no stack for one. A new thread
+/// panics with the last two where nothing can catch the panic, so a signal ends the process.
 const NO_THREAD: [&str; 3] = [
     "failed to spawn thread",
     "failed to allocate an alternative stack",
     "failed to set up alternative stack",
 ];
-/// The first thread's stack grows as it is used, and a host that lets it grow no more ends the process with a signal. So this much
-/// is used at once.
+/// The first thread's stack grows with its use, and a host that refuses to let it grow ends the process with a
+/// signal. So this much is used at once.
 const STACK_BYTES: usize = 1 << 20;
 
-/// Threads and stack that the host refuses end the process with a sentence and an exit code.
+/// If the host refuses threads or stack, the process ends with a message and an exit code.
 pub fn speak_of_refusals() {
     use_stack();
     let usual = take_hook();

@@ -102,7 +102,7 @@ pub struct MachineArgs {
 }
 
 impl MachineArgs {
-    /// The machine that the options describe.
+    /// The options of the machine.
     fn options(&self, passthrough: Vec<PassedDevice>) -> Result<MachineOptions, Error> {
         let counts_instructions = self.engine().counts_instructions;
         let model = if counts_instructions { cpu::CpuModel::default() } else { host::kvm_engine::model()? };
@@ -111,7 +111,7 @@ impl MachineArgs {
             (PathBuf::from(file), cmdline.to_string())
         });
         Ok(MachineOptions {
-            // The command line has one where the machine is not a recording's.
+            // The command line has a kernel, unless the machine comes from a recording.
             kernel: self.kernel.clone().unwrap_or_default(),
             initrd: self.initrd.clone(),
             modules: modules.collect(),
@@ -131,20 +131,20 @@ impl MachineArgs {
         self.engine.for_new_run()
     }
 
-    /// The recording to go on from, if there is one.
+    /// The recording to start from, if there is one.
     pub fn source(&self) -> Result<Option<Source>, Error> {
         self.source.open(self.engine, self.net.as_ref())
     }
 
-    /// Looks through the disk image, which may take long. [`MachineArgs::plan`] does not do so again.
+    /// Hashes the disk image, which may take long. [`MachineArgs::plan`] does not hash it again.
     pub fn look_at_disk(&self) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
         disk.check()?;
         show_hashing(&disk.path)
     }
 
-    /// A run on this engine, with everything open that it needs. It is to be recorded in a folder that carries its images, if one is
-    /// given.
+    /// Plans a run on this engine, with all needed files open. With `carry_in`, the run will be recorded in that
+    /// folder, which carries its images.
     pub fn plan<U: Unit>(
         &self,
         source: Option<Source>,
@@ -169,19 +169,19 @@ impl MachineArgs {
         Ok(Planned::new(self.live()?, Origin::Recorded(Box::new(source))))
     }
 
-    /// How the guest gets to know of host time, where its engine does not count instructions.
+    /// How the guest learns host time, if its engine does not count instructions.
     pub fn clock(&self) -> ClockOptions {
         ClockOptions { slowdown: self.slow_clock, patience: Duration::from_micros(self.wait_for_exit.into()) }
     }
 
-    /// Prepares a machine that is about to run: a text that ends the run is to be heard of at once.
+    /// Prepares a machine that is about to run. If a text ends the run, output must be noticed at once.
     pub fn prepare<U: Unit>(&self, machine: &mut Machine<U>) {
         if self.stop_when.is_some() {
             machine.hear_output_at_once();
         }
     }
 
-    /// The inputs of a run that begins: the console and the network.
+    /// The inputs of a new run: the console and the network.
     fn live<U: Unit>(&self) -> Result<LiveInputs<U>, Error> {
         let peer = self.net.as_ref().map(|network| Peer::connect(&network.peer)).transpose()?;
         let live = LiveInputs::new(LiveConsole::new(self.console())?);
@@ -206,7 +206,7 @@ impl MachineArgs {
     }
 }
 
-/// A stretch of time that is more than none.
+/// Parses a time that is not zero.
 fn some_time(text: &str) -> Result<u64, String> {
     match notation::time(text)? {
         0 => Err("give more than no time at all".to_string()),
@@ -234,7 +234,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// Hashes a disk image, which is not read again for that. After a second a bar shows how far it is.
+/// Hashes a disk image, which is then not read again for that. After a second, a bar shows the progress.
 fn show_hashing(disk: &Path) -> Result<(), Error> {
     let begun = Instant::now();
     let mut bar = None;

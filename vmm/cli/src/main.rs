@@ -1,11 +1,10 @@
 //! `ttvm`: the command line of the time-travelling virtual machine monitor.
 //!
-//! One file per verb below `verbs/`; beside it what several of them share. Results go to standard output,
-//! everything else to standard error. The packages below do what a verb asks for; here are arguments and
-//! sentences.
+//! Each verb has a file in `verbs/`; the files beside it are shared by several verbs. Results go to standard output,
+//! everything else to standard error. The packages below do the work; this one has the arguments and the messages.
 
 #![forbid(unsafe_code)]
-// What strangers wrote may be in all that is printed: `output` makes it harmless.
+// Printed text may contain text from strangers: `output` makes it harmless.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod beginning;
@@ -52,7 +51,7 @@ use crate::verbs::{
 #[global_allocator]
 static ALLOCATOR: SpokenRefusals = SpokenRefusals;
 
-/// What `ttvm --version` says: whether a recording of one ttvm can be read by another follows from it.
+/// The text of `ttvm --version`. It tells whether one ttvm can read another's recordings.
 static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     let models: Vec<&str> = cpu::CpuModel::names().collect();
     let version = env!("CARGO_PKG_VERSION");
@@ -124,8 +123,8 @@ enum Verb {
     DebugCompanion(companion::Args),
 }
 
-/// Takes as many descriptors as may be had without asking: a long recording has a file for each checkpoint. With fewer, files
-/// are opened again and again.
+/// Raises the limit on open files as far as allowed without privileges: a long recording has a file for each
+/// checkpoint. With a lower limit, files are opened again and again.
 fn may_open_many_files() {
     const ENOUGH: u64 = 8192;
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
@@ -134,7 +133,8 @@ fn may_open_many_files() {
     checkpoint::hold_open_at_most(usize::try_from(may / 8).unwrap_or(usize::MAX));
 }
 
-/// Says what is wrong with the command line, or the help that it asks for, and ends. Shells put names of strangers' files there.
+/// Reports what is wrong with the command line, or prints the requested help, and ends. Shells put names of
+/// strangers' files on command lines.
 fn refuse(error: &clap::Error) -> ! {
     let text = error.to_string();
     if matches!(visible(&text), Cow::Borrowed(_)) {
@@ -144,12 +144,12 @@ fn refuse(error: &clap::Error) -> ! {
     std::process::exit(error.exit_code())
 }
 
-/// Parses the command line and obeys it.
+/// Parses the command line and runs its verb.
 fn main() -> ExitCode {
     inherited::close_all_unnamed(&std::env::args_os().collect::<Vec<_>>());
     last_words::speak_of_refusals();
     output::log_in_one_style();
-    // Recordings, packed files and sockets give access to all of a guest's memory and everything typed.
+    // Recordings, packed files and sockets give access to all of a guest's memory and to everything typed.
     umask(Mode::S_IRWXG | Mode::S_IRWXO);
     may_open_many_files();
     output::say_when_files_may_not_grow();

@@ -1,11 +1,11 @@
-//! `--net`: what a guest's network card is connected to.
+//! `--net`: the peer of a guest's network card.
 
 use std::str::FromStr;
 
 use host::{Forward, NetworkOptions, Protocol};
 use machine::config::NetworkConfig;
 
-/// The address that QEMU gives a guest's first card: locally administered, the same in each run.
+/// The address that QEMU gives a guest's first card: it is locally administered, and the same in each run.
 const DEFAULT_MAC: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
 
 /// A network card and its peer.
@@ -13,7 +13,7 @@ const DEFAULT_MAC: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
 pub struct NetworkArg {
     /// The peer.
     pub peer: NetworkOptions,
-    /// The card's address, if it was named.
+    /// The card's address, if the user named one.
     mac: Option<[u8; 6]>,
 }
 
@@ -24,7 +24,7 @@ impl NetworkArg {
         NetworkConfig { mac, mtu: self.peer.mtu(), segments: self.peer.segments() }
     }
 
-    /// Whether a card that is there already can be connected to it, and why not.
+    /// Checks that an existing card can be connected to this peer. The error tells why not.
     pub fn must_fit(&self, card: Option<&NetworkConfig>) -> Result<(), String> {
         let Some(card) = card else {
             return Err(
@@ -60,7 +60,7 @@ impl FromStr for NetworkArg {
         let peer = match kind {
             "user" => NetworkOptions::User { forwards },
             "tap" => {
-                // Without a name the host would choose one.
+                // Without a name, the host would choose one.
                 let named = interface.filter(|name| !name.is_empty());
                 NetworkOptions::Tap { interface: named.ok_or("write tap,ifname=NAME")? }
             }
@@ -85,7 +85,7 @@ fn parse_mac(text: &str) -> Result<[u8; 6], String> {
     }
 }
 
-/// As QEMU writes it, `PROTOCOL:[ADDRESS]:PORT-[ADDRESS]:PORT`, without an address of the guest.
+/// Parses QEMU's notation, `PROTOCOL:[ADDRESS]:PORT-[ADDRESS]:PORT`, without an address of the guest.
 fn parse_forward(text: &str) -> Result<Forward, String> {
     let wrong = || format!("write hostfwd=tcp:[ADDRESS]:PORT-:PORT in place of {text:?}");
     let (host, guest) = text.split_once('-').ok_or_else(wrong)?;

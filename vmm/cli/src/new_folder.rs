@@ -1,4 +1,4 @@
-//! The folder of a recording that is about to begin.
+//! The folder of a new recording.
 
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -9,10 +9,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::emulate_default_handler;
 
-/// A folder that was made for a recording. It is removed with all that is in it unless the recording begins, also if a signal
-/// ends the process before that.
+/// A folder that was made for a recording. Unless the recording begins, it is removed with its contents, even if a
+/// signal ends the process.
 pub struct NewFolder<'a> {
-    /// `None` once it is kept.
+    /// `None` once the folder is kept.
     path: Option<&'a Path>,
     guard: Option<Guard>,
 }
@@ -24,7 +24,7 @@ struct Guard {
 }
 
 impl NewFolder<'_> {
-    /// Makes it. An existing one is never overwritten.
+    /// Makes the folder. Never overwrites an existing one.
     pub fn make(path: &Path) -> Result<NewFolder<'_>, Error> {
         let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).map_err(no_signals)?;
         create_folder(path)?;
@@ -33,16 +33,16 @@ impl NewFolder<'_> {
         Ok(folder)
     }
 
-    /// Stops watching for signals. From here on the recorder handles them, and ends the run in order.
+    /// Stops watching for signals. From now on the recorder handles them, and ends the run properly.
     pub fn leave_signals(&mut self) {
         if let Some(Guard { handle, thread }) = self.guard.take() {
             handle.close();
-            // If a signal has just come, this waits for the process's end.
+            // If a signal has just come, this waits until the process ends.
             let _ = thread.join();
         }
     }
 
-    /// Leaves it there.
+    /// Keeps the folder.
     pub fn keep(mut self) {
         self.path = None;
     }
@@ -51,7 +51,7 @@ impl NewFolder<'_> {
 impl Drop for NewFolder<'_> {
     fn drop(&mut self) {
         self.leave_signals();
-        // What made it superfluous is told, and more important.
+        // The reason for removing it is reported, and matters more than a failure here.
         let _ = self.path.map(std::fs::remove_dir_all);
     }
 }
@@ -69,7 +69,7 @@ impl Guard {
     }
 }
 
-/// Removes a folder to which another thread may add a file meanwhile.
+/// Removes a folder while another thread may add a file.
 fn remove(path: &Path) {
     const MOST_TRIES: u32 = 100;
     for _ in 0..MOST_TRIES {

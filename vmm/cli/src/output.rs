@@ -1,4 +1,4 @@
-//! What verbs say: results, and how a run ended.
+//! Prints results, messages and how a run ended.
 
 use std::io::Write;
 
@@ -8,7 +8,7 @@ use machine::unit::Unit;
 use machine::{Machine, Outcome};
 use views::visible::visible;
 
-/// How a run ended whose kernel may have panicked before.
+/// Describes how a run ended. `panicked` tells whether its kernel panicked before.
 pub fn end_in_words(outcome: &Outcome, panicked: bool) -> String {
     match outcome {
         Outcome::Panic => outcome.to_string(),
@@ -20,8 +20,8 @@ pub fn end_in_words(outcome: &Outcome, panicked: bool) -> String {
     }
 }
 
-/// Says how a run ended, and gives the exit code for it: a power-off is a success, a panic is none whatever came behind it, and a
-/// debug exit has the guest's own code.
+/// Reports how a run ended, and returns the exit code. A power-off is a success. A panic never is, whatever follows
+/// it. A debug exit has the guest's own code.
 pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked: bool) -> i32 {
     let now = machine.moment();
     let what = end_in_words(outcome, panicked);
@@ -40,7 +40,7 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked
         Outcome::Ended | Outcome::Interrupted | Outcome::Limit | Outcome::TextShown => exit_code::FAILED,
         Outcome::Panic => exit_code::FAILED,
         Outcome::TripleFault { .. } | Outcome::IdleForever => {
-            // As people who write kernels want to see them after a triple fault.
+            // Kernel developers want to see the registers after a triple fault.
             let lines = history::replay::registers::lines(&machine.cpu().state());
             lines.iter().for_each(|line| say(&format!("{line}\r")));
             exit_code::FAILED
@@ -48,20 +48,21 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked
     }
 }
 
-/// A file that may not grow is to be an error of writing, which can be said in a sentence: the signal for it is caught.
+/// Catches the signal for files that may not grow. Writing then returns an error, which can be reported.
 pub fn say_when_files_may_not_grow() {
     if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default()) {
         log::debug!("the signal of files that may not grow is not caught: {error}");
     }
 }
 
-/// Says something beside the results, on standard error, with control characters made visible ([`visible`]). If standard error has no reader any more, it is not said: a
-/// terminal may be gone before what ran on it has ended.
+/// Prints a message on standard error, with control characters made visible ([`visible`]). If standard error has no
+/// reader any more, the message is dropped: a terminal may be gone before its programs end.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", visible(line));
 }
 
-/// Prints a result, JSON too, with control characters made visible ([`visible`]). A reader that stops reading has read enough.
+/// Prints a result, including JSON, with control characters made visible ([`visible`]). If the reader has stopped
+/// reading, that is no error.
 pub fn print(text: &str) -> Result<(), Error> {
     match writeln!(std::io::stdout(), "{}", visible(text)) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -71,8 +72,8 @@ pub fn print(text: &str) -> Result<(), Error> {
     }
 }
 
-/// Gives what the packages log the form of all other messages: `ttvm: warning: ...`. RUST_LOG asks for more than warnings; what
-/// is for developers has its time and its module.
+/// Formats the packages' log messages like all others: `ttvm: warning: ...`. RUST_LOG can ask for more than warnings.
+/// Messages for developers have their time and module.
 pub fn log_in_one_style() {
     let environment = env_logger::Env::default().default_filter_or("warn,gdbstub=warn");
     env_logger::Builder::from_env(environment)

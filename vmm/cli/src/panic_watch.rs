@@ -1,4 +1,5 @@
-//! Whether the guest's kernel has panicked in a run that ends some other way: the kernel may reboot, start a crash kernel, or hang.
+//! Detects that the guest's kernel has panicked in a run that ends another way: the kernel may reboot, start a crash
+//! kernel, or hang.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,12 +14,12 @@ use recording::{Opened, read_panic_note};
 
 use crate::run_listener::RunListener;
 
-/// Steps that are replayed for a look at a recording's end, at most.
+/// The most steps that are replayed to look at a recording's end.
 const NEAR_STEPS: u64 = 2_000_000_000;
-/// A line of the console is cut here.
+/// Longer lines of the console are cut here.
 const MOST_LINE_BYTES: usize = 1024;
 
-/// Looks for a panic in the console's output. Clones share what they have found.
+/// Looks for a panic in the console's output. Clones share their results.
 #[derive(Clone, Default)]
 pub struct PanicWatch(Arc<Mutex<Lines>>);
 
@@ -53,15 +54,16 @@ impl Lines {
 }
 
 impl PanicWatch {
-    /// The first line of the panic's report, of a run that has ended like this: seen on the console, or known to the machine.
+    /// The first line of the panic's report, if the console showed it or the machine still knows it. The run had this
+    /// outcome.
     pub fn panic<U: Unit>(&self, machine: &Machine<U>, outcome: &Outcome) -> Option<String> {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner).panic.clone();
         seen.or_else(|| goes_on_behind_panics(outcome).then(|| last_panic(machine))?)
     }
 }
 
-/// The first line of the panic's report, of a run that was recorded and has ended like this: by the recorder's note, or else, where
-/// the guest reset itself and the recording's end is near, by a look there.
+/// The first line of the panic's report, for a recorded run with this outcome. It comes from the recorder's note.
+/// Without one, if the guest reset itself, a replay looks at the recording's end, if a checkpoint is near.
 pub fn panic_of(path: &Path, outcome: &Outcome) -> Option<String> {
     read_panic_note(path).or_else(|| {
         (*outcome == Outcome::Reset).then_some(())?;
@@ -75,7 +77,8 @@ pub fn panic_of(path: &Path, outcome: &Outcome) -> Option<String> {
     })
 }
 
-/// Whether a run may end so whose kernel panicked. A guest that powers itself off has a crash kernel that says so, or none.
+/// Whether a run with this outcome may have had a panic. A guest that powers itself off has a crash kernel that
+/// reports it, or no panic.
 fn goes_on_behind_panics(outcome: &Outcome) -> bool {
     !matches!(outcome, Outcome::PowerOff | Outcome::Panic | Outcome::DebugExit { .. })
 }

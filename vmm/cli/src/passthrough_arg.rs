@@ -1,4 +1,4 @@
-//! `--passthrough`: devices of the host that the guest is to have.
+//! `--passthrough`: devices of the host that are passed through to the guest.
 
 use std::str::FromStr;
 
@@ -34,7 +34,7 @@ impl FromStr for PassthroughArg {
     }
 }
 
-/// Whether a text is an address as sysfs writes it. It becomes part of a path.
+/// Whether a text is an address in sysfs's notation. The address becomes part of a path.
 fn is_address(text: &str) -> bool {
     let pattern = b"xxxx:xx:xx.x";
     let is =

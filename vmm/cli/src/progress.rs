@@ -1,9 +1,9 @@
-//! How far a replay is: a bar on standard error when that is a terminal, nothing otherwise.
+//! The progress of a replay: a bar on standard error if that is a terminal, otherwise nothing.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-/// A bar for a replay of `length` instructions. `show` is false when the guest's console goes to the same
-/// terminal: the two would write into each other.
+/// A bar for a replay of `length` instructions. `show` is false if the guest's console goes to the same terminal: the
+/// two would mix.
 pub fn bar(length: u64, show: bool) -> ProgressBar {
     let target = if show { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(length), target);
@@ -11,7 +11,7 @@ pub fn bar(length: u64, show: bool) -> ProgressBar {
     bar
 }
 
-/// A bar for a file of so many bytes, on standard error where that is a terminal.
+/// A bar for a file of this size, on standard error if that is a terminal.
 pub fn bytes_bar(message: &'static str, size_bytes: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(size_bytes), ProgressDrawTarget::stderr_with_hz(5));
     let template = "{msg} {bar:30} {percent:>3} %  {bytes}  {binary_bytes_per_sec}  {eta} left";
@@ -20,7 +20,7 @@ pub fn bytes_bar(message: &'static str, size_bytes: u64) -> ProgressBar {
     bar
 }
 
-/// Moves a bar that is shown. One that is hidden would reckon how fast it moves all the same.
+/// Moves a bar if it is shown. A hidden bar would still compute its speed.
 pub fn show(bar: &ProgressBar, position: u64) {
     if !bar.is_hidden() {
         bar.set_position(position);

@@ -1,4 +1,4 @@
-//! What is the same for every run that is recorded, whether from its first instruction or from some moment on.
+//! The parts that all recorded runs share, whether recorded from the first instruction or later.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ pub struct CheckpointArgs {
     last: Option<u64>,
 }
 
-/// A share of the whole, like 5% or 2.5.
+/// Parses a percentage, like 5% or 2.5.
 fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).parse::<f64>().ok();
     number
@@ -44,7 +44,7 @@ fn percent(text: &str) -> Result<f64, String> {
 }
 
 impl CheckpointArgs {
-    /// The checkpoints of a recording, if it is to have any.
+    /// The options for a recording's checkpoints; `None` if it has none.
     fn options(&self) -> Option<CheckpointOptions> {
         let interval_ns = self.checkpoint_interval.unwrap_or(CheckpointOptions::INTERVAL_NS);
         let usual = CheckpointOptions::default();
@@ -55,7 +55,7 @@ impl CheckpointArgs {
         };
         (interval_ns > 0).then(|| CheckpointOptions {
             interval_ns,
-            // A guest that is busy executes an instruction in a nanosecond.
+            // A busy guest executes one instruction per nanosecond.
             min_steps: usual.min_steps.min(interval_ns / 4),
             slice_steps: usual.slice_steps.min(interval_ns.max(1_000_000)),
             policy: Policy { max_bytes: Some(self.max_size), keep_last_ns: self.last, ..Policy::default() },
@@ -63,7 +63,7 @@ impl CheckpointArgs {
         })
     }
 
-    /// Warns of too small a `--max-size`.
+    /// Warns if `--max-size` is too small.
     fn say_when_too_small<U: Unit>(&self, machine: &Machine<U>, format: Format) {
         let (max, memory) = (self.max_size, machine.ram().size_bytes());
         let least = checkpointer::least_bytes(machine, format);
@@ -84,7 +84,7 @@ impl CheckpointArgs {
     }
 }
 
-/// Records a machine to its end on the user's terminal.
+/// Records a machine to its end, on the user's terminal.
 pub fn record_to_end<U: Unit>(
     args: &CheckpointArgs,
     recording: NewRecording<'_, U>,
@@ -95,8 +95,8 @@ pub fn record_to_end<U: Unit>(
     recording.checkpoints(args.options()).run(inputs).map(drop)
 }
 
-/// Says how a recorded run ended, and gives the exit code. A panic behind which the run went on is noted in the recording. A
-/// recording that is not to be kept is removed.
+/// Reports how a recorded run ended, and returns the exit code. If the run went on after a panic, a note in the
+/// recording tells it. Removes a recording that is not to be kept.
 pub fn report<U: Unit>(
     machine: &Machine<U>,
     output: &Path,

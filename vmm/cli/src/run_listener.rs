@@ -1,4 +1,4 @@
-//! A machine's inputs with a listener beside them, which changes nothing of what comes in.
+//! Adds a listener to a machine's inputs. The listener does not change the inputs.
 
 use devices::passthrough::{AskV1, DeviceInputV1};
 use machine::engine::Leave;
@@ -6,21 +6,21 @@ use machine::error::Error;
 use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use machine::position::{Count, Moment};
 
-/// Hears what happens in a run.
+/// Is told what happens in a run.
 pub trait RunListener {
-    /// The run has come to this time.
+    /// The run has reached this time.
     fn comes_to(&mut self, _time_ns: u64) {}
 
     /// The guest prints this on its console, at this count.
     fn prints(&mut self, at: u64, bytes: &[u8]);
 
-    /// Whether the run is to pause: see [`Inputs::pauses`].
+    /// Whether the run must pause: see [`Inputs::pauses`].
     fn pauses(&mut self) -> bool {
         false
     }
 }
 
-/// Inputs, and a listener that hears what they bring and what the guest prints.
+/// Inputs, and a listener that is told about events and output.
 pub struct WithListener<I, L> {
     pub inner: I,
     pub listener: L,

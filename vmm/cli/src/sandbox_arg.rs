@@ -1,4 +1,4 @@
-//! `--no-sandbox`, and what each verb still needs when it locks itself in.
+//! `--no-sandbox`, and what each verb still needs in the sandbox.
 
 use std::path::{Path, PathBuf};
 
@@ -19,12 +19,12 @@ pub struct SandboxArgs {
 }
 
 impl SandboxArgs {
-    /// Gives up for good what is not in `needs`, unless the user has said no. No thread may run yet.
+    /// Gives up all access that is not in `needs`, unless the user opted out. No other thread may run yet.
     pub fn lock_in(self, needs: &Needs) -> Result<(), Error> {
         if self.no_sandbox {
             return Ok(());
         }
-        // What is looked up once has to be looked up now.
+        // This value is read once, and must be read now.
         history::timeline::cores();
         match sandbox::lock_in(needs) {
             Ok(locked) => log::debug!("locked in: {locked:?}"),
@@ -37,12 +37,12 @@ impl SandboxArgs {
     }
 }
 
-/// What a machine needs that runs: nothing, but for devices that it has open.
+/// What a running machine needs: nothing, except the devices that it has open.
 pub fn of_machine(machine: &MachineConfig, engine: EngineKind) -> Needs {
     Needs { kvm: engine == host::KVM, vfio: !machine.passthrough.is_empty(), ..Needs::default() }
 }
 
-/// What a replay needs: the images, and the recording itself, to which the counts are added of one that has none yet.
+/// What a replay needs: the images and the recording itself. Counts are added to a recording that has none yet.
 pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     let mut needs = Needs { read: images(opened), kvm: engine == host::KVM, ..Needs::default() };
     if needs.kvm {
@@ -55,8 +55,8 @@ pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     needs
 }
 
-/// What a debugger needs: as a replay, and checkpoints are added to the recording where gdb's user wants them. gdb was started
-/// before.
+/// What a debugger needs: as a replay, and adding checkpoints to the recording when gdb's user asks for it. gdb was
+/// started before.
 pub fn of_debug(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     let needs = of_replay(opened, folder, engine);
     Needs { written: vec![folder.to_path_buf()], clients: true, helper: true, ..needs }

@@ -1,5 +1,5 @@
-//! What a run, a recording or a replay did and cost, for benchmarks, as a whole and at each `MARK` line that the
-//! guest prints.
+//! Statistics of a run, a recording or a replay, for benchmarks: in total, and at each `MARK` line that the guest
+//! prints.
 
 use std::fs::File;
 use std::io::Write;
@@ -23,34 +23,34 @@ pub struct StatsArgs {
     stats_json: Option<PathBuf>,
 }
 
-/// What is written to the file.
+/// The contents of the file.
 #[derive(Serialize)]
 struct Stats<'a> {
     marks: &'a [MarkLine],
-    /// Exits, where those are counted.
+    /// Exits, if these are counted.
     insns: u64,
     cpu_ns: u64,
-    /// Of an engine that counts what it does.
+    /// Only for an engine that keeps statistics.
     #[serde(skip_serializing_if = "Option::is_none")]
     engine: Option<Statistics>,
 }
 
-/// One line.
+/// One `MARK` line.
 #[derive(Serialize)]
 struct MarkLine {
     text: String,
-    /// Where that is known.
+    /// Instructions, if they are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     insns: Option<u64>,
     cpu_ns: u64,
 }
 
-/// Looks for `MARK` lines in the console's output, if statistics are wanted. Clones share what they have found.
+/// Looks for `MARK` lines in the console's output, if statistics are wanted. Clones share their results.
 #[derive(Clone)]
 pub struct Marks(Option<Arc<Mutex<Found>>>);
 
 struct Found {
-    /// The file for the statistics, made while files can still be made.
+    /// The file for the statistics. It is made early, while files can still be made.
     file: File,
     line: Vec<u8>,
     marks: Vec<MarkLine>,
@@ -61,7 +61,7 @@ impl Marks {
         Marks(Some(Arc::new(Mutex::new(Found { file, line: Vec::new(), marks: Vec::new() }))))
     }
 
-    /// Takes what comes next on the console, after so many instructions.
+    /// Takes the next console output, after this many instructions.
     pub fn look_at(&self, bytes: &[u8], insns: Option<u64>) {
         let Some(found) = &self.0 else { return };
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +91,7 @@ impl RunListener for Marks {
 }
 
 impl StatsArgs {
-    /// What looks for marks, if the user asked for statistics. Makes their file.
+    /// A search for marks, if the user asked for statistics. Makes their file.
     pub fn marks(&self) -> Result<Marks, Error> {
         let Some(path) = &self.stats_json else { return Ok(Marks(None)) };
         let file = File::create(path).map_err(Error::file("create", path))?;

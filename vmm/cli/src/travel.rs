@@ -1,4 +1,4 @@
-//! Going to a position, for the verbs that look at one.
+//! Opens a recording at a position, for the verbs that look at one.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub struct PartArgs {
 }
 
 impl PartArgs {
-    /// As [`PartArgs::open`], for an engine, which is refused at once where it cannot be had.
+    /// As [`PartArgs::open`], for an engine. Fails at once if the engine is not available.
     pub fn open_for(
         &self,
         path: &Path,
@@ -38,12 +38,12 @@ impl PartArgs {
         Ok((self.of(opened)?, engine))
     }
 
-    /// Opens a recording, or a part of it, whose positions are instruction counts.
+    /// Opens a recording or a part of one. Its positions are instruction counts.
     pub fn open(&self, path: &Path) -> Result<Recording<Instructions>, Error> {
         self.of(Opened::open(path)?)
     }
 
-    /// An opened recording, or a part of it, with positions that are instruction counts.
+    /// As [`PartArgs::open`], for an opened recording.
     pub fn of(&self, opened: Opened) -> Result<Recording<Instructions>, Error> {
         let Some(last_ns) = self.last else { return in_instructions(opened, true) };
         let recording = match opened {
@@ -86,7 +86,7 @@ pub struct PlaceArgs {
 }
 
 impl PlaceArgs {
-    /// Opens the recording, and goes there, as long as idle time passes if the place is within it.
+    /// Opens the recording and goes to the place. If the place is an event or the end, lets idle time pass there.
     pub fn open(&self) -> Result<Timeline, Error> {
         let (recording, engine) = self.part.open_for(&self.recording, self.engine)?;
         let mut timeline = open_at(&recording, self.at, engine)?;
@@ -95,8 +95,8 @@ impl PlaceArgs {
     }
 }
 
-/// A recording with instruction counts for positions: one that counts exits is replayed once to find them.
-/// Whether to say that a part of it might do.
+/// A recording whose positions are instruction counts. One that counts exits is replayed once to count them.
+/// `offers_part` adds a hint that a part may do.
 pub fn in_instructions(opened: Opened, offers_part: bool) -> Result<Recording<Instructions>, Error> {
     match opened {
         Opened::ByInstructions(recording) => Ok(recording),
@@ -125,7 +125,7 @@ fn recounted(
     recounted
 }
 
-/// Opens a recording at a position. The engine goes along long stretches.
+/// Opens a recording at a position. The engine runs long stretches.
 pub fn open_at(
     recording: &Recording<Instructions>,
     position: PositionSpec,
@@ -138,7 +138,7 @@ pub fn open_at(
     Ok(timeline)
 }
 
-/// Where a part of a recording begins and ends. An end that is so far after something is so far after the beginning.
+/// The beginning and the end of a part of a recording. A distance as the end counts from the beginning.
 pub fn stretch(
     timeline: &mut Timeline,
     from: PositionSpec,

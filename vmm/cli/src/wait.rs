@@ -1,4 +1,4 @@
-//! Waiting while a timeline moves: after a second a bar shows how far it is, and ^C stops it.
+//! Waits while a timeline moves: after a second a bar shows the progress, and ^C stops the movement.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -13,7 +13,8 @@ use crate::progress;
 /// Shorter waits need no bar.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// What a person has who waits. The clock decides only when something is shown; no movement depends on it.
+/// The bar and the interrupt for a user who waits. The clock decides only when something is shown; no movement
+/// depends on it.
 pub struct Wait {
     interrupt: Interrupt,
     meter: Meter,
@@ -22,13 +23,13 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// From now on a person waits for this timeline. ^C is caught, as [`Interrupt::catch`] says.
+    /// Begins waiting for this timeline, and catches ^C: see [`Interrupt::catch`].
     pub fn on(timeline: &Timeline) -> Result<Wait, Error> {
         let interrupt = Interrupt::catch()?;
         Ok(Wait { interrupt, meter: timeline.meter(), begun: Instant::now(), bar: None })
     }
 
-    /// For the movement's poll function: shows how far it is, and says whether to stop.
+    /// A movement's poll function: shows the progress, and returns whether to stop.
     pub fn poll(&mut self) -> bool {
         if self.begun.elapsed() >= QUIET {
             self.show();
@@ -36,7 +37,7 @@ impl Wait {
         self.interrupt.poll()
     }
 
-    /// Takes the bar away. ^C is still caught.
+    /// Removes the bar. ^C is still caught.
     pub fn over(mut self) -> Interrupt {
         self.clear();
         self.interrupt.clone()
@@ -49,7 +50,7 @@ impl Wait {
             bar.set_message("replaying");
             bar
         });
-        // One movement follows another, and each has its own length.
+        // Movements follow one another, and each has its own length.
         if bar.length() != Some(at_most) {
             bar.set_length(at_most);
         }

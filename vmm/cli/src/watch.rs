@@ -1,11 +1,11 @@
-//! `--control` and `--record-when`: what decides, while the guest runs, that it is recorded from here on.
+//! `--control` and `--record-when`: decide, while the guest runs, to record it from now on.
 //!
 //! ```text
 //!   ttvm control ── socket ──► a thread ──► Watch ◄── Watcher, which hears the machine: pauses the run when it is asked to
 //! ```
 //!
-//! The machine never waits for the thread, nor for a client: it looks at a flag. A client sends one line, and gets one. One that
-//! is slow is hung up on, and others wait for it no longer than that.
+//! The machine waits neither for the thread nor for a client: it only reads a flag. A client sends one line, and gets
+//! one line. A slow client is disconnected, and other clients wait no longer than that.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -23,26 +23,26 @@ use sandbox::Needs;
 
 use crate::run_listener::RunListener;
 
-/// Longest line that a client may send.
+/// The longest line from a client.
 const MAX_LINE_BYTES: usize = 64;
 /// How long a client may take to send its line.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a client is kept waiting for a recording to begin: a stopped run begins none.
+/// How long a client waits for a recording to begin: a stopped run begins none.
 const BEGINNING: Duration = Duration::from_secs(30);
 
-/// What begins every answer.
+/// The beginning of an answer to a successful request.
 pub const OK: &str = "ok ";
-/// As [`OK`], where what was asked for did not happen.
+/// The beginning of an answer to a failed request.
 pub const FAILED: &str = "failed ";
 
-/// What the machine's thread and the socket's know of each other.
+/// The state that the machine's thread and the socket's thread share.
 #[derive(Clone)]
 pub struct Watch(Arc<Shared>);
 
 struct Shared {
-    /// Where a recording goes, if there may be one.
+    /// The folder for a recording, if the run may be recorded.
     folder: Option<PathBuf>,
-    /// The run is to pause, to be recorded from there on.
+    /// Whether the run must pause, to be recorded from there on.
     asked: AtomicBool,
     /// The guest's time when the machine last looked.
     time_ns: AtomicU64,
@@ -53,14 +53,14 @@ struct Shared {
 #[derive(Clone, PartialEq, Eq)]
 enum Phase {
     Unrecorded,
-    /// Since this guest time.
+    /// Recorded since this guest time.
     Recorded(u64),
     /// A recording could not begin.
     Failed(String),
 }
 
 impl Watch {
-    /// Of a run that is not recorded yet.
+    /// A watch for a run that is not recorded yet.
     pub fn new(folder: Option<PathBuf>) -> Watch {
         Watch(Arc::new(Shared {
             folder,
@@ -71,13 +71,13 @@ impl Watch {
         }))
     }
 
-    /// The run is recorded from here on.
+    /// Notes that the run is recorded from here on.
     pub fn began(&self, time_ns: u64) {
         self.0.time_ns.store(time_ns, Ordering::Relaxed);
         self.enter(Phase::Recorded(time_ns));
     }
 
-    /// It was to be recorded from here on, and could not be.
+    /// Notes that a recording could not begin here.
     pub fn failed(&self, why: String) {
         self.enter(Phase::Failed(why));
     }
@@ -116,7 +116,7 @@ impl Watch {
         self.0.folder.as_ref().map_or(String::new(), |folder| folder.display().to_string())
     }
 
-    /// Asks the machine to be recorded, and waits until it is.
+    /// Asks for a recording, and waits until it has begun.
     fn record(&self) -> Result<String, String> {
         if self.0.folder.is_none() {
             return Err("the run has no folder to be recorded in: start it with -o NAME.ttvm".to_string());
@@ -140,7 +140,7 @@ impl Watch {
     }
 }
 
-/// Answers clients of the socket from here on, in a thread of its own.
+/// Answers the socket's clients from now on, in a separate thread.
 pub fn serve(listener: Listener, watch: Watch) -> Result<(), Error> {
     listener.open().map_err(trouble)?;
     let spawned = std::thread::Builder::new().name("control".to_string()).spawn(move || {
@@ -150,7 +150,7 @@ pub fn serve(listener: Listener, watch: Watch) -> Result<(), Error> {
         }
         loop {
             match listener.accept() {
-                // What becomes of a client is no matter of the run's.
+                // A client's failure does not matter to the run.
                 Ok(stream) => drop(answer(stream, &watch)),
                 Err(error) => {
                     log::warn!("{error}; the run cannot be steered any more");
@@ -168,7 +168,7 @@ fn answer(mut stream: Stream, watch: &Watch) -> std::io::Result<()> {
         Ok(text) => format!("{OK}{text}\n"),
         Err(why) => format!("{FAILED}{why}\n"),
     };
-    // It fits into the socket, which holds nothing yet.
+    // The answer fits into the socket's buffer, which is empty.
     stream.write_all(answer.as_bytes())
 }
 
@@ -194,15 +194,15 @@ fn read_line(stream: &mut Stream) -> std::io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// What pauses the run when it is to be recorded from there on.
+/// Pauses the run when it is to be recorded from there on.
 pub struct Watcher {
     watch: Watch,
-    /// Text on the console at which that is.
+    /// Recording begins at this text on the console.
     text: Option<AwaitedText>,
 }
 
 impl Watcher {
-    /// For a watch, and perhaps a text to wait for.
+    /// A watcher for a watch, and perhaps for a text.
     pub fn new(watch: Watch, text: Option<&str>) -> Watcher {
         Watcher { watch, text: text.map(AwaitedText::new) }
     }

@@ -1,4 +1,4 @@
-//! Consoles whose reader goes away, and signals: a recording has its end all the same.
+//! Consoles whose reader goes away, and signals: a recording still gets its end.
 
 mod common;
 
@@ -14,7 +14,7 @@ use tiny_guest::{open, write_kernel};
 
 const TTVM: &str = env!("CARGO_BIN_EXE_ttvm");
 
-/// A directory with a guest that echoes what is typed, for ever.
+/// A directory with a guest that echoes typed keys, for ever.
 fn directory() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     std::fs::rename(write_kernel(directory.path(), u32::MAX), directory.path().join("kernel")).unwrap();
@@ -42,7 +42,7 @@ fn typed_and_echoed(child: &mut Child, key: u8) {
     assert_eq!(byte[0], key);
 }
 
-/// Reads what the program says until a line has `part`; gives all of it.
+/// Reads the program's messages until a line contains `part`. Returns all of them.
 fn told(child: &mut Child, part: &str) -> String {
     let mut told = String::new();
     let mut lines = BufReader::new(child.stderr.as_mut().unwrap());
@@ -56,7 +56,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The recording has its end, and replays to it with this on the console.
+/// Asserts that the recording has its end, and that its replay shows this on the console.
 fn assert_whole(directory: &Path, console: &str) {
     assert!(open(&directory.join("r.ttvm")).log.end.is_some());
     let (code, shown, told) = common::ttvm(directory, &["replay", "r.ttvm", "--verify"]);
@@ -96,7 +96,7 @@ fn a_reader_that_does_not_read_cannot_keep_a_signal_from_ending_the_run() {
     let directory = directory();
     let mut child = command(directory.path(), &RECORD).spawn().unwrap();
     typed_and_echoed(&mut child, b'a');
-    // More than a pipe holds. The recorder does not read on while it waits, so the rest is typed meanwhile.
+    // More than a pipe holds. The recorder does not read while it waits, so a thread types the rest.
     let mut keys = child.stdin.take().unwrap();
     let typing = std::thread::spawn(move || keys.write_all(&[b'x'; 400_000]));
     let log = directory.path().join("r.ttvm/events.log");
@@ -116,10 +116,10 @@ fn a_reader_that_does_not_read_cannot_keep_a_signal_from_ending_the_run() {
     assert!(open(&directory.path().join("r.ttvm")).log.end.is_some());
 }
 
-/// Records on a terminal of its own, which is closed after a key was echoed.
+/// Records on its own terminal, which is closed after a key was echoed.
 fn on_a_terminal_that_is_closed(directory: &Path, is_its_own: bool) -> Child {
     let terminal = nix::pty::openpty(None, None).unwrap();
-    // The program must not have it too: clones are closed in new processes.
+    // The program must not have the terminal's other end: clones are closed in new processes.
     let mut master = File::from(terminal.master.try_clone().unwrap());
     drop(terminal.master);
     let end = || Stdio::from(terminal.slave.try_clone().unwrap());
@@ -131,12 +131,12 @@ fn on_a_terminal_that_is_closed(directory: &Path, is_its_own: bool) -> Child {
     let mut child = command.spawn().unwrap();
     drop(command);
     drop(terminal.slave);
-    // What is typed before the terminal is raw is echoed by the terminal itself.
+    // Until the terminal is raw, it echoes typed keys itself.
     while tcgetattr(&master).unwrap().local_flags.contains(LocalFlags::ECHO) {
         assert!(child.try_wait().unwrap().is_none(), "it ended before it made its terminal raw");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    // No message has this key.
+    // No message contains this key.
     master.write_all(b"~").unwrap();
     let mut byte = [0];
     while byte != *b"~" {
@@ -145,7 +145,7 @@ fn on_a_terminal_that_is_closed(directory: &Path, is_its_own: bool) -> Child {
     child
 }
 
-/// Records on a new terminal until it is raw; gives the terminal's other end too.
+/// Records on a new terminal until the terminal is raw. Returns the terminal's other end too.
 fn on_a_terminal(directory: &Path) -> (Child, File) {
     let terminal = nix::pty::openpty(None, None).unwrap();
     let master = File::from(terminal.master);
@@ -157,7 +157,7 @@ fn on_a_terminal(directory: &Path) -> (Child, File) {
     (child, master)
 }
 
-/// Waits until the terminal echoes what is typed, as shells have it, or does not.
+/// Waits until the terminal echoes typed keys, as with a shell, or does not.
 fn wait_for_mode(terminal: &File, echoes: bool) {
     while tcgetattr(terminal).unwrap().local_flags.contains(LocalFlags::ECHO) != echoes {
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -170,7 +170,8 @@ fn a_terminal_is_put_back_by_a_stop_and_taken_again_when_the_run_goes_on() {
     let directory = directory();
     let (mut child, mut terminal) = on_a_terminal(directory.path());
     let pid = Pid::from_raw(child.id() as i32);
-    // By a signal, by the key, and by one that no program can catch, after which a shell has put the terminal back.
+    // By a signal, by a key, and by a signal that no program can catch; after that, a shell has restored the
+    // terminal.
     for way in ["SIGTSTP", "Ctrl-A z", "SIGSTOP"] {
         let cooked = tcgetattr(&terminal).unwrap();
         match way {
@@ -241,7 +242,7 @@ fn a_run_goes_on_without_its_outputs() {
 
 #[test]
 fn a_keyboard_that_cannot_be_read_is_one_on_which_nothing_is_typed() {
-    // Address 0 of a process reads as a terminal that has gone away does, with EIO, which is no reason to complain.
+    // Reading address 0 of a process fails with EIO, as on a closed terminal. This is no reason to complain.
     for (keyboard, is_told) in [("/", true), ("/proc/self/mem", false)] {
         let directory = directory();
         let output = command(directory.path(), &[&RECORD[..], &["--max-instructions", "3000000"]].concat())

@@ -1,4 +1,4 @@
-//! What a person sees who waits at a terminal.
+//! The progress that a user sees at a terminal.
 
 use std::fs::File;
 use std::io::Read;
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use tiny_guest::{LONG_ROUND_STEPS, record, record_long, typed_bytes};
 
-/// Half of it is more than the interpreter does in a second.
+/// Half of these rounds takes the interpreter more than a second.
 const ROUNDS: u32 = 600;
 
 #[test]
@@ -24,7 +24,7 @@ fn what_takes_long_shows_how_far_it_is() {
     assert!(!shown.contains("Minsn"), "{shown}");
 }
 
-/// What a command with the interpreter writes to standard error, which is a terminal.
+/// The output of a command with the interpreter on standard error, which is a terminal.
 fn on_a_terminal(directory: &std::path::Path, arguments: &[&str]) -> String {
     let terminal = nix::pty::openpty(None, None).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
@@ -33,13 +33,13 @@ fn on_a_terminal(directory: &std::path::Path, arguments: &[&str]) -> String {
     let mut child = command.spawn().unwrap();
     drop(command);
     let mut shown = Vec::new();
-    // Reading a terminal whose other side is closed ends in an error: EIO, pty(7).
+    // Reading a terminal whose other end is closed fails with EIO: pty(7).
     let _ = File::from(terminal.master).read_to_end(&mut shown);
     child.wait().unwrap();
     String::from_utf8_lossy(&shown).into_owned()
 }
 
-/// What a command writes to a terminal on standard output.
+/// The output of a command on standard output, which is a terminal.
 fn printed_on_a_terminal(directory: &std::path::Path, arguments: &[&str]) -> String {
     let terminal = nix::pty::openpty(None, None).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));

@@ -17,15 +17,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Describes the last three places where a condition held, the latest first.
+/// Describes the last three places where a condition was true, the latest first.
 pub fn run_backwards(name: &Path, condition: &str) -> Result<Vec<String>, Box<dyn Error>> {
     let mut timeline = history::open(name)?;
     timeline.go_to(PositionSpec::End, &mut never)?;
-    // `history::timeline::CONDITIONS` lists what can be written here: breakpoints, watchpoints, system calls, console text.
+    // `history::timeline::CONDITIONS` lists the conditions: breakpoints, watchpoints, system calls, console text.
     timeline.stop_at(condition)?;
     let mut found = Vec::new();
     while found.len() < 3 {
-        // Stops before the instruction that hit. `run_forward` stops behind it.
+        // Stops before the instruction that hit. `run_forward` stops behind that instruction.
         let TravelStop::Hit(cause) = timeline.run_backward(&mut never)? else { break };
         let (here, rip) = (timeline.position(), timeline.registers().rip);
         found.push(format!("instruction {here} at {rip:#x}: {}", cause.told(None)));

@@ -1,4 +1,4 @@
-//! Lists where in a recording something happens, on all cores:
+//! Lists the places in a recording where something happens, on all cores:
 //! `cargo run --package ttvm-history --example search -- NAME.ttvm console:login:`
 
 use std::error::Error;
@@ -7,7 +7,7 @@ use std::path::Path;
 use history::machine::position::Instructions;
 use history::never;
 
-/// A list has no more places.
+/// The most places in a list.
 const MOST: usize = 1000;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Describes the places where a condition holds, in the order of the run.
+/// Describes the places where a condition is true, in the order of the run.
 pub fn search(name: &Path, condition: &str) -> Result<Vec<String>, Box<dyn Error>> {
     let mut timeline = history::open(name)?;
     timeline.stop_at(condition)?;

@@ -1,4 +1,4 @@
-//! Goes to a place of a recording, and looks at registers and memory there:
+//! Goes to a place in a recording, and shows registers and memory there:
 //! `cargo run --package ttvm-history --example seek -- NAME.ttvm 50%`
 
 use std::error::Error;
@@ -15,9 +15,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Describes the machine at a place like `end`, `37%`, `12.5s` or `insn:1000`.
 pub fn seek(name: &Path, place: &str) -> Result<String, Box<dyn Error>> {
-    // At the first instruction.
+    // The timeline begins at the first instruction.
     let mut timeline = history::open(name)?;
-    // `never` is for callers who do not interrupt a long way. Going back works as going forward does.
+    // `never` is for callers who do not interrupt a long movement. Going back works like going forward.
     timeline.go_to(place.parse()?, &mut never)?;
     let (here, registers) = (timeline.position(), timeline.registers());
     let mut code = [0; 8];

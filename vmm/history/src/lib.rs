@@ -1,4 +1,4 @@
-//! Replays a recording, compares it, goes to any place in it, and searches it.
+//! Replays a recording, verifies it, travels to any place in it, and searches it.
 //!
 //! ```
 //! use history::replay::verify::verify;
@@ -17,9 +17,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Start with [`open`] and [`timeline`], which is time travel. [`replay`] runs a recording again and compares. [`recount`]
-//! counts a recording of exits in instructions, which a timeline needs. [`cut`] makes a small recording of a recording's end. To make a recording, see
-//! [`recording::Recordable`]. `TRAVEL.md` has the design.
+//! Start with [`open`] and [`timeline`], which is time travel. [`replay`] runs a recording again and compares.
+//! [`recount`] counts a recording of exits in instructions, which a timeline needs. [`cut`] makes a small recording
+//! of a recording's end. [`recording::Recordable`] makes recordings. `TRAVEL.md` has the design.
 //!
 //! `vmm/history/examples` has programs that record a guest, go to a place, run backwards and search. None of them needs KVM,
 //! a terminal or gdb.
@@ -34,6 +34,6 @@ pub mod replay;
 pub mod timeline;
 mod workers;
 
-/// What time travel speaks of, for programs that depend on this package alone.
+/// The packages whose types time travel uses, for programs that depend on this package alone.
 pub use ::{machine, recording};
 pub use open::{never, open, open_recording};

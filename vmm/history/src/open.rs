@@ -1,4 +1,4 @@
-//! Time travel for programs, in few lines: opening a recording by its path, and looking at the machine.
+//! Time travel for programs: opens a recording by its path, and looks at the machine.
 //!
 //! `vmm/history/examples` has whole programs.
 
@@ -13,14 +13,15 @@ use recording::{Opened, Recording};
 use crate::recount;
 use crate::timeline::{Condition, Names, Poll, Timeline, TravelStop};
 
-/// Opens a recording for time travel, at its first instruction. A recording of KVM is replayed once to count its instructions,
-/// which takes as long as the run, unless that was done before: [`open_recording`] reports progress.
+/// Opens a recording for time travel, at its first instruction. A recording made by KVM is first replayed once to
+/// count its instructions, which takes as long as the run. This is done only once per recording; [`open_recording`]
+/// reports its progress.
 pub fn open(path: impl AsRef<Path>) -> Result<Timeline, Error> {
     Timeline::open(&open_recording(path, |_| {})?)
 }
 
-/// Opens a recording whose positions are counts of instructions. If they have to be found out first, `progress` gets the number
-/// of exits so far; [`Recording::recounted`] has the log that counts exits.
+/// Opens a recording whose positions are counts of instructions. If they must be counted first, `progress` gets the
+/// number of exits so far. [`Recording::recounted`] then has the log that counts exits.
 pub fn open_recording(
     path: impl AsRef<Path>,
     progress: impl FnMut(Exits),
@@ -37,15 +38,16 @@ pub fn never() -> bool {
 }
 
 impl Timeline {
-    /// Goes to a place in a notation like `end`, `37%`, `12.5s` or `insn:1000`. Distances count from the recording's start and
-    /// end.
+    /// Goes to a place in a notation like `end`, `37%`, `12.5s` or `insn:1000`. Distances count from the recording's
+    /// start or end.
     pub fn go_to(&mut self, place: PositionSpec, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         let target = self.resolve_outside(place, poll)?;
         self.seek(target, poll)
     }
 
-    /// Runs and searches stop at this from now on: see [`crate::timeline::CONDITIONS`]. The condition may name symbols of the
-    /// guest's kernels. After kexec a name means a place in each kernel, and counts while that kernel runs.
+    /// Makes runs and searches stop at this condition: see [`crate::timeline::CONDITIONS`]. The condition may name
+    /// symbols of the guest's kernels. After kexec, a name means a place in each kernel, and counts only while that
+    /// kernel runs.
     pub fn stop_at(&mut self, condition: &str) -> Result<(), Error> {
         let stops = match condition.parse::<Condition>() {
             Ok(Condition(stops)) => stops,
@@ -65,8 +67,9 @@ impl Timeline {
         self.machine().cpu().state()
     }
 
-    /// Reads memory at a virtual address, as the guest would see it with full rights. Returns how many bytes were read: fewer
-    /// than asked for where a page is not mapped. [`machine::Machine::read_physical`] reads by physical addresses.
+    /// Reads memory at a virtual address, as the guest would see it with full rights. Returns the number of bytes
+    /// read. It is smaller than the buffer if a page is not mapped. [`machine::Machine::read_physical`] reads by
+    /// physical addresses.
     pub fn read_memory(&self, address: u64, to: &mut [u8]) -> usize {
         self.machine().cpu().core().peek(address, to)
     }

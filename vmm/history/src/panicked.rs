@@ -1,4 +1,4 @@
-//! Whether the guest's kernel has panicked, as far as a machine shows it where it stands.
+//! Tells whether the guest's kernel has panicked, from the machine's present state.
 
 use guest_symbols::messages;
 use guest_symbols::reports::{Kind, Sifter, without_time};
@@ -6,13 +6,13 @@ use guest_symbols::{GuestView, KernelView, Symbols};
 use machine::Machine;
 use machine::unit::Unit;
 
-/// What the command line of a crash kernel has, which only a panic starts.
+/// The command line of a crash kernel contains this text. Only a panic starts a crash kernel.
 const CRASH_KERNEL: &str = "elfcorehdr=";
-/// A kernel's command line is no longer.
+/// The largest kernel command line.
 const COMMAND_LINE_BYTES: usize = 4096;
 
-/// The first line of the last panic of which the machine knows: by the end of its console, or by the log of its kernel. A crash
-/// kernel stands for the panic of the one before.
+/// The first line of the last panic that the machine shows, on its console or in its kernel's log. A running crash
+/// kernel means that the kernel before it panicked.
 pub fn last_panic<U: Unit>(machine: &Machine<U>) -> Option<String> {
     panic_on_console(machine).or_else(|| {
         let symbols = Symbols::of_guest(machine).ok()?;
@@ -22,7 +22,7 @@ pub fn last_panic<U: Unit>(machine: &Machine<U>) -> Option<String> {
     })
 }
 
-/// The first line of the last panic that the end of the console shows.
+/// The first line of the last panic at the end of the console.
 pub fn panic_on_console<U: Unit>(machine: &Machine<U>) -> Option<String> {
     let console = String::from_utf8_lossy(machine.console().text()).into_owned();
     panic_in(console.lines().map(without_time))

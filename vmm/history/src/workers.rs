@@ -1,8 +1,8 @@
-//! Workers: threads on all cores, each of which replays one interval of a recording after the other.
+//! Workers: threads on all cores, each of which replays intervals of a recording one after the other.
 //!
-//! The stretch between two checkpoints is the unit of parallel work. A worker owns a machine. It takes the next interval, looks
-//! through it, and sends the rows in batches through a bounded channel. The caller gets the rows in the order of the
-//! intervals, whichever worker was faster. Workers that are far ahead wait, so that memory is bounded.
+//! The interval between two checkpoints is the unit of parallel work. A worker owns a machine. It takes the next
+//! interval, looks through it, and sends the rows in batches through a bounded channel. The caller gets the rows in
+//! the order of the intervals, whichever worker was faster. Workers that are far ahead wait, so memory is bounded.
 //!
 //! ```text
 //!  interval      0   1   2   3
@@ -12,8 +12,8 @@
 //! A free worker takes the next interval. Each worker has a bounded channel. Here the caller reads A's channel up to the end of
 //! interval 0, then B's for intervals 1 and 2, then A's again.
 //!
-//! A [`Task`] says what the intervals are and what a worker does along one: [`crate::timeline`] searches there,
-//! [`crate::replay::verify`] compares.
+//! A [`Task`] defines the intervals and a worker's job along each: [`crate::timeline`] searches them, and
+//! [`crate::replay::verify`] compares them.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -24,7 +24,7 @@ use machine::error::Error;
 
 /// Rows that a worker sends at once.
 const BATCH_ROWS: usize = 128;
-/// Batches that wait for the caller before their worker does.
+/// Batches that wait for the caller. With more, their worker waits too.
 const WAITING_BATCHES: usize = 64;
 /// How long the caller waits for workers before it asks again whether to stop.
 const WAIT: Duration = Duration::from_millis(10);
@@ -32,29 +32,29 @@ const WAIT: Duration = Duration::from_millis(10);
 /// Asks whether to stop.
 pub type Poll<'a> = dyn FnMut() -> bool + 'a;
 
-/// Takes a row, and says whether to go on.
+/// Takes a row. Returns whether to continue.
 pub(crate) type TakeRow<'a, T> = dyn FnMut(T) -> bool + 'a;
 
-/// What workers do along the intervals of a recording.
+/// The job that workers do along the intervals of a recording.
 pub(crate) trait Task: Sync {
-    /// What replays: it has a machine.
+    /// A worker: it has a machine and replays.
     type Worker: Send;
-    /// What is taken down along an interval.
+    /// A result within an interval.
     type Row: Send;
     /// A place in the recording.
     type Place: Copy + Send;
 
-    /// How many intervals there are. They are taken in the order of their numbers.
+    /// The number of intervals. Workers take them in order.
     fn intervals(&self) -> usize;
-    /// Rows after which no more are needed.
+    /// The number of rows after which no more are needed.
     fn enough(&self) -> usize;
-    /// Where a worker enters an interval.
+    /// The place where a worker enters an interval.
     fn begin_of(&self, interval: usize) -> Self::Place;
-    /// A worker that has nothing to do, or a new one.
+    /// An idle worker, or a new one.
     fn worker(&self) -> Result<Self::Worker, Error>;
-    /// Takes back a worker that has nothing to do any more.
+    /// Takes back an idle worker.
     fn put_back(&self, worker: Self::Worker);
-    /// Goes to the interval's begin and looks through the interval.
+    /// Goes to the interval's beginning and looks through the interval.
     fn look_through(
         &self,
         worker: &mut Self::Worker,
@@ -67,26 +67,27 @@ pub(crate) trait Task: Sync {
 /// How far an interval was looked through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scanned<P> {
-    /// To its end, or until there were enough rows.
+    /// The whole interval, or until there were enough rows.
     Whole,
-    /// The poll function asked to stop. From where the worker began to this place nothing was left out.
+    /// The poll function asked to stop. The worker has left nothing out between its beginning and this place.
     Interrupted(P),
 }
 
 /// How far the intervals were looked through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Covered<P> {
-    /// All of them, or as far as was needed.
+    /// All intervals, or as far as was needed.
     Enough,
-    /// The person asked to stop. From where the first interval begins to this place nothing was left out.
+    /// The user asked to stop. The workers have left nothing out between the first interval's beginning and this
+    /// place.
     UpTo(P),
 }
 
-/// Hands on rows: never none at once.
+/// Hands on rows, at least one at a time.
 pub(crate) type HandOn<'a, T> = dyn FnMut(Vec<T>) -> Result<(), Error> + 'a;
 
-/// Does a task along all intervals, with `own` and with other workers on at most `threads` cores. Hands on the rows in the
-/// order of the intervals. `poll` asks whether the person wants to stop.
+/// Does a task along all intervals, with `own` and with other workers, on at most `threads` cores. Hands on the rows
+/// in the order of the intervals. `poll` asks whether the user wants to stop.
 pub(crate) fn ask<T: Task>(
     task: &T,
     own: &mut T::Worker,
@@ -121,7 +122,7 @@ pub(crate) fn ask<T: Task>(
                 Err(source) if is_first => {
                     return Err(Error::Host { what: "cannot start a thread".to_string(), source });
                 }
-                // Fewer of them come to the same.
+                // Fewer workers give the same result.
                 Err(error) => log::debug!("a worker is missing: {error}"),
             }
         }
@@ -132,7 +133,7 @@ pub(crate) fn ask<T: Task>(
     })
 }
 
-/// As [`ask`], with one worker and no thread.
+/// As [`ask`], with one worker and no other thread.
 fn ask_alone<T: Task>(
     task: &T,
     own: &mut T::Worker,
@@ -141,7 +142,7 @@ fn ask_alone<T: Task>(
 ) -> Result<Covered<T::Place>, Error> {
     let mut left = task.enough();
     for interval in 0..task.intervals() {
-        // An interval may be shorter than the distance at which a worker asks.
+        // An interval may be shorter than the distance between a worker's polls.
         if interval > 0 && poll() {
             return Ok(Covered::UpTo(task.begin_of(interval)));
         }
@@ -170,10 +171,10 @@ fn ask_alone<T: Task>(
     Ok(Covered::Enough)
 }
 
-/// What a worker sends of an interval.
+/// A message from a worker about an interval.
 enum Message<T: Task> {
     Rows(Vec<T::Row>),
-    /// The interval was looked through.
+    /// The worker has looked through the interval.
     Done,
     Interrupted(T::Place),
     Failed(Error),
@@ -184,14 +185,14 @@ struct Work<'a, T> {
     task: &'a T,
     next: Mutex<Next>,
     stop: AtomicBool,
-    /// The first interval that is known to have what was asked for, where one row is enough: later ones do not matter.
+    /// The first interval known to have a hit, if one row is enough: later intervals then do not matter.
     first_hit: AtomicUsize,
 }
 
 struct Next {
     number: usize,
-    /// Tells in the order of the intervals which worker took them. `None` once no interval will be taken any more: the
-    /// caller waits for the next announcement until then.
+    /// Announces, in the order of the intervals, which worker took each. `None` once no more intervals will be taken:
+    /// until then the caller waits for the next announcement.
     announce: Option<Sender<usize>>,
 }
 
@@ -220,7 +221,7 @@ impl<T: Task> Work<'_, T> {
         }
     }
 
-    /// As [`Work::work`], with a worker that is asked for if there is anything left to do.
+    /// As [`Work::work`], but gets a worker only if there is an interval left.
     fn work_with_another(&self, number: usize, to: &SyncSender<Message<T>>) {
         let Some(interval) = self.take(number) else { return };
         match self.task.worker() {
@@ -230,12 +231,12 @@ impl<T: Task> Work<'_, T> {
                 }
                 self.task.put_back(worker);
             }
-            // If nobody listens, nobody needs it.
+            // If nobody listens, nobody needs the error.
             Err(error) => _ = to.send(Message::Failed(error)),
         }
     }
 
-    /// Sends the rows of an interval. `None` if nobody listens any more.
+    /// Looks through an interval and sends its rows. Returns `None` if nobody listens any more.
     fn look_through(
         &self,
         interval: usize,
@@ -267,12 +268,12 @@ impl<T: Task> Work<'_, T> {
     }
 }
 
-/// The thread that asked.
+/// The thread that asked for the task.
 struct Caller<'a, T: Task> {
     work: &'a Work<'a, T>,
-    /// Which worker took each interval, in order.
+    /// The worker that took each interval, in order.
     taken: Receiver<usize>,
-    /// What each worker sends.
+    /// The messages of each worker.
     batches: Vec<Receiver<Message<T>>>,
 }
 
@@ -312,8 +313,8 @@ impl<T: Task> Caller<'_, T> {
         Ok(Covered::Enough)
     }
 
-    /// Waits for a worker, and asks meanwhile whether to stop: then workers end soon, and say how far they came. `None` if no
-    /// worker is left that could send something.
+    /// Waits for a worker's message, and polls meanwhile. If the user asks to stop, workers end soon and report how
+    /// far they came. Returns `None` if no worker is left to send anything.
     fn wait<M>(&self, from: &Receiver<M>, poll: &mut Poll<'_>) -> Option<M> {
         loop {
             match from.recv_timeout(WAIT) {

@@ -1,4 +1,4 @@
-//! The player by itself: what it gives where, what it refuses, and whom it shows what passes by.
+//! The player by itself: where it gives events, what it refuses, and to whom it shows output and frames.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
@@ -40,7 +40,7 @@ fn at<C: Count>(number: u64) -> Moment<C> {
     Moment { count: C::new(number), time_ns: 10 * number }
 }
 
-/// A machine of which nothing but the moment and branches changes.
+/// A machine of which only the moment and the branches change.
 fn view<C: Unit>(machine: &Machine<C>, moment: Moment<C>, branches: u64) -> View<'_, C> {
     View {
         moment,
@@ -69,7 +69,7 @@ fn check<C: Unit>(machine: &Machine<C>, moment: Moment<C>, parts: CheckParts) ->
     })
 }
 
-/// A player that has given power-on, and has these records before it.
+/// A player that has given power-on, with these records to come.
 fn player<C: Unit>(machine: &Machine<C>, records: Vec<LogRecord<C>>) -> Player<C> {
     let begin = [LogRecord::Machine([0; 32]), event(machine, at(0), Event::PowerOn(power_on()))];
     let records: Vec<_> = begin.into_iter().chain(records).collect();
@@ -123,7 +123,7 @@ fn an_event_comes_in_where_it_was_recorded_and_nowhere_else() {
     let by_count = must_diverge(late(at(6)));
     assert!(by_count.contains("instruction 5") && by_count.contains("instruction 6"), "{by_count}");
     must_diverge(late(Moment { count: Instructions(5), time_ns: 51 }));
-    // Who compares nothing gets it late.
+    // A player that compares nothing gives the event late.
     let mut player = player(&machine, records);
     player.set_scrutiny(Scrutiny::Nothing);
     assert_eq!(player.poll(&view(&machine, at(6), 0)).unwrap(), Some(Event::PowerButton));
@@ -159,11 +159,11 @@ fn what_the_next_check_looks_at_is_known_once_it_is_next() {
 fn the_machine_is_told_how_far_it_may_run() {
     let machine = machine::<Instructions>();
     let of = |event: LogRecord<_>| player(&machine, vec![event]);
-    // To an event that lies ahead; as far as it likes where the next one waits for time to pass idle here.
+    // Up to an event ahead. If the next event waits for idle time here, there is no limit.
     let button = of(event(&machine, at(5), Event::PowerButton));
     assert_eq!(button.next_poll(at(3)), Instructions(5));
     assert_eq!(button.next_poll(Moment { count: Instructions(5), time_ns: 1 }), Instructions::MAX);
-    // An answer comes while an instruction is executed.
+    // An answer comes in while an instruction executes.
     let asked = of(event(&machine, at(5), answer()));
     assert_eq!(asked.next_poll(at(3)), Instructions(6));
     assert_eq!(asked.next_poll(at(5)), Instructions(6));
@@ -176,7 +176,7 @@ fn where_the_guest_was_stopped_the_next_exit_would_be_a_difference() {
     let mut stop = player(&machine, vec![event(&machine, at(5), stopped())]);
     assert_eq!(stop.next_poll(at(3)), Exits(5));
     assert_eq!(stop.next_poll(at(5)), Exits(6));
-    // Exits alone lead to this count, and the place where it was stopped lies beyond.
+    // Exits alone reach this count, and the place of the stop lies beyond.
     assert_eq!(stop.poll(&view(&machine, at(5), 0)).unwrap(), None);
     let here = View { stopped: Some(Stopped::default()), ..view(&machine, at(5), 0) };
     assert_eq!(stop.poll(&here).unwrap(), Some(stopped()));
@@ -193,7 +193,7 @@ fn an_idle_guest_waits_for_the_next_event_here_or_its_own_deadline() {
     assert_eq!(idle(5, None), Idle::Until(500));
     assert_eq!(idle(5, Some(700)), Idle::Until(500));
     assert_eq!(idle(5, Some(300)), Idle::Until(300));
-    // What comes in at another count does not come in while the guest idles here.
+    // An event at another count does not come in while the guest idles here.
     assert_eq!(idle(4, None), Idle::Forever);
     assert_eq!(idle(4, Some(700)), Idle::Until(700));
 }
@@ -230,7 +230,7 @@ fn behind_the_end_of_a_log_that_has_one_nothing_is_answered() {
         player.ask_devices(AskedAt { at: end.at, instructions: end.at.count }, &ask())
     };
     must_diverge(ask_behind(&records));
-    // One that was cut off may have lost the answer.
+    // A log that was cut off may have lost the answer.
     let cut = &records[..records.len() - 1];
     assert_eq!(ask_behind(cut).unwrap(), DeviceInputV1::nothing_there(ask()));
 }
@@ -259,7 +259,7 @@ fn frames_are_shown_both_ways() {
         let frame = SentFrame { header: [0; 12], bytes: vec![3; 80] };
         vec![Sent { at: at(700), frame }]
     };
-    // The player has not been asked yet.
+    // No sink is set yet.
     replay.player.network_output(sent()).unwrap();
     let shown = Arc::new(Mutex::new(Vec::new()));
     let sink = shown.clone();
@@ -301,7 +301,7 @@ thread_local! {
     static WARNINGS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps each thread's warnings.
+/// A logger that keeps each thread's warnings.
 struct Warnings;
 
 impl log::Log for Warnings {
@@ -319,7 +319,7 @@ fn a_branch_counter_that_is_not_exact_is_warned_of_and_no_difference() {
     log::set_logger(&Warnings).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
     let machine = machine::<Exits>();
-    // Zero says that nothing was counted.
+    // Zero means that branches were not counted.
     for (then, now, is_warned_of) in
         [(7, 8, true), (7, 7, false), (0, 8, false), (7, 0, false), (0, 0, false)]
     {
@@ -331,7 +331,7 @@ fn a_branch_counter_that_is_not_exact_is_warned_of_and_no_difference() {
         let told = warnings.iter().any(|text| text.contains("7 when it was recorded, 8 now"));
         assert_eq!((told, warnings.len()), (is_warned_of, usize::from(is_warned_of)), "{then} {now}");
     }
-    // Where instructions are counted, branches are too, and exactly.
+    // If instructions are counted, branches are counted exactly too.
     let machine = self::machine::<Instructions>();
     let button = EventRecord::of(&view(&machine, at(5), 7), Event::PowerButton);
     let mut player = player(&machine, vec![LogRecord::Event(button)]);

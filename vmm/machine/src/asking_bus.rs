@@ -1,4 +1,5 @@
-//! The bus of a machine with passed-through devices: what only they know is asked for in the middle of an instruction.
+//! The bus of a machine with passed-through devices. It asks the inputs in the middle of an instruction when only
+//! such a device knows the answer.
 
 use cpu::{Bus, BusSignals};
 use devices::passthrough::AskV1;
@@ -9,8 +10,9 @@ use crate::inputs::{AskedAt, Inputs};
 use crate::position::{Instructions, Moment};
 use crate::unit::Unit;
 
-/// See the module. The CPU stops behind each instruction that got an answer, so that a replay can give answers one by
-/// one; and once the inputs fail, which [`AskingBus::finish`] tells.
+/// A bus that asks passed-through devices: see the module. The CPU stops behind each instruction that got an answer,
+/// so that a replay can give answers one by one. It also stops once the inputs fail; [`AskingBus::finish`] returns
+/// the error.
 pub struct AskingBus<'a, U> {
     bus: &'a mut MachineBus,
     inputs: &'a mut dyn Inputs<U>,
@@ -19,12 +21,12 @@ pub struct AskingBus<'a, U> {
 }
 
 impl<'a, U: Unit> AskingBus<'a, U> {
-    /// The bus, and who answers.
+    /// A bus that asks these inputs.
     pub fn new(bus: &'a mut MachineBus, inputs: &'a mut dyn Inputs<U>) -> AskingBus<'a, U> {
         AskingBus { bus, inputs, answered: false, failed: None }
     }
 
-    /// How the asking went.
+    /// The first error of the inputs, if there was one.
     pub fn finish(self) -> Result<(), Error> {
         self.failed.map_or(Ok(()), Err)
     }
@@ -35,7 +37,7 @@ impl<'a, U: Unit> AskingBus<'a, U> {
         AskedAt { at: Moment { count, time_ns: self.bus.time_ns(steps) }, instructions }
     }
 
-    /// What comes back for an ask, once all that comes with it has arrived.
+    /// Asks a device, and takes everything that comes in until the answer. Returns the answer's value.
     fn ask(&mut self, at: AskedAt<U>, ask: AskV1) -> u64 {
         self.answered = true;
         while self.failed.is_none() {
@@ -52,7 +54,7 @@ impl<'a, U: Unit> AskingBus<'a, U> {
         u64::MAX
     }
 
-    /// Hands on what the guest has told devices by the access that ends here.
+    /// Hands on what the guest told devices in the access that ends here.
     fn hand_on(&mut self, at: AskedAt<U>) {
         for told in self.bus.platform.bus_mut().take_told() {
             if told.is_answered() {

@@ -1,6 +1,6 @@
-//! What a machine knows of the place between two exits where an engine stopped that counts no instructions.
+//! The machine's state between two exits, for engines that count no instructions.
 //!
-//! `stopping` decides by it.
+//! `stopping` uses it to decide where the machine is.
 
 use checkpoint::PageMap;
 use cpu::{Counts, CpuState};
@@ -11,19 +11,19 @@ use crate::inputs::Stopped;
 /// Where the machine is between two exits.
 #[derive(Default)]
 pub(super) struct Stopping {
-    /// The guest was stopped here without an exit, and no event has said so yet.
+    /// The guest was stopped here without an exit, and no event has reported the stop yet.
     pub stopped: Option<Stopped>,
     /// The CPU's counts did not begin at power-on ([`crate::Machine::count_anew`]).
     pub counts_anew: bool,
-    /// The place where the guest stands was taken for the landing place, and is not.
+    /// The guest stands at a place that looked like the landing place, and is not.
     pub not_here: bool,
-    /// How often in a row the engine ran beyond the landing place.
+    /// How many times in a row the engine ran beyond the landing place.
     pub overshots: u32,
-    /// What is restored if it does so again.
+    /// The state to restore if the engine does so again.
     pub before: Option<Before>,
 }
 
-/// What a run to a counted place begins with.
+/// The machine's state at the beginning of a run to a landing place whose branches are counted.
 pub(super) struct Before {
     pub cpu: CpuState,
     pub counts: Counts,
@@ -32,17 +32,17 @@ pub(super) struct Before {
 }
 
 impl Stopping {
-    /// A run begins.
+    /// Notes that a run begins.
     pub fn begin(&mut self) {
         self.overshots = 0;
     }
 
-    /// The machine is somewhere else now.
+    /// Notes that the machine is at another place now.
     pub fn forget(&mut self) {
         (self.stopped, self.not_here) = (None, false);
     }
 
-    /// Whether the count of branches tells the place where the guest was stopped.
+    /// Whether the count of branches identifies the place where the guest was stopped.
     pub fn counts_branches(&self, engine: &dyn Engine) -> bool {
         self.stopped.is_some() && engine.counts_branches() && !self.counts_anew
     }

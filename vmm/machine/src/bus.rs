@@ -15,7 +15,7 @@ use crate::position::{Exits, Instructions};
 use crate::profile::Profile;
 use crate::unit::Unit;
 
-/// Frames of the guest after which the CPU stops, so that they are handed on: a guest can send gigabytes in a moment.
+/// The CPU stops after this many sent frames, so that they are handed on: a guest can send gigabytes in a moment.
 const MOST_SENT: usize = 64;
 
 /// The devices and the clock, as the CPU's bus.
@@ -24,12 +24,11 @@ pub struct MachineBus {
     pub platform: Platform<PciBus>,
     /// Virtual time.
     pub clock: Clock,
-    /// Console output of the guest that the machine has not handed on yet, of all its consoles in the order
-    /// of writing.
+    /// Output of all the guest's consoles, in the order of writing, that the machine has not handed on yet.
     pub output: Vec<u8>,
     /// Frames of the guest that the machine has not handed on yet.
     pub sent: Vec<SentHere>,
-    /// The last of the console's output.
+    /// The end of the console's output.
     pub console: ConsoleTail,
     /// The console has just shown the end of a panic's report.
     pub panicked: bool,
@@ -40,13 +39,13 @@ pub struct MachineBus {
     ram: GuestMemory,
 }
 
-/// A frame that the guest sent, and where.
+/// A frame that the guest sent, and the point where it did.
 pub struct SentHere {
-    /// Instructions executed before the one that sent it.
+    /// Instructions executed before the instruction that sent the frame.
     pub instructions: Instructions,
-    /// Exits made before it.
+    /// Exits made before the frame was sent.
     pub exits: Exits,
-    /// Virtual time.
+    /// Virtual time when the frame was sent.
     pub time_ns: u64,
     /// The frame.
     pub frame: SentFrame,
@@ -72,8 +71,8 @@ impl MachineBus {
         self.clock.time_ns(Instructions(steps))
     }
 
-    /// Takes what the guest may just have printed. It is looked at right after the instruction that printed
-    /// it, so that the end of a panic's report is a place in the run that a replay finds again.
+    /// Takes console output right after the instruction that printed it. So the end of a panic's report is a place in
+    /// the run that a replay finds again.
     fn note_output(&mut self, take: impl FnOnce(&mut Platform<PciBus>) -> Vec<u8>) {
         let mut output = take(&mut self.platform);
         if !output.is_empty() {
@@ -82,7 +81,7 @@ impl MachineBus {
         }
     }
 
-    /// Takes what the guest may have sent by the access that begins here.
+    /// Does an access, and takes the frames that it sent.
     fn note_sent(&mut self, steps: u64, access: impl FnOnce(&mut MachineBus)) {
         let (instructions, exits, time_ns) = (Instructions(steps), self.clock.exits, self.time_ns(steps));
         access(self);
@@ -91,14 +90,14 @@ impl MachineBus {
         self.sent.extend(sent.map(|frame| SentHere { instructions, exits, time_ns, frame }));
     }
 
-    /// Fires what is due, and gives the count of instructions to which the CPU may run: to the next deadline,
-    /// or to `limit`.
+    /// Fires the timers that are due. Returns the count of instructions up to which the CPU may run: the next
+    /// deadline or `limit`.
     pub fn prepare_run<U: Unit>(&mut self, now: Instructions, limit: U) -> Instructions {
         self.platform.advance(self.clock.time_ns(now));
         self.clock.prepare_run(now, limit, self.platform.next_deadline_ns())
     }
 
-    /// What came from passed-through devices: their writes to memory first. What does not lie in RAM is lost.
+    /// Takes input from passed-through devices, their writes to memory first. Writes outside of RAM are lost.
     pub fn take_from_devices(&mut self, now_ns: u64, input: &DeviceInputV1) {
         for write in &input.dma {
             if self.ram.write_slice(&write.bytes, GuestAddress(write.gpa)).is_err() {
@@ -108,7 +107,7 @@ impl MachineBus {
         self.platform.with_bus(now_ns, |bus| bus.take_input(input));
     }
 
-    /// Says whether the inputs wait for the next deadline.
+    /// Tells the clock whether the inputs wait for the next deadline.
     pub fn await_deadline(&mut self, awaited: bool) {
         let next_ns = || self.platform.next_deadline_ns().unwrap_or(u64::MAX);
         self.clock.await_deadline(awaited.then(next_ns));
@@ -166,8 +165,8 @@ impl Bus for MachineBus {
         self.platform.take_nmi()
     }
 
-    // A refused access is no exit. The fault that follows has begun on one engine and not on another where
-    // the CPU is asked whether to stop, so that a run may not stop there.
+    // A refused access is not counted as an exit. Its fault begins before the CPU checks whether to stop on one
+    // engine, and after it on another. So a run must not be able to stop there.
     fn read_msr(&mut self, steps: u64, index: u32) -> Option<u64> {
         let value = self.platform.apic_read_msr(self.time_ns(steps), index).ok()?;
         self.clock.note_exit();
@@ -228,7 +227,7 @@ mod tests {
         }
     }
 
-    /// NOP is not the mark: compilers and assemblers put it behind HLT.
+    /// A NOP is not the mark: compilers and assemblers put it behind HLT.
     #[test]
     fn only_a_marked_halt_reads_the_time_and_only_where_time_reads_are_rewritten() {
         const NOP: u8 = 0x90;
@@ -256,6 +255,6 @@ mod tests {
     }
 
     const APIC_BASE: u32 = 0x1b;
-    /// Nothing on the board.
+    /// An MSR that nothing on the board has.
     const UNKNOWN: u32 = 0xc001_0000;
 }

@@ -1,4 +1,4 @@
-//! Changes of a machine that are not part of its run: those of a debugger, and those of a test.
+//! Changes of a machine that are not part of its run: a debugger or a test makes them.
 
 use cpu::CpuState;
 use vm_memory::{Bytes, GuestAddress};
@@ -8,7 +8,7 @@ use crate::run::Machine;
 use crate::unit::Unit;
 
 impl<U: Unit> Machine<U> {
-    /// Changes one bit of RAM, as failing memory does: for tests of what notices it.
+    /// Flips one bit of RAM, as failing memory does: for tests that must notice it.
     pub fn flip_ram_bit(&mut self, offset: u64, bit: u8) {
         let offset = offset % self.ram().size_bytes();
         let gpa = GuestAddress(self.ram().layout().gpa_of(offset));
@@ -16,7 +16,7 @@ impl<U: Unit> Machine<U> {
         self.ram().memory().write_obj(byte, gpa).expect("the offset lies inside RAM");
     }
 
-    /// Replaces the CPU's registers, for a debugger: from here on the run is another one.
+    /// Replaces the CPU's registers, for a debugger. From here on the run differs from the recorded one.
     pub fn change_registers(&mut self, state: &CpuState) {
         self.engine.set_state(state, self.engine.counts());
     }
@@ -26,15 +26,15 @@ impl<U: Unit> Machine<U> {
         linear_pieces(address, length).all(|(at, _)| self.ram_offset(at).is_some())
     }
 
-    /// Writes memory at a linear address, for a debugger: with no regard for rights, and what is not mapped
-    /// to RAM stays as it is. From here on the run is another one.
+    /// Writes memory at a linear address, for a debugger. Ignores access rights, and skips addresses that are not
+    /// mapped to RAM. From here on the run differs from the recorded one.
     pub fn change_memory(&mut self, address: u64, bytes: &[u8]) {
         for (at, piece) in linear_pieces(address, bytes.len()) {
             if let Some(offset) = self.ram_offset(at) {
                 self.ram().replace_bytes(offset, &bytes[piece]);
             }
         }
-        // The engine looks at what it derived from RAM when its state is replaced.
+        // Setting the state makes the engine check what it derived from RAM.
         let state = self.engine.state();
         self.engine.set_state(&state, self.engine.counts());
     }
@@ -43,8 +43,8 @@ impl<U: Unit> Machine<U> {
         self.engine.cpu().core().peek_address(linear).and_then(|gpa| self.ram().layout().offset_of(gpa))
     }
 
-    /// Lets a machine go on whose run was ended from outside, not by itself: after a panic the kernel still
-    /// runs.
+    /// Lets a machine continue whose run was ended from outside, or by a panic or the debug-exit port: the guest
+    /// still runs after these.
     pub fn go_on_after_end(&mut self) {
         self.outcome.take_if(|outcome| {
             outcome.is_from_outside() || matches!(outcome, Outcome::Panic | Outcome::DebugExit { .. })
@@ -52,8 +52,8 @@ impl<U: Unit> Machine<U> {
     }
 }
 
-/// A range of linear addresses cut at page boundaries: the address of each piece, and which bytes of the
-/// range it is.
+/// Cuts a range of linear addresses at page boundaries. Gives the address of each piece, and its bytes' range in the
+/// whole.
 fn linear_pieces(address: u64, length: usize) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
     let mut from = 0;
     std::iter::from_fn(move || {

@@ -1,42 +1,41 @@
-//! Checks: what a recording notes of the machine's own state every so often, so that a replay can prove that
-//! it is the same run, and so that a recording which was cut off says how far it is known.
+//! Checks: hashes of the machine's state that a recording notes at intervals. A replay compares them to prove that it
+//! is the same run. If a recording was cut off, its last check is the last known state.
 //!
-//! A check has up to three parts, from cheap to dear: registers, devices, RAM. [`Schedule`] says when a
-//! recorder takes which; a player takes them wherever the log has them. Taking one changes nothing that the
-//! guest can see.
+//! A check has up to three parts, from cheap to expensive: registers, devices, RAM. [`Schedule`] tells a recorder
+//! when to take which; a player takes the parts that the log has. A check changes nothing that the guest can see.
 
 use crate::position::{Count, Moment};
 
-/// How often a recorder takes which check: distances in what the machine counts, unless they are times.
+/// How often a recorder takes each kind of check. Distances are in the machine's unit, except for times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intervals {
-    /// Between two checks of the registers.
+    /// Distance between two checks of the registers.
     pub registers: u64,
     /// Virtual time between two checks of an idle guest's registers.
     pub registers_ns: u64,
-    /// Between two checks that look at the devices too.
+    /// Distance between two checks of the devices.
     pub devices: u64,
-    /// Between two checks that look at RAM too. They cost as much as the pages written in between.
+    /// Distance between two checks of RAM. A check costs as much as the pages written since the last one.
     pub ram: u64,
 }
 
 impl Intervals {
-    /// For machines that are counted in instructions.
+    /// For machines that count instructions.
     pub const OF_INSTRUCTIONS: Intervals = Intervals {
-        // Some tens of milliseconds of the host's time: that much can be lost at most.
+        // Some tens of milliseconds of host time: a recording that is cut off loses at most this much.
         registers: 16_000_000,
-        // With a person at the console, as much real time.
+        // With a person at the console, this is real time.
         registers_ns: 500_000_000,
         devices: 128_000_000,
         ram: 512_000_000,
     };
-    /// For machines that are counted in exits, of which there are far fewer. RAM is looked at wherever the
-    /// guest is stopped.
+    /// For machines that count exits, which are far fewer. Each stop of the guest between exits records RAM's digest
+    /// as well.
     pub const OF_EXITS: Intervals =
         Intervals { registers: 20_000, registers_ns: 500_000_000, devices: 100_000, ram: 400_000 };
 }
 
-/// What a check looks at besides the registers.
+/// The parts of a check besides the registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckParts {
     /// All devices and the clock.
@@ -45,7 +44,7 @@ pub struct CheckParts {
     pub ram: bool,
 }
 
-/// The machine's state at one point, in short.
+/// A summary of the machine's state at one point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckRecord<C> {
     /// Where.
@@ -56,14 +55,14 @@ pub struct CheckRecord<C> {
     pub rip: u64,
     /// First bytes of the hash of the CPU's state.
     pub cpu_hash: [u8; 8],
-    /// First bytes of the hash of devices and clock, where the check looked at them.
+    /// First bytes of the hash of devices and clock, if the check has this part.
     pub devices_hash: Option<[u8; 8]>,
-    /// The digest of RAM ([`crate::ram_digest`]), where the check looked at it.
+    /// The digest of RAM ([`crate::ram_digest`]), if the check has this part.
     pub ram_digest: Option<[u8; 16]>,
 }
 
 impl<C> CheckRecord<C> {
-    /// What this check looked at.
+    /// The parts that this check has.
     pub fn parts(&self) -> CheckParts {
         CheckParts { devices: self.devices_hash.is_some(), ram: self.ram_digest.is_some() }
     }
@@ -71,8 +70,8 @@ impl<C> CheckRecord<C> {
 
 /// When a recorder takes which check.
 ///
-/// Dear parts are scheduled by count, never by virtual time: an idle guest's seconds pass in next to no time
-/// of the host, and each would otherwise cost as much as a busy one.
+/// Expensive parts follow the count, never virtual time. An idle guest's seconds pass in almost no host time, and
+/// each check would cost as much as a busy guest's.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule<C> {
     intervals: Intervals,
@@ -82,19 +81,19 @@ pub struct Schedule<C> {
 }
 
 impl<C: Count> Schedule<C> {
-    /// A schedule at whose very first point everything is due.
+    /// A schedule in which everything is due at the very first point.
     pub fn new(intervals: Intervals) -> Schedule<C> {
         Schedule { intervals, next: Moment::default(), next_devices: C::default(), next_ram: C::default() }
     }
 
-    /// What to check at `now`; the very first point is due.
+    /// The parts that are due at `now`, if a check is due.
     pub fn due(&self, now: Moment<C>) -> Option<CheckParts> {
         let due = now.count >= self.next.count || now.time_ns >= self.next.time_ns;
         let parts = CheckParts { devices: now.count >= self.next_devices, ram: now.count >= self.next_ram };
         due.then_some(parts)
     }
 
-    /// Where a check is due at the latest.
+    /// The count at which the next check is due at the latest.
     pub fn next(&self) -> C {
         self.next.count
     }

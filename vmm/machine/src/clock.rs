@@ -1,28 +1,27 @@
-//! The machine's clock: how its virtual time follows from what the guest does, and where a run has to end
-//! because a device's time has come.
+//! The machine's clock. It derives virtual time from what the guest does, and stops a run at a device's deadline.
 
 use cpu::Counts;
 
 use crate::position::{Count, Exits, Instructions};
 use crate::unit::Unit;
 
-/// Virtual time that no run gets to, in nanoseconds: 146 years. Nothing overflows before it.
+/// A virtual time in nanoseconds that no run reaches: 146 years. Nothing overflows before it.
 pub const MAX_TIME_NS: u64 = 1 << 62;
 
-/// What lets virtual time pass while the guest runs.
+/// What makes virtual time pass while the guest runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeBase {
     /// Each instruction is a nanosecond.
     #[default]
     Instructions,
-    /// Each exit is a nanosecond; all other time comes in as events. Machines that KVM can run have this.
+    /// Each exit is a nanosecond; all other time comes in as events. KVM can run machines with this time base.
     Exits,
 }
 
-/// Virtual time, and the exits that were counted.
+/// Virtual time, and the number of exits.
 ///
-/// It is the CPU's count of instructions plus the time spent idle, in nanoseconds; the raw TSC ticks with it.
-/// In a machine whose time base is exits, each exit takes the instruction's place, and all of the time is in
+/// Time is the CPU's count of instructions plus the time spent idle, in nanoseconds; the raw TSC counts this time. If
+/// the time base is exits, each exit is a nanosecond instead, and `idle_ns` holds all of the time.
 /// `idle_ns`.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
@@ -31,7 +30,7 @@ pub struct Clock {
     pub idle_ns: u64,
     /// Exits since this clock was made.
     pub exits: Exits,
-    /// The virtual time up to which the CPU may run without asking again.
+    /// The CPU may run up to this virtual time without asking again.
     run_until_ns: u64,
     /// The number of exits at which the CPU is to stop.
     run_until_exits: Exits,
@@ -43,12 +42,12 @@ impl Clock {
         Clock { base, idle_ns: 0, exits: Exits(0), run_until_ns: 0, run_until_exits: Exits::MAX }
     }
 
-    /// What lets time pass.
+    /// What makes time pass.
     pub fn base(&self) -> TimeBase {
         self.base
     }
 
-    /// Virtual time where the CPU has executed `instructions`.
+    /// Virtual time after the CPU has executed `instructions`.
     pub fn time_ns(&self, instructions: Instructions) -> u64 {
         match self.base {
             TimeBase::Instructions => instructions.number() + self.idle_ns,
@@ -64,14 +63,14 @@ impl Clock {
         }
     }
 
-    /// Lets time pass in which the guest does nothing. No run gets to the end of time, but a log may claim
-    /// it.
+    /// Lets time pass in which the guest does nothing. Stops at the end of time: no run gets there, but a damaged log
+    /// may.
     pub fn pass(&mut self, ns: u64) {
         self.idle_ns = self.idle_ns.saturating_add(ns).min(MAX_TIME_NS);
     }
 
-    /// The CPU is about to run from `now` to `limit` at most: gives the count of instructions at which it is
-    /// to stop, because of that or of the next deadline.
+    /// Prepares a run from `now` to `limit` at most. Returns the count of instructions at which the CPU stops, for
+    /// the limit or for the next deadline.
     pub fn prepare_run<U: Unit>(
         &mut self,
         now: Instructions,
@@ -81,7 +80,7 @@ impl Clock {
         let (limit, exits) = limit.limits();
         self.run_until_exits = exits;
         if self.base == TimeBase::Exits {
-            // No instruction lets time pass; exits and events do, after which deadlines are looked at.
+            // Instructions let no time pass. Exits and events do, and the deadlines are checked after them.
             return limit;
         }
         let deadline = Instructions(deadline_ns.unwrap_or(u64::MAX).saturating_sub(self.idle_ns));
@@ -90,16 +89,16 @@ impl Clock {
         until
     }
 
-    /// Says whether the inputs wait for this deadline, where time comes in from outside. If the guest then
-    /// sets an earlier one, the run ends at once.
+    /// Tells whether the inputs wait for this deadline, if time comes in from outside. If the guest then sets an
+    /// earlier deadline, the run ends at once.
     pub fn await_deadline(&mut self, deadline_ns: Option<u64>) {
         if self.base == TimeBase::Exits {
             self.run_until_ns = deadline_ns.unwrap_or(0);
         }
     }
 
-    /// Whether the CPU is to stop here: for the number of exits, or because the next deadline has come nearer
-    /// since it ran.
+    /// Whether the CPU stops here: at the limit of exits, or because the next deadline has moved nearer during the
+    /// run.
     pub fn stops_here(&self, deadline_ns: Option<u64>) -> bool {
         let horizon_ns = match self.base {
             TimeBase::Instructions => self.run_until_ns,
@@ -108,13 +107,13 @@ impl Clock {
         deadline_ns.is_some_and(|ns| ns < horizon_ns) || self.exits >= self.run_until_exits
     }
 
-    /// The virtual time of a stored state, if its counts are such as a machine with this clock can have them.
-    /// States may come from strangers.
+    /// The virtual time of a stored state. Refuses counts that a machine with this clock cannot have: states may come
+    /// from strangers.
     pub fn time_of(&self, counts: Counts, idle_ns: u64) -> Result<u64, &'static str> {
         let Counts { steps, branches, system_calls } = counts;
         let (counted, most_branches) = match self.base {
             TimeBase::Instructions => (steps, steps),
-            // KVM's states may count branches, and never instructions.
+            // KVM's states may count branches, but never instructions.
             TimeBase::Exits => (0, MAX_TIME_NS),
         };
         let now_ns = counted.checked_add(idle_ns).filter(|&ns| ns.max(steps) <= MAX_TIME_NS);

@@ -1,8 +1,8 @@
-//! What of a CPU's state must be the same on every engine and processor.
+//! The part of a CPU's state that is the same on every engine and processor.
 //!
-//! The software CPU gives equal states, bit by bit. Processors keep things beside the architecture's: hidden
-//! parts of segments that are not in use, arithmetic flags that an instruction leaves undefined (also in
-//! copies of RFLAGS), the place of the last x87 instruction. Machines that several processors may run are
+//! The software CPU gives states that are equal bit by bit. Processors also keep things that the architecture does
+//! not define. Examples are hidden parts of unused segments, undefined flags (also in copies of RFLAGS), and the
+//! address of the last x87 instruction. Machines that run on several processors are
 //! compared without these, and without counts that only one engine has.
 
 use cpu::{Counts, CpuState, CpuStateV1, SegReg};
@@ -10,13 +10,13 @@ use serde::Serialize;
 
 use crate::hashes::hash_of;
 
-/// How alike two machines must be to count as equal.
+/// How two machines' states are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Likeness {
     /// In every bit: the software CPU alone runs machines of this kind.
     #[default]
     Exact,
-    /// As far as all processors have it in common: KVM may run machines of this kind.
+    /// In the part that all processors share: KVM may run such machines.
     AcrossProcessors,
 }
 
@@ -40,7 +40,7 @@ struct Comparable<'a> {
     waiting: [bool; 2],
 }
 
-/// Hash of a CPU's state and counts, as far as machines of this kind have them in common.
+/// Hash of a CPU's state and counts, limited to the part that `likeness` compares.
 pub fn cpu_hash(state: &CpuState, counts: Counts, likeness: Likeness) -> [u8; 32] {
     match likeness {
         Likeness::Exact => hash_of(&CpuStateV1::new(state, counts)),
@@ -48,7 +48,7 @@ pub fn cpu_hash(state: &CpuState, counts: Counts, likeness: Likeness) -> [u8; 32
     }
 }
 
-/// The same, for a person to compare.
+/// The compared part of a state as text, for a person.
 pub fn shown(state: &CpuState) -> String {
     format!("{:x?}", comparable(state))
 }
@@ -77,7 +77,7 @@ fn comparable(state: &CpuState) -> Comparable<'_> {
             m.sfmask,
             m.kernel_gs_base,
             m.sysenter_cs,
-            // AMD's processors, and KVM for guests with their name, keep 32 bits of these.
+            // AMD's processors keep 32 bits of these. KVM does too for guests with AMD's name.
             m.sysenter_esp & 0xffff_ffff,
             m.sysenter_eip & 0xffff_ffff,
             m.pat,
@@ -90,7 +90,7 @@ fn comparable(state: &CpuState) -> Comparable<'_> {
 mod tests {
     use super::*;
 
-    /// Something that changes, and how.
+    /// A change, and its name.
     type Change<'a> = (&'a str, &'a dyn Fn(&mut CpuState, &mut Counts));
 
     #[test]

@@ -1,5 +1,5 @@
-//! The description of a machine: everything that, with its events, determines a run. It is stored in the
-//! recording, so replay needs no options.
+//! The description of a machine: together with the events, it determines a run. The recording stores it, so replay
+//! needs no options.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -23,50 +23,50 @@ pub use crate::image_file::{
     FileIdentity, ImageFile, hash_image, hash_image_with, identity_when_hashed, same,
 };
 
-/// Least RAM that anything is expected to boot in.
+/// The least RAM. Nothing is expected to boot in less.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
-/// Most RAM (the CPU model has 40 physical address bits; hosts have less).
+/// The most RAM (the CPU model has 40 physical address bits; hosts have less).
 pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
 
-/// Least MTU of a network card: IPv4 asks for it.
+/// The least MTU of a network card: IPv4 requires it.
 pub const MIN_MTU: u16 = 68;
 
 /// The network card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NetworkConfig {
-    /// Its address.
+    /// The card's MAC address.
     pub mac: [u8; 6],
-    /// Most bytes that a frame carries.
+    /// The MTU: most bytes that a frame carries.
     pub mtu: u16,
-    /// Whether the guest may send TCP segments longer than that, for its peer to cut up.
+    /// Whether the guest may send TCP segments longer than the MTU. Its peer cuts them up.
     pub segments: bool,
 }
 
-/// A device of the host that the guest has for its own.
+/// A host device that is passed through to the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum PassedDevice {
     /// A PCI function.
     Function {
-        /// Its address on the host, for people.
+        /// The function's address on the host, for people.
         address: String,
-        /// What the machine has to know of it.
+        /// The properties of the function that the machine needs.
         description: PciDescriptionV1,
     },
     /// Plain ports.
     Ports {
-        /// The first.
+        /// The first port.
         first: u16,
-        /// The last.
+        /// The last port.
         last: u16,
-        /// The ISA interrupt that their device has in the guest, if any.
+        /// The device's ISA interrupt in the guest, if any.
         irq: Option<u8>,
     },
 }
 
-/// What their BARs may take together: with what is lost between them, it fits into the bus's windows.
+/// The most space for all BARs. It fits into the bus's windows, with the gaps between the BARs.
 const MAX_BAR_MEMORY: u64 = 480 << 20;
 const MAX_BAR_PORTS: u64 = 4096;
-/// Passed-through devices that a machine can have.
+/// The most passed-through devices of a machine.
 pub const MAX_PASSED: usize = 8;
 
 /// The machine's description.
@@ -76,7 +76,7 @@ pub struct MachineConfig {
     pub cpu_model: String,
     /// RAM size.
     pub memory_bytes: u64,
-    /// How it starts.
+    /// How the machine starts.
     #[serde(flatten)]
     pub start: Start,
     /// The disk's base image; the guest's writes never reach it.
@@ -85,11 +85,11 @@ pub struct MachineConfig {
     pub debug_ports: DebugPortsV1,
     /// The network card, if there is one.
     pub network: Option<NetworkConfig>,
-    /// Devices of the host.
+    /// Passed-through devices of the host.
     pub passthrough: Vec<PassedDevice>,
 }
 
-/// What the user asked for; [`MachineConfig::from_options`] looks at the files.
+/// The user's options; [`MachineConfig::from_options`] reads the files.
 #[derive(Clone, Debug, Default)]
 pub struct MachineOptions {
     /// Kernel image.
@@ -110,18 +110,18 @@ pub struct MachineOptions {
     pub debug_exit: Option<u16>,
     /// The network card.
     pub network: Option<NetworkConfig>,
-    /// Devices of the host.
+    /// Passed-through devices of the host.
     pub passthrough: Vec<PassedDevice>,
-    /// The CPU, which also decides what [`Profile`] lists.
+    /// The CPU model. It also decides everything in [`Profile`].
     pub model: cpu::CpuModel,
 }
 
-/// What the disk's image is to the machine, in messages.
+/// The name of the disk's image in messages.
 const DISK: &str = "disk image";
-/// The largest file of a kernel: with debug information it is larger than most guests' memory.
+/// The largest kernel file: with debug information a kernel may be larger than most guests' memory.
 const MAX_KERNEL_FILE_BYTES: u64 = 2 << 30;
 
-/// The largest file of a starting state, but for what RAM and disk hold.
+/// The largest file of a starting state, without the contents of RAM and disk.
 const MAX_STATE_FILE_BYTES: u64 = 64 << 20;
 
 impl MachineConfig {
@@ -130,15 +130,15 @@ impl MachineConfig {
         MachineConfig::from_opened(options, &mut |_, path| open_image(path))
     }
 
-    /// As [`MachineConfig::from_options`], where `open` opens kernel, initial RAM disk and modules. It may give a copy of the file
-    /// at the path.
+    /// As [`MachineConfig::from_options`], but `open` opens kernel, initial RAM disk and modules. It may return a
+    /// copy of the file at the path.
     pub fn from_opened(
         options: &MachineOptions,
         open: &mut dyn FnMut(KernelFile, &Path) -> Result<File, Error>,
     ) -> Result<(MachineConfig, Images), Error> {
         let mut read = |which, path: &Path, most_bytes| read_opened(open(which, path)?, path, most_bytes);
         let (kernel_file, kernel) = read(KernelFile::Kernel, &options.kernel, MAX_KERNEL_FILE_BYTES)?;
-        // What goes to memory as it is has room there.
+        // These files are loaded as they are, so they must fit into memory.
         let most_bytes = options.memory_bytes;
         let initrd =
             options.initrd.as_deref().map(|path| read(KernelFile::Initrd, path, most_bytes)).transpose()?;
@@ -152,7 +152,7 @@ impl MachineConfig {
             })
             .collect::<Result<Vec<_>, Error>>()?;
         let disk = options.disk.as_deref().map(|path| hash_image(path, Scheme::Sparse)).transpose()?;
-        // The manifest is JSON, which has no other characters.
+        // The manifest is JSON, which can only hold UTF-8.
         let paths = [Some(&options.kernel), options.initrd.as_ref(), options.disk.as_ref()];
         let modules_paths = options.modules.iter().map(|(path, _)| path);
         if let Some(path) = paths.into_iter().flatten().chain(modules_paths).find(|p| p.to_str().is_none()) {
@@ -180,17 +180,17 @@ impl MachineConfig {
         Ok((config, Images::Kernel(KernelImages { kernel, initrd, modules })))
     }
 
-    /// What its CPU model decides about the machine.
+    /// The profile of the machine's CPU model.
     pub fn profile(&self) -> Profile {
         Profile::of(self.model())
     }
 
-    /// What CPUID says.
+    /// The CPU model.
     pub fn model(&self) -> cpu::CpuModel {
         cpu::CpuModel::named(&self.cpu_model).unwrap_or_default()
     }
 
-    /// Whether this program can build such a machine at all.
+    /// Checks that this program can build the machine.
     pub fn validate(&self) -> Result<(), String> {
         if cpu::CpuModel::named(&self.cpu_model).is_none() {
             let have = cpu::CpuModel::names().collect::<Vec<_>>().join(", ");
@@ -250,7 +250,7 @@ impl MachineConfig {
         Ok(())
     }
 
-    /// The slots that its passed-through PCI functions are in: behind those of its own devices.
+    /// The slots of the passed-through PCI functions: they follow the machine's own devices.
     pub fn passed_slots(&self) -> Vec<u8> {
         let own = 2 + u8::from(self.disk.is_some()) + u8::from(self.network.is_some());
         let functions =
@@ -258,26 +258,26 @@ impl MachineConfig {
         (own + 1..).zip(functions).map(|(slot, _)| slot).collect()
     }
 
-    /// All image files that the machine is made from, each with what it is to the machine.
+    /// All image files that the machine is made from, each with its name in messages.
     pub fn images(&self) -> impl Iterator<Item = (&'static str, &ImageFile)> {
         self.start.images().into_iter().chain(self.disk.iter().map(|file| (DISK, file)))
     }
 
-    /// As [`MachineConfig::images`].
+    /// As [`MachineConfig::images`], but mutable.
     pub fn images_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
         self.start.images_mut().into_iter().chain(self.disk.iter_mut().map(|file| (DISK, file)))
     }
 
-    /// All image files that it names, with those that it once started with and does not need any more.
+    /// All image files in the description. A machine with a starting state no longer needs some of them.
     pub fn files_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
         self.start.files_mut().into_iter().chain(self.disk.iter_mut().map(|file| (DISK, file)))
     }
 
-    /// The most bytes that an image may have which is read into memory.
+    /// The largest size of an image that is read into memory.
     fn most_bytes(&self, what: &str) -> u64 {
         match what {
             start::KERNEL => MAX_KERNEL_FILE_BYTES,
-            // It has RAM and disk, and is compressed.
+            // A starting state has RAM and disk, and is compressed.
             start::STATE => {
                 2 * (self.memory_bytes + self.disk.as_ref().map_or(0, |disk| disk.size_bytes))
                     + MAX_STATE_FILE_BYTES
@@ -286,8 +286,8 @@ impl MachineConfig {
         }
     }
 
-    /// Reads the images that a recording of this format starts with and checks that they are still the same. The disk's is
-    /// read block by block while the machine runs: see [`MachineConfig::check_disk`].
+    /// Reads the images of a recording of this format, and checks that they have not changed. Skips the disk, which
+    /// is read block by block while the machine runs: see [`MachineConfig::check_disk`].
     pub fn read_images(&self, format: Format) -> Result<Images, Error> {
         Ok(match &self.start {
             Start::Kernel(files) => Images::Kernel(self.read_kernel(files)?),
@@ -299,7 +299,7 @@ impl MachineConfig {
         })
     }
 
-    /// Checks that the disk's image is the one that was recorded, by its hash.
+    /// Checks by its hash that the disk's image is the recorded one.
     pub fn check_disk(&self) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
         let hash = |path: &Path| hash_image(path, Scheme::of(&disk.hash));
@@ -314,14 +314,15 @@ impl MachineConfig {
         Ok(KernelImages { kernel: self.prepared(kernel), initrd, modules })
     }
 
-    /// The contents of an image, if it is the one that was recorded.
+    /// The contents of an image. Fails unless it is the recorded one.
     fn read_same(&self, what: &str, file: &ImageFile) -> Result<Vec<u8>, Error> {
         let (now, bytes) = read_recorded(what, file, |path| read_image(path, self.most_bytes(what)))?;
         same(what, file, &now)?;
         Ok(bytes)
     }
 
-    /// A kernel as this machine runs it: its RDTSC do not reach the host's clock, where the profile says so.
+    /// A kernel as this machine runs it: if the profile says so, its RDTSC are rewritten and do not read the host's
+    /// clock.
     fn prepared(&self, mut kernel: Vec<u8>) -> Vec<u8> {
         if !self.profile().rewrites_time_reads {
             return kernel;

@@ -1,13 +1,13 @@
-//! The last of what the guest showed on its console: part of the machine's state, so that it can be looked at, and
-//! text in it found, at any point of a run. Kernels without the pvpanic driver say here that they have panicked.
+//! The end of the guest's console output. It is part of the machine's state, so that it can be shown and searched at
+//! any point of a run. Kernels without the pvpanic driver report a panic only here.
 
-/// Text that Linux prints when a panic's report is complete.
+/// Linux prints this text when a panic's report is complete.
 const PANIC_END: &[u8] = b"---[ end Kernel panic";
-/// Text that Linux prints when it begins to report a panic. A kernel that reboots on a panic (`panic=-1`) prints no end.
+/// Linux prints this text when a panic's report begins. A kernel that reboots on a panic (`panic=-1`) prints no end.
 pub const PANIC_BEGIN: &[u8] = b"Kernel panic - not syncing";
-/// Bytes that are kept: some screens full.
+/// Number of bytes that are kept: some screens full.
 const TAIL_BYTES: usize = 8192;
-/// No guest gets to print as much.
+/// A length of output that no guest reaches.
 const MAX_LENGTH_BYTES: u64 = 1 << 62;
 
 /// The end of the console's output.
@@ -15,13 +15,13 @@ const MAX_LENGTH_BYTES: u64 = 1 << 62;
 pub struct ConsoleTail {
     /// Length of all output so far.
     pub(super) length_bytes: u64,
-    /// The last [`TAIL_BYTES`] of it, or all. Exactly so, however the output was cut into pieces: equal machines
-    /// have equal states.
+    /// The last [`TAIL_BYTES`] of the output, or all output. This does not depend on how the output was cut into
+    /// pieces: equal machines have equal states.
     pub(super) tail: Vec<u8>,
 }
 
 impl ConsoleTail {
-    /// Takes output, and says whether a panic's report ended in it.
+    /// Appends output. Returns whether a panic's report ended in it.
     pub fn push(&mut self, output: &[u8]) -> bool {
         let before = self.tail.len().saturating_sub(PANIC_END.len() - 1);
         self.length_bytes += output.len() as u64;
@@ -31,13 +31,13 @@ impl ConsoleTail {
         panicked
     }
 
-    /// Whether output could have led here. States may come from strangers.
+    /// Whether some output leads to this state. States may come from strangers.
     pub fn is_possible(&self) -> bool {
         let kept = self.length_bytes.min(TAIL_BYTES as u64);
         self.tail.len() as u64 == kept && self.length_bytes <= MAX_LENGTH_BYTES
     }
 
-    /// The last of the output, at most some kilobytes.
+    /// The end of the output: at most 8 KiB.
     pub fn text(&self) -> &[u8] {
         &self.tail
     }

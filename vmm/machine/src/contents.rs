@@ -1,4 +1,4 @@
-//! What RAM and disk of a machine hold: versions of it, what was written since, and going to another version.
+//! The contents of a machine's RAM and disk: takes versions of them, tells what was written, and restores a version.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::run::Machine;
 use crate::unit::Unit;
 use crate::written_pages::Reader;
 
-/// The disk, if there is one, is the first device on the bus.
+/// The disk's slot: if there is a disk, it is the first device on the bus.
 const DISK_SLOT: usize = 1;
 
 impl<U: Unit> Machine<U> {
@@ -19,7 +19,7 @@ impl<U: Unit> Machine<U> {
         self.bus.platform.bus_mut().block_backend_mut::<OverlayDisk>(DISK_SLOT)
     }
 
-    /// Where stored pages are read from, by restores and by the disk.
+    /// Attaches the store from which restores and the disk read stored pages.
     pub fn attach_store(&mut self, store: Arc<Store>) {
         if let Some(disk) = self.disk_mut() {
             disk.attach_store(store.clone());
@@ -27,22 +27,22 @@ impl<U: Unit> Machine<U> {
         self.store = Some(store);
     }
 
-    /// Where stored pages are read from, if anywhere.
+    /// The attached store, if any.
     pub fn store(&self) -> Option<&Arc<Store>> {
         self.store.as_ref()
     }
 
-    /// Number of pages that RAM and disk have, each of them.
+    /// Number of pages of RAM, and of blocks of the disk.
     pub fn page_counts(&mut self) -> (u64, u64) {
         (self.ram().flags().pages(), self.disk_mut().map_or(0, |disk| disk.block_count()))
     }
 
-    /// The contents of RAM and disk. Costs as much as the pages written since the last call, or restore.
+    /// The contents of RAM and disk. Costs as much as the pages written since the last call or restore.
     pub fn maps(&mut self) -> Result<Maps, Error> {
         Ok(self.capture()?.0)
     }
 
-    /// Brings the image of RAM up to date, and gives how many pages memory is held for that was not before.
+    /// Updates the image of RAM. Returns the number of pages that are newly held in memory.
     pub(super) fn update_image(&mut self) -> Result<usize, Error> {
         self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
@@ -57,21 +57,21 @@ impl<U: Unit> Machine<U> {
         Ok(held)
     }
 
-    /// The contents of RAM and disk, and how many pages memory is held for that was not before.
+    /// The contents of RAM and disk, and the number of pages that are newly held in memory.
     pub fn capture(&mut self) -> Result<(Maps, usize), Error> {
         let mut held = self.update_image()?;
         held += self.disk_mut().map_or(0, |disk| disk.take_written().len());
         Ok((Maps { ram: self.image.clone(), disk: self.disk_version() }, held))
     }
 
-    /// How many pages [`Machine::take_written`] would give.
+    /// The number of pages that [`Machine::take_written`] would give.
     pub fn written_count(&mut self) -> Result<u64, Error> {
         self.collect_written()?;
         Ok((self.written.count(Reader::Image) + self.written_blocks()) as u64)
     }
 
-    /// Calls `each` with every page of RAM and disk that was written since the last call, [`Machine::maps`]
-    /// or restore, and gives their number. For a recorder, which keeps no maps.
+    /// Calls `each` with every page of RAM and disk written since the last call, [`Machine::maps`] or restore.
+    /// Returns their number. It serves recorders, which keep no maps.
     pub fn take_written(
         &mut self,
         mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,
@@ -94,7 +94,7 @@ impl<U: Unit> Machine<U> {
         Ok(count)
     }
 
-    /// Lets [`Machine::take_written`] give these pages again, with what they hold then.
+    /// Makes [`Machine::take_written`] give these pages again, with their contents at that time.
     pub fn write_again(&mut self, pages: impl IntoIterator<Item = (Space, u64)>) {
         for (space, page) in pages {
             match space {
@@ -108,11 +108,11 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// Lets [`Machine::take_written`] begin here.
+    /// Starts counting written pages for [`Machine::take_written`] here.
     pub fn begin_written(&mut self) -> Result<(), Error> {
         self.collect_written()?;
         self.written.take(Reader::Image);
-        // It may be held in memory, and who takes what was written keeps no image.
+        // Frees the image: a caller who takes written pages keeps no image.
         self.image = PageMap::zeroed(self.image.len());
         if let Some(disk) = self.disk_mut() {
             disk.take_written();
@@ -120,13 +120,13 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// How many pages [`Machine::take_trail`] would give.
+    /// The number of pages that [`Machine::take_trail`] would give.
     pub fn trail_count(&mut self) -> Result<usize, Error> {
         self.collect_written()?;
         Ok(self.written.count(Reader::Trail))
     }
 
-    /// Calls `each` with every page of RAM that was written since the last call.
+    /// Calls `each` with every page of RAM written since the last call.
     pub fn take_trail(&mut self, mut each: impl FnMut(u64, &Page)) -> Result<(), Error> {
         self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
@@ -137,7 +137,7 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Lets [`Machine::take_trail`] begin here.
+    /// Starts counting written pages for [`Machine::take_trail`] here.
     pub fn begin_trail(&mut self) -> Result<(), Error> {
         self.collect_written()?;
         self.written.take(Reader::Trail);
@@ -149,7 +149,7 @@ impl<U: Unit> Machine<U> {
         self.disk_mut().map_or(0, |disk| disk.written_count())
     }
 
-    /// The contents of a disk block, whose end may lie behind the end of the disk.
+    /// The contents of a disk block. The last block may reach beyond the end of the disk.
     pub fn read_block(&mut self, block: u64, to: &mut Page) -> Result<(), Error> {
         let Some(disk) = self.disk_mut() else {
             return Err(Error::State("the machine has no disk".to_string()));
@@ -157,14 +157,14 @@ impl<U: Unit> Machine<U> {
         disk.read_whole_block(block, to)
     }
 
-    /// Lets disk blocks that were taken lie where they have been stored, unless they hold something else now.
+    /// Replaces taken disk blocks in memory by their stored copies, unless they have changed since.
     pub fn adopt_blocks(&mut self, blocks: impl IntoIterator<Item = (u64, PageRef)>) {
         if let Some(disk) = self.disk_mut() {
             blocks.into_iter().for_each(|(block, stored)| disk.adopt(block, stored));
         }
     }
 
-    /// Lets disk blocks that were not taken yet lie in the attached store, if they hold what `version` of the disk has there.
+    /// Replaces disk blocks that were not taken yet by the stored blocks of `version`, if they are equal.
     pub fn adopt_written_blocks(&mut self, version: &PageMap) -> Result<(), Error> {
         self.disk_mut().map_or(Ok(()), |disk| disk.adopt_written(version))
     }
@@ -186,8 +186,8 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Replaces the machine's own maps by `maps`, those of a recording's checkpoint at exactly this point,
-    /// without looking whether they are equal. Copies that the machine held in memory are dropped.
+    /// Replaces the machine's maps by `maps`, which belong to a recording's checkpoint at exactly this point. Does
+    /// not check that they are equal. Frees the copies in memory.
     pub fn rebase(&mut self, maps: &Maps) -> Result<(), Error> {
         self.collect_written()?;
         self.written.take(Reader::Image);
@@ -204,18 +204,18 @@ impl<U: Unit> Machine<U> {
         let differing: Vec<u64> = to.changed_since(&self.image).map(|(page, _)| page).collect();
         let pages: Vec<u64> = merged(&written, &differing).collect();
         if let Err(error) = self.put_pages(&pages, to) {
-            // They hold one thing or the other: whatever is restored next, they are looked at.
+            // These pages may have old or new contents: the next restore must look at them.
             pages.iter().for_each(|&page| self.written.look_again(Reader::Image, page));
             return Err(error);
         }
-        // What was replaced is news to the digest, but not to the image.
+        // The replaced pages are new to the digest, but not to the image.
         self.collect_written()?;
         self.written.take(Reader::Image);
         self.image = to.clone();
         Ok(())
     }
 
-    /// Gives pages of RAM the contents that they have in a map.
+    /// Gives pages of RAM their contents in a map.
     fn put_pages(&self, pages: &[u64], to: &PageMap) -> Result<(), Error> {
         let put = |page: u64, contents: &Page| {
             self.ram().replace_bytes(page * guest_ram::PAGE_SIZE, contents);
@@ -243,13 +243,13 @@ impl<U: Unit> Machine<U> {
         self.disk_mut().map(OverlayDisk::hash).unwrap_or_default()
     }
 
-    /// As [`Machine::disk_hash`], by what the store knows of its blocks.
+    /// As [`Machine::disk_hash`], but takes the digests of stored blocks from the store.
     pub(super) fn known_disk_hash(&mut self) -> [u8; 32] {
         self.disk_mut().map(OverlayDisk::known_hash).unwrap_or_default()
     }
 }
 
-/// What a page has become that was `old`; `None` where it is still the same.
+/// The new version of a page that was `old`; `None` if it has not changed.
 fn changed_page(old: &PageRef, contents: &Page) -> Option<PageRef> {
     match old {
         PageRef::Held(page) if **page == *contents => None,
@@ -258,7 +258,7 @@ fn changed_page(old: &PageRef, contents: &Page) -> Option<PageRef> {
     }
 }
 
-/// Two ascending lists as one, without doubles.
+/// Merges two ascending lists, without duplicates.
 fn merged(left: &[u64], right: &[u64]) -> impl Iterator<Item = u64> {
     let (mut left, mut right) = (left.iter().copied().peekable(), right.iter().copied().peekable());
     std::iter::from_fn(move || {
@@ -284,7 +284,7 @@ mod tests {
     use crate::inputs::PowerOn;
     use crate::position::Instructions;
 
-    /// Ten blocks and half of one.
+    /// Ten blocks and a half.
     const DISK_BYTES: usize = 10 * PAGE_BYTES + 2048;
 
     fn machine(directory: &Path) -> Machine<Instructions> {
@@ -311,8 +311,8 @@ mod tests {
         bytes
     }
 
-    /// Disks, each changed from the one before: a part of a block, blocks in a row, zeroes, the half block at
-    /// the end, what was written before.
+    /// Writes to a disk, each applied over the ones before. They cover a part of a block, several blocks, zeroes,
+    /// the half block at the end, and blocks that were written before.
     const WRITES: [&[(u64, u8, usize)]; 4] =
         [&[], &[(3, 0xaa, 1), (14, 0xbb, 20)], &[(16, 0, 8), (81, 0xcc, 3)], &[(3, 0xdd, 2), (16, 0xee, 1)]];
 
@@ -353,7 +353,7 @@ mod tests {
         draft.finish(&[], &[]).unwrap();
         let mut maps = store.maps_at(1).unwrap();
         maps.ram = maps.ram.over(&first.ram);
-        // The first of their blobs; the store has the file open.
+        // Damage the first blob; the store has the file open.
         let file = folder.join("00000001.ckpt");
         let mut bytes = std::fs::read(&file).unwrap();
         bytes[8] ^= 1;
@@ -392,7 +392,7 @@ mod tests {
             recorded.adopt_blocks(disk);
             versions.push((read(&mut recorded), recorded.disk_hash(), recorded.known_hashes().unwrap().disk));
         }
-        // Another process, which has nothing but the files.
+        // As another process would, start with the files alone.
         let mut replayed = machine(directory.path());
         let store = Arc::new(Store::open(directory.path().join("store")).unwrap());
         replayed.attach_store(store.clone());

@@ -1,19 +1,20 @@
-//! Hashes of an image's contents. A disk image may have terabytes that were never written: these cost nothing.
+//! Hashes of an image's contents. A disk image may have terabytes that were never written: hashing these costs
+//! nothing.
 
-/// How a text names the hash of contents of which only what is not zero was hashed.
+/// The prefix of a hash that covers only blocks with bytes other than zero.
 const SPARSE: &str = "sparse:";
-/// Bytes of the blocks that are hashed one by one.
+/// Size of a block that is hashed on its own.
 const BLOCK_BYTES: u64 = 1 << 20;
-/// Zeros, to be hashed where none lie in memory.
+/// Zeros to hash in place of a hole.
 const ZEROS: [u8; 4096] = [0; 4096];
 
-/// What is hashed.
+/// How an image's contents are hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scheme {
     /// All bytes, by BLAKE3: the text is the hash in hex.
     Whole,
-    /// The blocks of 1 MiB that have a byte other than zero: BLAKE3 of their numbers (64 bits, little endian), each followed by
-    /// the block's BLAKE3 hash, and of the size behind them. The text is `sparse:` and the hash in hex.
+    /// BLAKE3 of the blocks of 1 MiB that are not all zeros, and of the size behind them. Each block gives its number
+    /// (64 bits, little endian) and its BLAKE3 hash. The text is `sparse:` and the hash in hex.
     Sparse,
 }
 
@@ -24,7 +25,7 @@ impl Scheme {
     }
 }
 
-/// Hashes contents that come in pieces, one behind the other.
+/// Hashes contents that come in consecutive pieces.
 pub struct ContentsHasher(Kind);
 
 enum Kind {
@@ -33,7 +34,7 @@ enum Kind {
 }
 
 impl ContentsHasher {
-    /// Of no contents yet.
+    /// A hasher that has no contents yet.
     pub fn new(scheme: Scheme) -> ContentsHasher {
         ContentsHasher(match scheme {
             Scheme::Whole => Kind::Whole(Box::default()),
@@ -41,7 +42,7 @@ impl ContentsHasher {
         })
     }
 
-    /// Goes on with these bytes.
+    /// Appends these bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             Kind::Whole(hasher) => drop(hasher.update(bytes)),
@@ -49,7 +50,7 @@ impl ContentsHasher {
         }
     }
 
-    /// Goes on with so many zeros.
+    /// Appends this many zeros.
     pub fn zeros(&mut self, count: u64) {
         match &mut self.0 {
             Kind::Whole(hasher) => hash_zeros(hasher, count),
@@ -57,7 +58,7 @@ impl ContentsHasher {
         }
     }
 
-    /// The hash of all contents, as a manifest has it.
+    /// The hash of all contents, as in a manifest.
     pub fn finish(self) -> String {
         match self.0 {
             Kind::Whole(hasher) => hasher.finalize().to_hex().to_string(),
@@ -66,7 +67,7 @@ impl ContentsHasher {
     }
 }
 
-/// Goes on with so many zeros.
+/// Appends this many zeros.
 pub fn hash_zeros(hasher: &mut blake3::Hasher, mut count: u64) {
     while count > 0 {
         let part = count.min(ZEROS.len() as u64);
@@ -79,7 +80,7 @@ pub fn hash_zeros(hasher: &mut blake3::Hasher, mut count: u64) {
 struct Blocks {
     list: blake3::Hasher,
     size_bytes: u64,
-    /// The block that is not whole yet; none where all of its bytes were zero up to now.
+    /// The hasher of the incomplete block; `None` while all its bytes are zero.
     block: Option<blake3::Hasher>,
 }
 
@@ -113,7 +114,7 @@ impl Blocks {
         self.size_bytes = self.size_bytes.saturating_add(count);
     }
 
-    /// So many more bytes of the block were hashed.
+    /// Notes that this many more bytes were hashed.
     fn pass(&mut self, count: u64) {
         let number = self.size_bytes / BLOCK_BYTES;
         self.size_bytes += count;

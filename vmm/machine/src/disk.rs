@@ -1,7 +1,7 @@
-//! The guest's disk: an immutable base image under the guest's own writes, which are kept apart.
+//! The guest's disk: an immutable base image, with the guest's own writes kept apart.
 //!
-//! A recorder moves them into its checkpoints. A replay executes them again: it stores them nowhere but in memory, or lets them
-//! lie where the recorder has stored the same. Versions of the disk share their blocks.
+//! A recorder moves the writes into its checkpoints. A replay executes the writes again. It keeps them in memory, or
+//! refers to the recorder's copies of the same blocks. Versions of the disk share their blocks.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,7 +14,7 @@ use devices::virtio::{BlockBackend, BlockError, SECTOR_BYTES};
 
 use crate::error::Error;
 
-/// Unit in which written contents are kept apart.
+/// Size of a block, the unit in which writes are kept.
 const BLOCK_BYTES: u64 = PAGE_BYTES as u64;
 
 /// A disk whose base image is never written.
@@ -22,16 +22,16 @@ pub struct OverlayDisk {
     base: File,
     path: PathBuf,
     size_bytes: u64,
-    /// Blocks that lie over the base image from the start, where the machine did not start at power-on. Nothing of them was
-    /// written in this run.
+    /// Blocks over the base image at the start, for a machine that did not start at power-on. This run has written
+    /// none of them.
     start: PageMap,
-    /// Where each block's contents are: [`PageRef::Base`] is the base image, and `start` over it.
+    /// The location of each block's contents. [`PageRef::Base`] means `start`, and the base image under it.
     blocks: PageMap,
     /// Blocks written since [`OverlayDisk::take_written`] was last called.
     written: BTreeSet<u64>,
-    /// Blocks that the guest read before it had written them, where that is noted.
+    /// Blocks that the guest read before writing them, if this is noted.
     read: Option<BTreeSet<u64>>,
-    /// Where blocks are that lie in a recording's checkpoints.
+    /// The store with a recording's checkpoints, from which blocks are read.
     store: Option<Arc<Store>>,
     failure: Option<(u64, std::io::Error)>,
 }
@@ -64,22 +64,22 @@ impl OverlayDisk {
         self.blocks.len()
     }
 
-    /// Puts blocks over the base image that are held in memory: what a run that went before had written.
+    /// Puts blocks in memory over the base image: an earlier run had written them.
     pub fn set_start(&mut self, start: PageMap) {
         self.start = start;
     }
 
-    /// Notes from now on which blocks the guest reads that it has not written in this run.
+    /// Starts noting the blocks that the guest reads before this run has written them.
     pub fn note_read(&mut self) {
         self.read.get_or_insert_default();
     }
 
-    /// The blocks that were noted: see [`OverlayDisk::note_read`].
+    /// The noted blocks: see [`OverlayDisk::note_read`].
     pub fn take_read(&mut self) -> BTreeSet<u64> {
         self.read.take().unwrap_or_default()
     }
 
-    /// A part of the disk is read by the guest.
+    /// Notes that the guest reads a part of a block.
     fn is_read(&mut self, number: u64) {
         if let Some(read) = &mut self.read
             && matches!(self.blocks.get(number), PageRef::Base)
@@ -88,22 +88,22 @@ impl OverlayDisk {
         }
     }
 
-    /// The blocks that are not as in the image, in order.
+    /// The blocks that differ from the image, in order.
     pub fn blocks_over_image(&self) -> Vec<u64> {
         self.blocks.over(&self.start).iter_not_base().map(|(block, _)| block).collect()
     }
 
-    /// Where stored blocks are read from.
+    /// Attaches the store from which stored blocks are read.
     pub fn attach_store(&mut self, store: Arc<Store>) {
         self.store = Some(store);
     }
 
-    /// The disk as it is now.
+    /// The disk's present version.
     pub fn version(&self) -> PageMap {
         self.blocks.clone()
     }
 
-    /// Goes to another version.
+    /// Switches to another version.
     pub fn set_version(&mut self, version: &PageMap) {
         self.blocks.clone_from(version);
         self.written.clear();
@@ -119,13 +119,13 @@ impl OverlayDisk {
         std::mem::take(&mut self.written)
     }
 
-    /// Lets [`OverlayDisk::take_written`] give a block again.
+    /// Makes [`OverlayDisk::take_written`] give a block again.
     pub fn write_again(&mut self, block: u64) {
         self.written.insert(block);
     }
 
-    /// Lets a block lie in the store, if it still holds what has been stored there. It may have been written
-    /// and taken again since, and stored more than once, or not again.
+    /// Replaces a block in memory by its stored copy, if they are still equal. The block may have been written and
+    /// taken again since, and stored more than once or not again.
     pub fn adopt(&mut self, block: u64, stored: PageRef) {
         let PageRef::Held(held) = self.blocks.get(block) else { return };
         let is_equal = match (&stored, &self.store) {
@@ -138,8 +138,8 @@ impl OverlayDisk {
         }
     }
 
-    /// Lets those of the written blocks lie in the store that hold what `version` has there: they are taken then. What the
-    /// store has is read, so that a damaged block is none of them.
+    /// Replaces written blocks by the stored blocks of `version`, if they are equal, and marks them as taken. Reads
+    /// the stored blocks, so that a damaged one is not used.
     pub fn adopt_written(&mut self, version: &PageMap) -> Result<(), Error> {
         let Some(store) = self.store.clone() else { return Ok(()) };
         let (mut equal, mut stored) = (Vec::new(), Vec::new());
@@ -162,13 +162,13 @@ impl OverlayDisk {
         Ok(())
     }
 
-    /// Hash of the guest's writes: BLAKE3 of the number (64 bits, little endian) and the [`digest`] of each
-    /// written block, in order. Reads all of them.
+    /// Hash of the guest's writes: BLAKE3 of the number (64 bits, little endian) and the [`digest`] of each written
+    /// block, in order. Reads all of these blocks.
     pub fn hash(&mut self) -> [u8; 32] {
         self.hash_of(Self::digest_of)
     }
 
-    /// As [`OverlayDisk::hash`], with the digests that the store has of its blocks instead of reading them.
+    /// As [`OverlayDisk::hash`], but takes the digests of stored blocks from the store instead of reading the blocks.
     pub fn known_hash(&mut self) -> [u8; 32] {
         self.hash_of(|disk, number| {
             let known = match (disk.blocks.get(number), &disk.store) {
@@ -191,7 +191,7 @@ impl OverlayDisk {
 
     fn digest_of(&mut self, number: u64) -> Digest {
         let mut contents = [0; PAGE_BYTES];
-        // A failure is kept and stops the run.
+        // A failure is remembered and stops the run.
         self.read_block(number, &mut contents).map_or(Digest::default(), |()| digest(&contents))
     }
 
@@ -201,7 +201,7 @@ impl OverlayDisk {
         Some(Error::Disk { path: self.path.clone(), offset, source })
     }
 
-    /// The contents of one block, whose end may lie behind the end of the disk.
+    /// The contents of one block. The last block may reach beyond the end of the disk.
     pub fn read_block(&mut self, number: u64, to: &mut Page) -> Result<(), BlockError> {
         match self.version_of(number) {
             PageRef::Zero => to.fill(0),
@@ -224,8 +224,7 @@ impl OverlayDisk {
         Ok(())
     }
 
-    /// As [`OverlayDisk::read_block`], for callers other than the guest: gives the failure and does not keep
-    /// it.
+    /// As [`OverlayDisk::read_block`], for callers other than the guest: returns a failure and does not remember it.
     pub fn read_whole_block(&mut self, number: u64, to: &mut Page) -> Result<(), Error> {
         let Err(error) = self.read_block(number, to) else { return Ok(()) };
         let offset = number * BLOCK_BYTES;
@@ -234,7 +233,7 @@ impl OverlayDisk {
         Err(self.take_failure().unwrap_or(other))
     }
 
-    /// Where a block's contents are, with those over the base image.
+    /// The location of a block's contents, with the start's blocks over the base image.
     fn version_of(&self, number: u64) -> &PageRef {
         match self.blocks.get(number) {
             PageRef::Base => self.start.get(number),
@@ -252,8 +251,8 @@ impl OverlayDisk {
         BlockError::Host(told)
     }
 
-    /// Calls `each` for every part of a byte range that lies in one block: number, offset in the block, range
-    /// of the buffer.
+    /// Cuts a byte range at block boundaries. For each part, gives the block's number, the offset in it, and the
+    /// range in the buffer.
     fn parts(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
         let mut done = 0;
         std::iter::from_fn(move || {
@@ -403,7 +402,7 @@ mod tests {
         let first = stored(&mut disk, &store, 1);
         assert_eq!(first.iter().map(|(block, _)| *block).collect::<Vec<_>>(), [0, 1, 2]);
         disk.write(0, &[9; 512]).unwrap();
-        // Taken again before it is known that it was stored the first time.
+        // The block is taken again before the first store is known.
         let second = stored(&mut disk, &store, 2);
         first.into_iter().for_each(|(block, at)| disk.adopt(block, at));
         let mut bytes = [1; 1024];
@@ -449,7 +448,7 @@ mod tests {
         assert_eq!((held(&disk), disk.written_count()), (vec![2], 1), "the last has changed since");
         assert_eq!(disk.hash(), hash);
 
-        // The first of its blobs.
+        // Damage the first blob.
         let file = path.join("00000001.ckpt");
         let mut bytes = std::fs::read(&file).unwrap();
         bytes[8] ^= 1;

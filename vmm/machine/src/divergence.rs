@@ -1,4 +1,4 @@
-//! A replay that did not do what was recorded: where, what was expected, what happened.
+//! The first difference between a replay and its recording: the place, the expected value, the actual value.
 
 use crate::position::Position;
 
@@ -14,7 +14,7 @@ pub struct Divergence {
     pub at: Position,
     /// The virtual time there.
     pub time_ns: u64,
-    /// The last point before it where the same part of the machine was compared and found equal.
+    /// The last point before `at` where the same part of the machine was equal.
     pub last_good: Position,
     /// The virtual time there.
     pub last_good_ns: u64,

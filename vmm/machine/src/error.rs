@@ -1,4 +1,4 @@
-//! What can go wrong, by what the user can do about it, and the exit code for each.
+//! Errors, grouped by what the user can do about them, and the exit code of each.
 
 use std::path::PathBuf;
 
@@ -13,17 +13,17 @@ pub enum Error {
     /// A file could not be read or written.
     #[error("cannot {action} {path}: {}", reason(source))]
     File {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A recording could not be carried on.
+    /// A recording had to stop early.
     #[error("{cause}; the run was stopped at {at}, and {recording} replays up to its last check before that")]
     CutOff {
-        /// Why.
+        /// The cause.
         cause: Box<Error>,
         /// The recording.
         recording: PathBuf,
@@ -33,7 +33,7 @@ pub enum Error {
     /// The guest's images do not make a machine.
     #[error(transparent)]
     Boot(#[from] boot::BootError),
-    /// RAM could not be had.
+    /// RAM could not be allocated.
     #[error(
         "{0}; a recording needs as much address space as its guest has memory, and 256 MiB beside (see ulimit -v)"
     )]
@@ -49,41 +49,41 @@ pub enum Error {
     /// The recording's checkpoints cannot be used.
     #[error("{}", with_advice(.0))]
     Checkpoints(StoreError),
-    /// Replay did not do what was recorded.
+    /// A replay differs from the recording.
     #[error(transparent)]
     Divergence(#[from] Box<Divergence>),
     /// The terminal, a socket or the like failed.
     #[error("{what}: {}", reason(source))]
     Host {
-        /// What was tried.
+        /// The action that failed.
         what: String,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The disk's backing file failed while the guest used it; going on would show the guest an error that
-    /// no replay can repeat.
+    /// The disk's backing file failed while the guest used it. If the run continued, the guest would see an error
+    /// that no replay can repeat.
     #[error("the disk image {path} failed at byte {offset}: {source}")]
     Disk {
         /// The image.
         path: PathBuf,
-        /// Where.
+        /// The byte offset.
         offset: u64,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A state that this machine cannot take.
+    /// A state that does not fit this machine.
     #[error("the saved state does not fit this machine: {0}")]
     State(String),
     /// A position that does not exist.
     #[error("{0}")]
     Position(String),
-    /// What was asked for contradicts what it was asked of.
+    /// The request contradicts the object that it was made of.
     #[error("{0}")]
     Usage(String),
-    /// A person asked to stop before the answer was known.
+    /// A person stopped the program before the answer was known.
     #[error("interrupted")]
     Interrupted,
-    /// The engine cannot go on.
+    /// The engine cannot continue.
     #[error("{0}")]
     Engine(String),
     /// The host lacks something.
@@ -91,7 +91,7 @@ pub enum Error {
     Unsupported(String),
 }
 
-/// The host's answer, and which limit it is where files may not grow.
+/// The host's message. If a file may not grow, also names the limit.
 fn reason(source: &std::io::Error) -> String {
     match source.kind() {
         std::io::ErrorKind::FileTooLarge => {
@@ -101,8 +101,8 @@ fn reason(source: &std::io::Error) -> String {
     }
 }
 
-/// A sentence with the host's answer, where there is one (the binary does not print the chain of causes), and
-/// with what to do.
+/// The error as a sentence, with the host's message if there is one, and with advice. (The binary does not print the
+/// chain of causes.)
 fn with_advice(error: &StoreError) -> String {
     let sentence = match (&error.kind, std::error::Error::source(error)) {
         (StoreErrorKind::Io { source, .. }, _) => format!("{error}: {}", reason(source)),
@@ -122,7 +122,7 @@ fn with_advice(error: &StoreError) -> String {
     }
 }
 
-/// Whether the disk is full, or a file would be longer than a limit allows.
+/// Whether the disk is full, or a file would exceed a limit.
 fn lacks_room(error: &StoreError) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     let StoreErrorKind::Io { source, .. } = &error.kind else { return false };
@@ -152,7 +152,7 @@ impl Error {
         match self {
             Error::Divergence(_) => exit_code::DIVERGED,
             Error::Checkpoints(error) if lacks_room(error) => exit_code::FAILED,
-            // Nothing but a recording's checkpoints and its start has states to be taken.
+            // Only a recording's checkpoints and its starting state hold states.
             Error::Recording { .. } | Error::Checkpoints(_) | Error::State(_) => {
                 exit_code::UNREADABLE_RECORDING
             }
@@ -179,6 +179,6 @@ pub mod exit_code {
     pub const UNREADABLE_RECORDING: i32 = 4;
     /// The host lacks a feature.
     pub const HOST_LACKS_FEATURE: i32 = 5;
-    /// ^C came before the answer was known. Shells give the same code to what ^C has ended.
+    /// ^C came before the answer was known. Shells use the same code for programs that ^C has ended.
     pub const INTERRUPTED: i32 = 130;
 }

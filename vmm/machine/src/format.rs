@@ -1,15 +1,16 @@
-//! The format in which a recording and what belongs to it are stored.
+//! The format in which a recording's files are stored.
 //!
-//! A recording's manifest says its format. Whoever writes or reads stored bytes is given a [`Format`] and decides by it in one
-//! place for each kind of bytes: the state of a machine here ([`MachineState`]); the manifest, the log's records and the heads of
-//! checkpoints in `recording`. A new format is a variant here, and the compiler then names these places.
+//! A recording's manifest names its format. Code that writes or reads stored bytes is given a [`Format`]. One place
+//! decides by it for each kind of bytes. For the state of a machine, the place is here ([`MachineState`]). For the
+//! manifest, the log's records and the heads of checkpoints, it is in `recording`. A new format is a variant here,
+//! and the compiler then finds these places.
 //!
-//! Hashes of a machine's parts do not depend on the format: logs of all formats have the same.
+//! Hashes of a machine's parts are the same in the logs of all formats.
 
 use crate::machine_state::MachineState;
 use crate::state_v1::MachineStateV1;
 
-/// How bytes are stored.
+/// A format of stored bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// Format 5: the types whose names end in `V1`, and `ManifestV5`.
@@ -35,7 +36,7 @@ impl Format {
 }
 
 impl MachineState {
-    /// Its bytes, as checkpoints and starting states hold them.
+    /// The state's bytes, as in checkpoints and starting states.
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         match format {
             Format::V5 => postcard::to_stdvec(&MachineStateV1::from(self)),
@@ -43,7 +44,7 @@ impl MachineState {
         .expect("plain data in memory always serializes")
     }
 
-    /// A state from bytes of whatever origin; `None` if they are no state.
+    /// Parses a state; `None` if the bytes are no state. They may come from anywhere.
     pub fn from_bytes(format: Format, bytes: &[u8]) -> Option<MachineState> {
         match format {
             Format::V5 => {

@@ -1,4 +1,4 @@
-//! A machine that goes on where another one was: taking its start, and going to one.
+//! Takes a starting state from a machine, and starts a machine from one.
 
 use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
 use cpu::Counts;
@@ -14,7 +14,8 @@ use crate::starting_state::{StartingState, held};
 use crate::unit::Unit;
 
 impl StartingState {
-    /// A start where a machine stands. One that has ended by itself has nowhere to go on to.
+    /// A starting state of the machine as it stands. Fails for a machine that has ended by itself: nothing can
+    /// follow.
     pub fn of<U: Unit>(machine: &mut Machine<U>) -> Result<StartingState, Error> {
         let ended = machine.outcome().filter(|outcome| !goes_on(outcome));
         if let Some(outcome) = ended {
@@ -37,8 +38,8 @@ impl StartingState {
 }
 
 impl<U: Unit> Machine<U> {
-    /// Goes to a start: counts are zero, and nothing was written since. For a machine of this size whose disk has the start's
-    /// blocks already, or is to have them.
+    /// Goes to a starting state: counts are zero, and no page counts as written. The machine must have the same size.
+    /// Its disk gets the state's blocks.
     pub fn begin_at(&mut self, start: &StartingState) -> Result<(), Error> {
         let (pages, blocks) = self.page_counts();
         if (pages, blocks) != (start.maps.ram.len(), start.maps.disk.len()) {
@@ -54,12 +55,12 @@ impl<U: Unit> Machine<U> {
     }
 }
 
-/// Whether a machine whose run ended so can go on, now that something else may come in.
+/// Whether a machine with this outcome can continue, now that something else may come in.
 fn goes_on(outcome: &Outcome) -> bool {
     outcome.is_from_outside() || *outcome == Outcome::IdleForever
 }
 
-/// RAM, held in memory.
+/// All of RAM, copied into memory.
 fn ram_of<U: Unit>(machine: &Machine<U>) -> PageMap {
     let pages = machine.ram().flags().pages();
     let mut map = PageMap::zeroed(pages);
@@ -73,7 +74,7 @@ fn ram_of<U: Unit>(machine: &Machine<U>) -> PageMap {
     map
 }
 
-/// What the guest wrote to its disk, held in memory.
+/// The guest's writes to its disk, copied into memory.
 fn disk_of<U: Unit>(machine: &mut Machine<U>) -> Result<PageMap, Error> {
     let Some(disk) = machine.disk_mut() else { return Ok(PageMap::new(0)) };
     let mut map = PageMap::new(disk.block_count());
@@ -99,7 +100,7 @@ mod tests {
     use crate::start::Images;
     use crate::starting_state::Effort;
 
-    /// Ten blocks and half of one.
+    /// Ten blocks and a half.
     const DISK_BYTES: usize = 10 * PAGE_BYTES + 2048;
 
     fn power_on() -> PowerOn {
@@ -135,7 +136,8 @@ mod tests {
         let base = std::fs::read(directory.path().join("disk")).unwrap();
         let mut machine = Machine::new(&config, &images, &power_on()).unwrap();
         let unwritten = machine.disk_hash();
-        // A part of a block, blocks in a row, zeroes, the half block at the end; and again, over some of it.
+        // Writes a part of a block, several blocks, zeroes, and the half block at the end; then again, over some of
+        // them.
         for writes in [[(3, 0xaa, 1), (14, 0xbb, 20), (64, 0, 8)], [(81, 0xcc, 3), (3, 0xdd, 2), (16, 0, 8)]]
         {
             writes.iter().for_each(|&(sector, byte, count)| write(&mut machine, sector, byte, count));

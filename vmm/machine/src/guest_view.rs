@@ -1,4 +1,4 @@
-//! The machine as the package `guest-symbols` looks at it: memory through page tables.
+//! The machine as the package `guest-symbols` reads it: memory through page tables.
 
 use guest_symbols::GuestView;
 use guest_symbols::orc::Registers;
@@ -13,8 +13,7 @@ impl<U: Unit> GuestView for Machine<U> {
 
     fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize {
         let core = self.cpu().core();
-        // The CPU may keep the topmost entries of the current tables to itself (PAE), and memory may have
-        // others.
+        // With PAE, the CPU may hold the topmost entries of the current tables itself, and memory may have others.
         if cr3 == core.state.cr3 { core.peek(address, to) } else { core.peek_in(cr3, address, to) }
     }
 
@@ -25,7 +24,7 @@ impl<U: Unit> GuestView for Machine<U> {
 }
 
 impl<U: Unit> Machine<U> {
-    /// What it takes to follow the kernel's stack from here.
+    /// The registers needed to unwind the kernel's stack from here.
     pub fn unwind_registers(&self) -> Registers {
         let core = self.cpu().core();
         let state = self.cpu().state();

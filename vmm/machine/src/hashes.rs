@@ -1,4 +1,4 @@
-//! Hashes: of a machine's parts, of plain data, and in print.
+//! Hashes of a machine's parts and of plain data, and their text.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ pub struct Hashes {
     pub devices: [u8; 32],
     /// The digest of RAM ([`crate::ram_digest`]).
     pub ram: [u8; 16],
-    /// What the guest wrote to its disk ([`crate::disk::OverlayDisk::hash`]).
+    /// The guest's writes to its disk ([`crate::disk::OverlayDisk::hash`]).
     pub disk: [u8; 32],
 }
 
@@ -26,7 +26,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The first bytes of a hash, for records that are many.
+/// The first bytes of a hash, for records of which there are many.
 pub fn short(hash: &[u8; 32]) -> [u8; 8] {
     let [a, b, c, d, e, f, g, h, ..] = *hash;
     [a, b, c, d, e, f, g, h]

@@ -1,4 +1,4 @@
-//! The files that a machine is made from: their contents, and whether they are still what was recorded.
+//! The files that a machine is made from: reads and hashes them, and checks that they are still the recorded ones.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,29 +15,29 @@ use crate::error::Error;
 /// A file that a machine is made from, by path and contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageFile {
-    /// Where it was found.
+    /// The file's path.
     pub path: PathBuf,
-    /// Hash of its contents, by one of the [`Scheme`]s.
+    /// Hash of the file's contents, by one of the [`Scheme`]s.
     pub hash: String,
-    /// Its size.
+    /// The file's size.
     pub size_bytes: u64,
 }
 
-/// A file as its file system knows it. A file with the identity that it had earlier has the contents that it had then.
+/// A file as its file system identifies it. While the identity stays the same, so do the contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileIdentity {
     device: u64,
     inode: u64,
     size_bytes: u64,
-    /// When its contents changed last: seconds and nanoseconds since 1970.
+    /// When the contents changed last: seconds and nanoseconds since 1970.
     modified: (i64, i64),
-    /// When its contents or its inode changed last.
+    /// When the contents or the inode changed last.
     changed: (i64, i64),
 }
 
 impl FileIdentity {
-    /// File systems note times in steps of some milliseconds, and some in seconds. A file that changes twice within a step has
-    /// one identity for two contents.
+    /// File systems keep times in steps of some milliseconds, and some in seconds. A file that changes twice within a
+    /// step has one identity for two contents.
     const STEP: Duration = Duration::from_secs(2);
 
     /// The identity of the file at a path.
@@ -52,7 +52,7 @@ impl FileIdentity {
         })
     }
 
-    /// Whether its last change is so long ago that another one would show.
+    /// Whether the last change is so long ago that another one would show.
     fn is_settled(&self) -> bool {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let last = self.changed.0.max(self.modified.0);
@@ -60,7 +60,7 @@ impl FileIdentity {
     }
 }
 
-/// What this process has hashed, and the identities that the files had: a disk image may have many gigabytes.
+/// The files that this process has hashed, and their identities then: a disk image may have many gigabytes.
 type Hashed = BTreeMap<(PathBuf, Scheme), (FileIdentity, ImageFile)>;
 static HASHED: Mutex<Hashed> = Mutex::new(BTreeMap::new());
 
@@ -68,7 +68,7 @@ fn hashed() -> MutexGuard<'static, Hashed> {
     HASHED.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The identity that an image's file had when this process hashed it; `None` if it changed meanwhile, or just before.
+/// The identity of an image's file when this process hashed it. `None` if the file changed meanwhile or just before.
 pub fn identity_when_hashed(image: &ImageFile) -> Option<FileIdentity> {
     hashed().get(&(image.path.clone(), Scheme::of(&image.hash))).map(|(identity, _)| *identity)
 }
@@ -78,23 +78,23 @@ pub(super) fn open_image(path: &Path) -> Result<File, Error> {
     plain_file::open(path).map_err(Error::file("read", path))
 }
 
-/// Reads an image file, which has so many bytes at most.
+/// Reads an image file, which may have at most `most_bytes`.
 pub(super) fn read_image(path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {
     read_opened(open_image(path)?, path, most_bytes)
 }
 
-/// As [`read_image`], of a file that is open and has the contents of the one at this path.
+/// As [`read_image`], for an open file with the contents of the file at this path.
 pub(super) fn read_opened(file: File, path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {
     let bytes = plain_file::read_opened(file, most_bytes).map_err(Error::file("read", path))?;
     Ok((described(path, blake3::hash(&bytes).to_hex().to_string(), bytes.len() as u64), bytes))
 }
 
-/// An image file, with the hash of its contents. A file that has not changed since is not read again.
+/// Hashes an image file. A file that has not changed since the last time is not read again.
 pub fn hash_image(path: &Path, scheme: Scheme) -> Result<ImageFile, Error> {
     hash_image_with(path, scheme, &mut |_| {})
 }
 
-/// As [`hash_image`]; `progress` is told now and then how many bytes were hashed.
+/// As [`hash_image`]. Calls `progress` now and then with the number of bytes hashed.
 pub fn hash_image_with(
     path: &Path,
     scheme: Scheme,
@@ -122,7 +122,7 @@ fn hash_contents(path: &Path, scheme: Scheme, progress: &mut dyn FnMut(u64)) -> 
     Ok(described(path, hash, size_bytes))
 }
 
-/// The hash of a file, and its size. Holes are not read.
+/// The hash of a file, and its size. Does not read holes.
 fn hash_file(file: &File, scheme: Scheme, progress: &mut dyn FnMut(u64)) -> std::io::Result<(String, u64)> {
     let mut hasher = ContentsHasher::new(scheme);
     let mut buffer = vec![0; 1 << 20];
@@ -138,7 +138,7 @@ fn hash_file(file: &File, scheme: Scheme, progress: &mut dyn FnMut(u64)) -> std:
             let length = (hole - at).min(buffer.len() as u64) as usize;
             let count = file.read_at(&mut buffer[..length], at)?;
             if count == 0 {
-                // Somebody cut it off.
+                // The file became shorter meanwhile.
                 return Ok((hasher.finish(), at));
             }
             hasher.update(&buffer[..count]);
@@ -153,8 +153,8 @@ fn described(path: &Path, hash: String, size_bytes: u64) -> ImageFile {
     ImageFile { path, hash, size_bytes }
 }
 
-/// Looks at an image that a recording names. That it is not there, or is something that one could read from
-/// for ever, is the recording's trouble.
+/// Reads an image that a recording names. If the image is missing, or could be read for ever, the error blames the
+/// recording.
 pub(super) fn read_recorded<T>(
     what: &str,
     recorded: &ImageFile,
@@ -173,7 +173,7 @@ pub(super) fn read_recorded<T>(
     if !metadata.is_file() {
         return Err(missing("is no ordinary file".to_string()));
     }
-    // Another size is another file, however long it would take to read.
+    // A file of another size is another file. Do not spend time reading it.
     if metadata.len() != recorded.size_bytes {
         return Err(changed(what, recorded));
     }
@@ -183,7 +183,7 @@ pub(super) fn read_recorded<T>(
     })
 }
 
-/// Whether an image is the one that was recorded.
+/// Checks that an image is the recorded one.
 pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Error> {
     if recorded.hash == now.hash && recorded.size_bytes == now.size_bytes {
         return Ok(());
@@ -191,7 +191,8 @@ pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Err
     Err(changed(what, recorded))
 }
 
-/// The hash of what is there is not said: a stranger's recording may name any file of the user's.
+/// The error for another image. It does not show that image's hash: a stranger's recording may name any of the user's
+/// files.
 fn changed(what: &str, recorded: &ImageFile) -> Error {
     let why = format!(
         "the {what} has changed since the recording was made; put back the file with the hash {} ({} bytes)",

@@ -1,8 +1,8 @@
-//! The one door through which anything that the machine does not determine itself comes in.
+//! The machine's inputs. Everything that the machine does not determine itself comes in here.
 //!
-//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host; a recorder
-//! writes down what live inputs gave; a player gives it again at the same points. The machine cannot tell
-//! which of the three it has.
+//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host. A recorder writes down
+//! what live inputs gave. A player gives the same again at the same points. The machine cannot tell which of the
+//! three it has.
 
 use devices::passthrough::{AskV1, DeviceInputV1};
 use devices::virtio::SentFrame;
@@ -16,10 +16,10 @@ use crate::hashes::short;
 use crate::outcome::Outcome;
 use crate::position::{Count, Instructions, Moment};
 
-/// Something from outside.
+/// An input from outside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Event {
-    /// What a machine is given at power-on. Always the first event, and only that.
+    /// The machine's inputs at power-on. Always the first event, and never a later one.
     PowerOn(PowerOn),
     /// Bytes typed at the serial console.
     ConsoleInput(Vec<u8>),
@@ -34,39 +34,39 @@ pub enum Event {
     PowerButton,
     /// The user ended the run here.
     Ended,
-    /// The guest was stopped here although it made no exit, so that the events that follow can come in here.
-    /// The stop counts as an exit itself.
+    /// The guest was stopped here although it made no exit, so that the next events can come in here. The stop itself
+    /// counts as an exit.
     Stopped(Stopped),
-    /// Time of the host passed.
+    /// Host time passed.
     TimePassed {
         /// Nanoseconds.
         ns: u64,
     },
     /// A signal ended the run here.
     Interrupted,
-    /// A limit that the user had set ended it.
+    /// The run reached a limit that the user had set.
     Limit,
-    /// The console showed a text at which the user had wanted it to end.
+    /// The console showed a text at which the user wanted the run to end.
     TextShown,
     /// Ethernet frames came in over the network.
     NetworkInput(Vec<Vec<u8>>),
-    /// Something came from devices of the host that are passed through. Where it answers an ask, it comes in while the
-    /// instruction is executed that asks; else between two, as all other events.
+    /// Input from passed-through devices of the host. An answer comes in while the instruction that asks for it
+    /// executes; any other input comes in between two instructions.
     Devices(DeviceInputV1),
 }
 
-/// What tells a place where the guest was stopped from others between the same two exits, besides RIP and the
-/// hash of the registers, which all records have.
+/// Identifies a place where the guest was stopped, among all places between the same two exits. RIP and the hash of
+/// the registers, which all records have, help too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stopped {
-    /// The general registers, folded ([`cpu::fold_registers`]): quick to compare at each of many candidates.
+    /// The general registers, folded ([`cpu::fold_registers`]): a quick comparison at each of many candidates.
     pub registers: u64,
     /// The digest of RAM ([`crate::ram_digest`]).
     pub ram_digest: [u8; 16],
 }
 
 impl Event {
-    /// How it ends the run, if it does.
+    /// The outcome, if the event ends the run.
     pub fn outcome(&self) -> Option<Outcome> {
         match self {
             Event::Ended => Some(Outcome::Ended),
@@ -77,12 +77,12 @@ impl Event {
         }
     }
 
-    /// Whether it answers what an instruction asks in the middle.
+    /// Whether the event answers an instruction that asks a device.
     pub fn is_answer(&self) -> bool {
         matches!(self, Event::Devices(input) if input.asked.is_some())
     }
 
-    /// The event's kind in a word.
+    /// The event's kind in one word.
     pub fn kind(&self) -> &'static str {
         match self {
             Event::PowerOn(_) => "power-on",
@@ -101,12 +101,12 @@ impl Event {
     }
 }
 
-/// What a machine is given at power-on.
+/// The machine's inputs at power-on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PowerOn {
-    /// The date that the real-time clock starts with, in seconds since 1970.
+    /// The date at which the real-time clock starts, in seconds since 1970.
     pub unix_seconds: i64,
-    /// Seed of everything random: the kernel's seed and the entropy device.
+    /// Seed of everything random: of the kernel's seed and of the entropy device.
     pub seed: [u8; 32],
     /// Console width in characters.
     pub columns: u16,
@@ -114,7 +114,7 @@ pub struct PowerOn {
     pub rows: u16,
 }
 
-/// A date, a seed and a size that are always the same: two runs with these and the same inputs are equal.
+/// A fixed date, seed and size: two runs with these and the same inputs are equal.
 impl Default for PowerOn {
     fn default() -> PowerOn {
         // The first second of 2020.
@@ -122,23 +122,23 @@ impl Default for PowerOn {
     }
 }
 
-/// What the machine shows of itself to its inputs.
+/// What the inputs can see of the machine.
 #[derive(Clone, Copy)]
 pub struct View<'a, C> {
-    /// Where the machine is.
+    /// The machine's present point.
     pub moment: Moment<C>,
-    /// Bytes that the console takes now: zero while the guest does not listen.
+    /// Number of bytes that the console takes now: zero while the guest does not listen.
     pub console_room: usize,
-    /// Frames that the network card takes now; `None` while no driver listens, or where there is no card.
+    /// Number of frames that the network card takes now. `None` if there is no card, or no driver listens.
     pub network_room: Option<usize>,
     /// The CPU, for checks.
     pub cpu: &'a cpu::Cpu,
-    /// Retired conditional branches. Where exits are counted they say where the guest was stopped without
-    /// one, if the engine counts them; else they are zero.
+    /// Retired conditional branches. If exits are counted, this is zero unless the guest was just stopped without an
+    /// exit and the engine counts branches.
     pub branches: u64,
-    /// What of the CPU's state is hashed.
+    /// Which part of the CPU's state is hashed.
     pub likeness: Likeness,
-    /// The guest was just stopped here without an exit, and no event has said so yet.
+    /// The guest was just stopped here without an exit, and no event has reported the stop yet.
     pub stopped: Option<Stopped>,
 }
 
@@ -153,96 +153,96 @@ impl<C: Count> View<'_, C> {
     }
 }
 
-/// What to do while the guest is idle.
+/// What happens while the guest is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
-    /// Let virtual time pass up to this moment (not beyond the machine's own next deadline).
+    /// Let virtual time pass up to this moment, but not beyond the machine's own next deadline.
     Until(u64),
-    /// Nothing will ever come: end the run.
+    /// Nothing will ever come in: end the run.
     Forever,
 }
 
 /// A frame that the guest sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent<C> {
-    /// Where: the instruction that sent it is the next one.
+    /// The point; the next instruction sends the frame.
     pub at: Moment<C>,
-    /// What.
+    /// The frame.
     pub frame: SentFrame,
 }
 
-/// Where an instruction is that asks or tells a passed-through device something: it is the next one.
+/// The place of an instruction that asks or tells a passed-through device something: it is the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskedAt<C> {
-    /// By the machine's own count.
+    /// The point in the machine's own unit.
     pub at: Moment<C>,
-    /// Instructions that the engine counted before it.
+    /// Instructions that the engine counted before this one.
     pub instructions: Instructions,
 }
 
 /// A source of events.
 pub trait Inputs<C: Count> {
-    /// The next event that is due exactly here, if any. Called again until it gives none.
+    /// The next event that is due exactly here, if any. The machine calls this until there is none.
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error>;
 
-    /// Where the machine must ask again at the latest.
+    /// The place where the machine must ask again at the latest.
     fn next_poll(&self, now: Moment<C>) -> C;
 
-    /// The guest is idle and the machine's next own deadline is `deadline_ns`: says until when time passes.
+    /// The guest is idle, and the machine's own next deadline is `deadline_ns`. Returns until when time passes.
     fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error>;
 
-    /// When the engine leaves the guest if nothing else makes it; the machine's next own deadline is
-    /// `deadline_ns`.
+    /// When the engine leaves the guest if nothing else stops it. The machine's own next deadline is `deadline_ns`.
     fn leave(&self, _now: Moment<C>, _deadline_ns: Option<u64>) -> Leave {
         Leave::AtExits
     }
 
-    /// How many instructions the guest may execute from here before its next exit; it has executed `executed` since the last one.
-    /// An error where a machine that counts exits should have made one long ago. Engines that count no instructions do not ask.
+    /// How many instructions the guest may still execute before its next exit; it has executed `executed` since the
+    /// last one. An error if a machine that counts exits should have made one long ago. Engines that count no
+    /// instructions do not ask.
     fn without_exit(&self, _now: Moment<C>, _executed: u64) -> Result<u64, Error> {
         Ok(u64::MAX)
     }
 
-    /// Whether the run is to return here, before the events that are due are taken: to go on later, or to become another. Asked once
-    /// at each place where the machine asks for events.
+    /// Whether the run returns here, before it takes the events that are due. The caller may continue later, or
+    /// replace the machine. Called once at each place where the machine asks for events.
     fn pauses(&mut self) -> bool {
         false
     }
 
-    /// What to check of the machine exactly here, if anything; asked when [`Inputs::poll`] gives no event.
-    /// The answer comes by [`Inputs::checked`], and both are asked again.
+    /// The parts of the machine to check exactly here, if any. Called when [`Inputs::poll`] gives no event. The
+    /// machine answers with [`Inputs::checked`], and then calls both again.
     fn check_due(&self, _now: Moment<C>) -> Option<CheckParts> {
         None
     }
 
-    /// The check that was asked for.
+    /// Takes the check that was due.
     fn checked(&mut self, _check: CheckRecord<C>) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Frames that the guest sent, in order.
+    /// Takes frames that the guest sent, in order.
     fn network_output(&mut self, _frames: Vec<Sent<C>>) -> Result<(), Error> {
         Ok(())
     }
 
-    /// An instruction asks devices outside, in the middle: what comes back is an event, and is the next one. An input
-    /// without a value is not all of it: the same is asked again. Where there are no devices all bits are ones.
+    /// An instruction asks a device outside. The result is the next event. If it has no value, more follows, and the
+    /// machine asks the same again. Without devices, all bits of the answer are ones.
     fn ask_devices(&mut self, _at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
         Ok(DeviceInputV1::nothing_there(*ask))
     }
 
-    /// An instruction tells devices outside something that nothing comes back from.
+    /// An instruction tells a device outside something that needs no answer.
     fn tell_devices(&mut self, _at: AskedAt<C>, _told: &AskV1) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Console output of the guest, in order.
+    /// Takes the guest's console output, in order.
     fn console_output(&mut self, _now: Moment<C>, _bytes: &[u8]) -> Result<(), Error> {
         Ok(())
     }
 }
 
-/// By reference, so that inputs can be looked at after a run has used them.
+/// By reference, so that the caller still has the inputs after a run.
 impl<C: Count, I: Inputs<C> + ?Sized> Inputs<C> for &mut I {
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
         (**self).poll(view)

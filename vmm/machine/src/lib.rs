@@ -1,4 +1,4 @@
-//! One machine: engine, memory, devices, clock and disk, and the one door through which anything from outside comes in.
+//! One machine: engine, memory, devices, clock and disk. Everything from outside comes in through its inputs.
 //!
 //! ```
 //! use machine::config::{MachineConfig, MachineOptions};
@@ -17,7 +17,7 @@
 //! let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
 //! let mut machine = Machine::new(&config, &images, &power_on)?;
 //!
-//! // Inputs by which nothing comes in.
+//! Inputs without events.
 //! let mut inputs = tiny_guest::Script(Vec::new());
 //! assert_eq!(machine.run(Instructions(500), &mut inputs)?, RunStop::Reached);
 //! assert_eq!(machine.moment().count, Instructions(500));
@@ -25,21 +25,20 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Start with [`run`], which has [`Machine`] and its run loop, and [`inputs`], which is the door. [`bus`] is the board
-//! as the CPU sees it, and [`clock`] its time. [`mod@unit`] says how machines that count instructions differ from
-//! machines that count exits. `stopping` stops an engine that counts no instructions at a place, and finds the place
-//! again.
+//! Start with [`run`], which has [`Machine`] and its run loop, and with [`inputs`]. [`bus`] is the board as the CPU
+//! sees it, and [`clock`] its time. [`mod@unit`] has the differences between machines that count instructions and
+//! machines that count exits. `stopping` stops an engine that counts no instructions between exits, and finds the
+//! place again.
 //!
-//! [`profile`] says what a CPU model decides about its machine, and [`start`] how a machine starts: at power-on, or in a
-//! [`starting_state`].
+//! [`profile`] has everything that follows from a CPU model, and [`start`] the ways in which a machine starts: at
+//! power-on, or in a [`starting_state`].
 //!
-//! The contents of RAM and disk are in `contents`, the rest of a state in `states`, and its stored form in [`mod@format`]
-//! and [`state_v1`]. [`checks`], [`hashes`], [`ram_digest`]
-//! and [`comparable`] say whether two machines are equal.
+//! The contents of RAM and disk are in `contents`, the rest of a state in `states`, and its stored form in
+//! [`mod@format`] and [`state_v1`]. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] compare two machines.
 //!
 //! [`script`] has inputs for programs that have no host to ask.
 //!
-//! Nothing here knows of recordings, or whether the inputs are live or a log.
+//! Nothing here knows of recordings, nor whether the inputs are live or a log.
 
 #![forbid(unsafe_code)]
 

@@ -8,26 +8,26 @@ use crate::clock::Clock;
 use crate::console_tail::ConsoleTail;
 use crate::outcome::Outcome;
 
-/// Everything about a machine but the contents of RAM and disk: plain data, canonical.
+/// A machine's state without the contents of RAM and disk: plain data, canonical.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MachineState {
     /// The CPU.
     pub cpu: CpuState,
-    /// What was counted.
+    /// The CPU's counts.
     pub counts: Counts,
     /// All devices.
     pub platform: PlatformStateV1<PciBusStateV1>,
-    /// Virtual time that passed idle.
+    /// Virtual time that passed while idle, or came in as events.
     pub idle_ns: u64,
-    /// What the console showed last.
+    /// The end of the console's output.
     pub console: ConsoleTail,
     /// How the run ended, if it did.
     pub outcome: Option<Outcome>,
 }
 
 impl MachineState {
-    /// The virtual time, if counts and console are such as a machine with this clock can have them; the devices look at theirs when
-    /// they are restored. States may come from strangers.
+    /// The state's virtual time. Refuses counts and a console that a machine with this clock cannot have: states may
+    /// come from strangers. The devices check their own states when they are restored.
     pub(super) fn check(&self, clock: &Clock) -> Result<u64, &'static str> {
         if !self.console.is_possible() {
             return Err("its console kept more, or less, than the end of the output");

@@ -1,4 +1,4 @@
-//! A file for another tool: there is all of it or nothing, and nothing that was there before is lost.
+//! A new file for another tool: it appears complete or not at all, and never replaces an existing file.
 
 use std::fs::{File, Metadata, Permissions};
 use std::io;
@@ -9,14 +9,14 @@ use tempfile::NamedTempFile;
 
 use crate::error::Error;
 
-/// A file that is being written. It has its name once it is finished; if it never is, it goes.
+/// A file that is being written. It gets its name when it is finished, and is removed if it never is.
 pub struct NewFile {
     to: PathBuf,
     file: NamedTempFile,
 }
 
 impl NewFile {
-    /// Begins a file, which only its owner may read, for a path where nothing is yet.
+    /// Begins a file that only its owner may read. Nothing may exist at its path.
     pub fn begin(to: &Path) -> Result<NewFile, Error> {
         if to.symlink_metadata().is_ok() {
             let source = io::Error::new(io::ErrorKind::AlreadyExists, "it exists; name a file that does not");
@@ -26,7 +26,7 @@ impl NewFile {
         folder.metadata().map_err(Error::file("create", to))?;
         let mut builder = tempfile::Builder::new();
         let builder = builder.prefix(".ttvm-").permissions(Permissions::from_mode(0o600));
-        // Its own words would name a file that is not meant.
+        // The original message would name the temporary file.
         let unmade = |error: io::Error| Error::file("create", to)(error.kind().into());
         let file = builder.tempfile_in(folder).map_err(unmade)?;
         Ok(NewFile { to: to.to_path_buf(), file })
@@ -37,7 +37,7 @@ impl NewFile {
         self.file.as_file_mut()
     }
 
-    /// Gives it its name.
+    /// Gives the file its name.
     pub fn finish(self) -> Result<Metadata, Error> {
         let metadata = self.file.as_file().metadata().map_err(Error::file("look at", &self.to))?;
         self.file

@@ -1,9 +1,10 @@
-//! What people write: positions, stretches of time, sizes, counts. `vmm/machine/POSITIONS.md` explains the positions.
+//! The texts that people write for positions, distances, times, sizes and counts. `vmm/machine/POSITIONS.md` explains
+//! the positions.
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 
-/// A position as a person writes it, with [`POSITIONS`] as its notations.
+/// A position as a person writes it. [`POSITIONS`] lists the notations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PositionSpec {
     /// The first instruction.
@@ -28,17 +29,17 @@ pub enum PositionSpec {
     SystemCall(u64),
     /// Where the last system call of the recording was entered.
     LastSystemCall,
-    /// Virtual time.
+    /// A virtual time.
     Nanoseconds(u64),
-    /// Share of all instructions, in percent.
+    /// A share of all instructions, in percent.
     Percent(f64),
-    /// So far after the place where one is. Who is nowhere yet is at the start.
+    /// A distance forward from the present place, or from the start if there is none.
     After(Distance),
-    /// So far before the place where one is. Who is nowhere yet is at the end.
+    /// A distance backward from the present place, or from the end if there is none.
     Before(Distance),
 }
 
-/// A stretch of a run.
+/// The length of a part of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distance {
     /// In instructions.
@@ -116,23 +117,23 @@ fn count(text: &str) -> Option<u64> {
     let units = [("k", 1e3), ("K", 1e3), ("M", 1e6), ("G", 1e9)];
     let with_unit = |(unit, factor): &(&str, f64)| Some(decimal(digits.strip_suffix(unit)?)? * factor);
     let number = units.iter().find_map(with_unit).or_else(|| decimal(&digits))?;
-    // Beyond that not every whole number is one of these.
+    // Beyond 2^53, an `f64` cannot hold every whole number.
     (number.fract() == 0.0 && number < (1_u64 << 53) as f64).then_some(number as u64)
 }
 
-/// A stretch of a run that is more than nothing: instructions, or guest time.
+/// Parses a distance that is not zero, in instructions or guest time.
 pub fn distance_of(text: &str) -> Result<Distance, String> {
     let found =
         distance(text).filter(|found| !matches!(found, Distance::Instructions(0) | Distance::Nanoseconds(0)));
     found.ok_or_else(|| format!("'{text}' is no distance: write something like 10ms, 1s or 5e6"))
 }
 
-/// A number of instructions: digits, perhaps grouped by `_`, or as in `60e9`, `10k` and `1.5G`.
+/// Parses a number of instructions: digits, perhaps grouped by `_`, or as in `60e9`, `10k` and `1.5G`.
 pub fn instructions(text: &str) -> Result<u64, String> {
     count(text).ok_or_else(|| format!("'{text}' is no whole number: write something like 1000, 5M or 60e9"))
 }
 
-/// A stretch of time: a number with ns, us, ms, s, m or h, in nanoseconds.
+/// Parses a time, and returns nanoseconds: a number with ns, us, ms, s, m or h.
 pub fn time(text: &str) -> Result<u64, String> {
     let bare = (text == "0").then_some(0);
     bare.or_else(|| nanoseconds(text))
@@ -144,7 +145,8 @@ fn nanoseconds(text: &str) -> Option<u64> {
     units.iter().find_map(|(unit, ns)| Some((decimal(text.strip_suffix(unit)?.trim())? * ns) as u64))
 }
 
-/// A number of bytes with K, M, G or nothing behind it; 1.5G, 256MB and 256MiB are read too. All are powers of 1024.
+/// Parses a number of bytes with K, M, G, T or nothing behind it; 1.5G, 256MB and 256MiB are fine too. The units are
+/// powers of 1024.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let bad = || "write a size like 512M or 1.5G".to_string();
     let upper = text.to_ascii_uppercase();
@@ -161,7 +163,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     if bytes >= (1_u64 << 53) as f64 { Err("that is too large".to_string()) } else { Ok(bytes as u64) }
 }
 
-/// A number that is not negative. Signs, infinity and the like are none.
+/// Parses a number that is not negative. Refuses signs, infinity and the like.
 fn decimal(text: &str) -> Option<f64> {
     let begins = text.starts_with(|first: char| first.is_ascii_digit() || first == '.');
     text.parse().ok().filter(|number: &f64| begins && number.is_finite())

@@ -1,4 +1,4 @@
-//! How runs end.
+//! The ways in which runs end.
 
 /// What ended a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,18 +21,18 @@ pub enum Outcome {
     },
     /// The guest is idle and nothing can ever wake it.
     IdleForever,
-    /// The user, or what stood in for one, ended the run.
+    /// The user, or a program in the user's place, ended the run.
     Ended,
-    /// A signal to this process did.
+    /// A signal to this process ended the run.
     Interrupted,
-    /// The run was as long as the user had allowed.
+    /// The run reached a limit that the user had set.
     Limit,
-    /// The console showed the text at which the user had wanted the run to end.
+    /// The console showed the text at which the user wanted the run to end.
     TextShown,
 }
 
 impl Outcome {
-    /// Whether the guest would have gone on: nothing in it ended the run.
+    /// Whether the run was ended from outside: the guest itself could have continued.
     pub fn is_from_outside(&self) -> bool {
         matches!(self, Outcome::Ended | Outcome::Interrupted | Outcome::Limit | Outcome::TextShown)
     }

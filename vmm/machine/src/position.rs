@@ -1,4 +1,4 @@
-//! Points in a run: counts of instructions, counts of exits, moments. How people write positions is in `notation`.
+//! Points in a run: counts of instructions, counts of exits, moments. `notation` parses the texts that people write.
 //! `vmm/machine/POSITIONS.md` explains them.
 
 use std::fmt::{self, Debug, Display, Formatter};
@@ -8,11 +8,10 @@ use std::ops::{Add, Sub};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// A place in a run by what was counted up to it since power-on. The types that implement this differ, so
-/// that a count of one thing is never taken for a count of another; the difference of two counts is a plain
-/// number.
+/// A place in a run, as a count since power-on. Each unit has its own type, so that counts of different units cannot
+/// be mixed. The difference of two counts is a plain number.
 ///
-/// What machines do by what they count is in `machine::unit`.
+/// `machine::unit` has the behaviour of machines that depends on the unit.
 pub trait Count:
     Copy
     + Default
@@ -28,46 +27,46 @@ pub trait Count:
     + Sync
     + 'static
 {
-    /// What is counted, in the singular.
+    /// The unit's name, in the singular.
     const ONE: &str;
     /// A place beyond the end of every run.
     const MAX: Self;
 
-    /// The place behind `number` of them.
+    /// The place after this number of units.
     fn new(number: u64) -> Self;
-    /// How many there were.
+    /// The number of units.
     fn number(self) -> u64;
-    /// The place, for messages and for data that does not care which count it is.
+    /// The place in either unit, for messages and for code that handles both.
     fn position(self) -> Position;
-    /// A stretch of `number` of them.
+    /// The length of `number` units.
     fn length(number: u64) -> Length;
 
-    /// The place `number` further on, or [`Count::MAX`].
+    /// The place `number` units later, at most [`Count::MAX`].
     fn saturating_add(self, number: u64) -> Self {
         Self::new(self.number().saturating_add(number))
     }
 
-    /// The distance from an earlier place; 0 from a later one.
+    /// The distance from an earlier place; 0 if that place is later.
     fn saturating_since(self, earlier: Self) -> u64 {
         self.number().saturating_sub(earlier.number())
     }
 
-    /// The place `number` before, or the first.
+    /// The place `number` units earlier, or the first place.
     fn saturating_back(self, number: u64) -> Self {
         Self::new(self.number().saturating_sub(number))
     }
 }
 
-/// Instructions and deliveries, as the software CPU counts them: one for each completed instruction, each
-/// iteration of a repeated string instruction, each delivery of an exception or interrupt. Names a point
-/// between two instructions.
+/// A count of instructions and deliveries, as the software CPU counts them. It counts each completed instruction,
+/// each iteration of a repeated string instruction, and each delivery of an exception or interrupt. A count names a
+/// point between two instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Instructions(pub u64);
 
-/// Exits: what any engine sees of the guest without counting instructions. One for each access to a port or
-/// to memory that is no RAM, each access to a model-specific register of the board that is not refused, each
-/// HLT, and each time that the guest was stopped without one. Names what lies between two exits.
+/// A count of exits, which any engine sees without counting instructions. It counts accesses to ports, to memory that
+/// is not RAM, and to the board's model-specific registers unless refused. It also counts each HLT, and each time
+/// that the guest was stopped without an exit. A count names all points between two exits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Exits(pub u64);
@@ -123,18 +122,18 @@ macro_rules! count {
 count!(Instructions, "instruction", Instruction);
 count!(Exits, "exit", Exit);
 
-/// A place in a run, by either count: for messages, and, as the field `instruction` or `exit`, for scripts.
+/// A place in a run, in either unit. Messages use it; scripts see the field `instruction` or `exit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Position {
-    /// Behind this number of instructions.
+    /// The place after this number of instructions.
     Instruction(Instructions),
-    /// Behind this number of exits.
+    /// The place after this number of exits.
     Exit(Exits),
 }
 
 impl Position {
-    /// How many there were.
+    /// The number of instructions or exits.
     pub fn number(self) -> u64 {
         match self {
             Position::Instruction(at) => at.number(),
@@ -142,12 +141,12 @@ impl Position {
         }
     }
 
-    /// The place as a count of type `C`, which the caller knows it to be.
+    /// The place as a count of type `C`. The caller must know that it is one.
     pub fn counted<C: Count>(self) -> C {
         C::new(self.number())
     }
 
-    /// As a person writes it.
+    /// The position as a person writes it.
     pub fn short(self) -> String {
         match self {
             Position::Instruction(at) => format!("insn:{at}"),
@@ -165,7 +164,7 @@ impl Display for Position {
     }
 }
 
-/// The length of a stretch of a run: for messages, and, as the field `instructions` or `exits`, for scripts.
+/// The length of a part of a run. Messages use it; scripts see the field `instructions` or `exits`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {
@@ -186,11 +185,11 @@ impl Display for Length {
 
 /// A point in a run, and the virtual time there.
 ///
-/// Points are ordered by their count; while the CPU is halted time passes at one count, and `time_ns` tells
-/// its points apart.
+/// Points are ordered by count. While the CPU is halted, time passes at one count, and `time_ns` distinguishes the
+/// points.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Moment<C> {
-    /// What was counted since power-on.
+    /// The count since power-on.
     pub count: C,
     /// Virtual nanoseconds since power-on.
     pub time_ns: u64,

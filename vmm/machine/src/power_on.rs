@@ -6,15 +6,15 @@ use devices::pci::PciBus;
 use devices::platform::Platform;
 use guest_ram::GuestRam;
 
-/// Without a TSC, Linux takes early randomness from the PIT's first channel, and waits for ever if it is not
-/// running. Firmware starts it: mode 2, the longest period.
+/// Starts the PIT's first channel as firmware does: mode 2, the longest period. Without a TSC, Linux takes early
+/// randomness from this channel, and waits for ever if it does not run.
 pub(super) fn start_pit(platform: &mut Platform<PciBus>, ram: &GuestRam) {
     for (port, value) in [(0x43, 0x34), (0x40, 0), (0x40, 0)] {
         platform.pio_write(ram.memory(), 0, port, 1, value);
     }
 }
 
-/// The kernel's seed and the entropy device's must not be related for the guest.
+/// The kernel's seed. The guest must see no relation between it and the entropy device's seed.
 pub(super) fn kernel_seed(seed: &[u8; 32]) -> [u8; 32] {
     blake3::derive_key("ttvm kernel seed", seed)
 }
@@ -45,7 +45,7 @@ pub(super) fn entry_state(entry: &CpuEntry) -> CpuState {
     state.cr3 = entry.cr3;
     state.cr4 = entry.cr4;
     state.msrs.efer = entry.efer;
-    // As firmware leaves it: MTRRs on, everything write-back. Linux does not set up PAT otherwise.
+    // As firmware leaves it: MTRRs on, everything write-back. Otherwise Linux does not set up PAT.
     state.msrs.mtrr_def_type = 0xc06;
     state
 }

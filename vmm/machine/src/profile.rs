@@ -1,6 +1,6 @@
-//! What the CPU model decides about the rest of a machine.
+//! The properties of a machine that follow from its CPU model.
 //!
-//! [`Profile::of`] is the only place where a model's name decides. All other code asks for the field that it means.
+//! [`Profile::of`] is the only code that decides by a model's name. All other code uses a field of [`Profile`].
 
 use cpu::CpuModel;
 use devices::pci::PciRevision;
@@ -8,7 +8,7 @@ use devices::pci::PciRevision;
 use crate::clock::TimeBase;
 use crate::comparable::Likeness;
 
-/// What the positions of a machine's recordings count.
+/// The unit of positions in a machine's recordings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
     /// [`Instructions`](crate::position::Instructions).
@@ -17,21 +17,20 @@ pub enum Counter {
     Exits,
 }
 
-/// What follows from a machine's CPU model.
+/// The properties that follow from a machine's CPU model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// What lets virtual time pass.
+    /// What makes virtual time pass.
     pub time_base: TimeBase,
-    /// How alike two such machines must be to count as equal.
+    /// How two machines' states are compared.
     pub likeness: Likeness,
-    /// What recordings of the machine count.
+    /// The unit of positions in the machine's recordings.
     pub counter: Counter,
     /// Whether KVM can run the machine. KVM counts no instructions.
     pub runs_on_kvm: bool,
-    /// Whether the kernel's RDTSC are rewritten to marked HLT, which then read the machine's time
-    /// ([`boot::time_reads`]).
+    /// Whether the kernel's RDTSC are rewritten to marked HLT, which read the machine's time ([`boot::time_reads`]).
     pub rewrites_time_reads: bool,
-    /// How the PCI bus is wired and described.
+    /// The revision of the PCI bus: its wiring and its description.
     pub pci: PciRevision,
     /// Whether the PIT's first channel runs at power-on, as firmware leaves it.
     pub starts_pit: bool,

@@ -1,15 +1,14 @@
-//! A digest of all of RAM, which costs only as much as the pages written since it was last asked for. It can
-//! also be computed from all pages, without relying on the record of which were written.
+//! A digest of all of RAM. Updating it costs only as much as the pages written since the last update. It can also be
+//! computed from all pages, without the record of written pages.
 //!
-//! The digest is the sum, modulo 2^128, of one term per page: zero for a page of zeroes, XXH3-128 of the
-//! contents seeded with the page's number for any other. A changed page changes the sum by the difference of
-//! two terms, so the sum can be kept up to date; and it depends on nothing but the contents, however they
-//! came about and whenever it was computed before. It finds accidents; it is no defence against a deliberate
-//! collision.
+//! The digest is a sum of one term per page, modulo 2^128. A page of zeroes has the term zero. Any other page has the
+//! XXH3-128 of its contents, seeded with the page's number. A changed page changes the sum by the difference of two
+//! terms, so updates are cheap. The digest depends on the contents alone, not on earlier updates. It finds accidents;
+//! it is no defence against a deliberate collision.
 //!
-//! A processor sets the accessed bits of page tables when it pleases, also ahead of what it executes. Where
-//! one may run the guest, bits 5 and 6 of every word that may be an entry in use (bit 0 is set) are left out,
-//! and so are the arithmetic flags of every word that may be a copy of RFLAGS
+//! A processor sets the accessed bits of page tables whenever it likes, also ahead of execution. For machines that a
+//! processor may run, the digest leaves out some bits. In every word that may be a page-table entry in use (bit 0 is
+//! set), it leaves out bits 5 and 6. In every word that may be a copy of RFLAGS, it leaves out the arithmetic flags
 //! ([`cpu::without_undefined_flags`]).
 
 use guest_ram::{GuestRam, PAGE_SIZE};
@@ -30,7 +29,7 @@ impl RamDigest {
         RamDigest { terms: vec![0; pages as usize], sum: 0, likeness }
     }
 
-    /// Brings the digest up to date after `pages` were written.
+    /// Updates the digest after `pages` were written.
     pub fn update(&mut self, ram: &GuestRam, pages: impl IntoIterator<Item = u64>) -> [u8; 16] {
         let mut contents = [0; PAGE_SIZE as usize];
         for page in pages {
@@ -56,7 +55,7 @@ pub fn of_all(ram: &GuestRam, likeness: Likeness) -> [u8; 16] {
 
 const ZEROES: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
 
-/// Reads a page without what processors change on their own: see the module.
+/// Reads a page without the bits that processors change on their own: see the module.
 fn read(ram: &GuestRam, page: u64, likeness: Likeness, to: &mut [u8; PAGE_SIZE as usize]) {
     ram.read_bytes(page * PAGE_SIZE, to);
     if likeness == Likeness::AcrossProcessors {
@@ -64,11 +63,11 @@ fn read(ram: &GuestRam, page: u64, likeness: Likeness, to: &mut [u8; PAGE_SIZE a
     }
 }
 
-/// Clears in each word what processors change on their own: see the module.
+/// Clears in each word the bits that processors change on their own: see the module.
 pub fn leave_out_processors_own(contents: &mut [u8]) {
     for bytes in contents.as_chunks_mut().0 {
         let mut word = u64::from_le_bytes(*bytes);
-        // First, so that it does not depend on these bits whether the word may be a copy of RFLAGS.
+        // This comes first: whether the word may be a copy of RFLAGS must not depend on these bits.
         if word & 1 != 0 {
             word &= !ACCESSED_AND_DIRTY;
         }
@@ -76,7 +75,7 @@ pub fn leave_out_processors_own(contents: &mut [u8]) {
     }
 }
 
-/// Of an entry of a page table.
+/// The accessed and dirty bits of a page-table entry.
 const ACCESSED_AND_DIRTY: u64 = 0x60;
 
 fn term_of(page: u64, contents: &[u8; PAGE_SIZE as usize]) -> u128 {

@@ -1,4 +1,4 @@
-//! The whole machine: engine, RAM, board and disk, run from event to event.
+//! The whole machine (engine, RAM, board and disk), and its run loop from event to event.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -33,13 +33,13 @@ use crate::written_pages::WrittenPages;
 /// Why [`Machine::run`] returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunStop {
-    /// Where it was to run to.
+    /// The run reached its limit.
     Reached,
     /// The run is over.
     Ended(Outcome),
-    /// The inputs asked for it ([`Inputs::pauses`]).
+    /// The inputs asked for a pause ([`Inputs::pauses`]).
     Paused,
-    /// The processor met something that it was to stop at.
+    /// The CPU met a breakpoint, a watchpoint or a trap.
     Met(Met),
     /// The guest printed this on its console ([`Machine::stop_on_output`]).
     Output(Vec<u8>),
@@ -54,11 +54,11 @@ pub struct Machine<U> {
     stop_on_output: bool,
     pub(super) asked_to_be_kept: bool,
     pub(super) written: WrittenPages,
-    /// What RAM held when the machine was last asked for it.
+    /// RAM's contents when the image was last updated.
     pub(super) image: PageMap,
-    /// Where pages are read from that lie in a recording's checkpoints.
+    /// The store with a recording's checkpoints, from which pages are read.
     pub(super) store: Option<Arc<Store>>,
-    /// The digest of RAM as of when the machine was last asked for it.
+    /// The digest of RAM when it was last updated.
     pub(super) digest: RamDigest,
     pub(super) likeness: Likeness,
     pub(super) stopping: Stopping,
@@ -66,8 +66,8 @@ pub struct Machine<U> {
 }
 
 impl Machine<Instructions> {
-    /// Builds a machine and loads its kernel, or what it is to go on from: the state at the first instruction. The software engine
-    /// executes it, and instructions are counted.
+    /// Builds a machine that stands at its first instruction. Loads its kernel, or its starting state. The software
+    /// engine executes the machine, and instructions are counted.
     pub fn new(config: &MachineConfig, images: &Images, power_on: &PowerOn) -> Result<Self, Error> {
         Machine::build(config, images, power_on, EngineKind::SOFT)
     }
@@ -142,13 +142,13 @@ impl<U: Unit> Machine<U> {
         Ok(machine)
     }
 
-    /// Where the machine is.
+    /// The machine's present point.
     pub fn moment(&self) -> Moment<U> {
         self.moment_in()
     }
 
-    /// Where it is by either count, whatever the machine counts. The count of instructions means nothing if
-    /// KVM executes the machine.
+    /// The present point in either unit, whatever the machine counts. The count of instructions means nothing if KVM
+    /// executes the machine.
     pub fn moment_in<V: Unit>(&self) -> Moment<V> {
         let instructions = self.instructions();
         let count = V::here(instructions, self.bus.clock.exits);
@@ -160,7 +160,7 @@ impl<U: Unit> Machine<U> {
         Instructions(self.engine.counts().steps)
     }
 
-    /// Retired conditional branches, as [`View::branches`] says.
+    /// Retired conditional branches, as in [`View::branches`].
     pub fn branches(&self) -> u64 {
         let are_counted = U::NAMES_ONE_PLACE || self.stopping.counts_branches(&*self.engine);
         if are_counted { self.engine.counts().branches } else { 0 }
@@ -178,23 +178,23 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// The engine, for a debugger's reads.
+    /// The CPU, for a debugger's reads.
     pub fn cpu(&self) -> &cpu::Cpu {
         self.engine.cpu()
     }
 
-    /// What the engine did so far, if it counts that.
+    /// The engine's statistics so far, if it keeps any.
     pub fn engine_statistics(&self) -> Option<Statistics> {
         self.engine.statistics()
     }
 
-    /// Puts something around the engine, for tests of what engines may do.
+    /// Wraps the engine in another one, for tests.
     #[doc(hidden)]
     pub fn wrap_engine(self, wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>) -> Self {
         Machine { engine: wrap(self.engine), ..self }
     }
 
-    /// Guest memory, for the host's side of a run.
+    /// A view of guest memory, for the host's side of a run.
     pub fn ram_view(&self) -> RamView {
         self.ram().view()
     }
@@ -204,7 +204,7 @@ impl<U: Unit> Machine<U> {
         self.engine.cpu().ram()
     }
 
-    /// Reads physical memory as a debugger: gives how many bytes, counted from `gpa`, lie in RAM.
+    /// Reads physical memory for a debugger. Returns the number of bytes from `gpa` on that lie in RAM.
     pub fn read_physical(&self, gpa: u64, to: &mut [u8]) -> usize {
         let ranges = self.ram().layout().ranges();
         let found = ranges.into_iter().find(|(start, _, length)| gpa >= *start && gpa - start < *length);
@@ -219,7 +219,7 @@ impl<U: Unit> Machine<U> {
         self.outcome.as_ref()
     }
 
-    /// Whether the guest has asked for the recording of its run to be kept, since the machine was built or restored.
+    /// Whether the guest has asked to keep the recording of its run, since the machine was built or restored.
     pub fn asked_to_be_kept(&self) -> bool {
         self.asked_to_be_kept
     }
@@ -229,7 +229,7 @@ impl<U: Unit> Machine<U> {
         self.engine.set_breakpoints(points);
     }
 
-    /// Chooses what of the software CPU executes the guest, for comparisons: nothing that the guest can see depends on it.
+    /// Chooses the software CPU's tier, for comparisons. The choice changes nothing that the guest can see.
     pub fn set_tier(&mut self, tier: Tier) {
         self.engine.set_tier(tier);
     }
@@ -244,7 +244,7 @@ impl<U: Unit> Machine<U> {
         self.engine.set_traps(traps);
     }
 
-    /// Attaches an observer, or none; returns the one that was attached. Fails if the engine cannot tell what the guest does.
+    /// Attaches an observer, or none; returns the one attached before. Fails if the engine cannot observe the guest.
     pub fn set_observer(
         &mut self,
         observer: Option<Box<dyn Observer>>,
@@ -252,33 +252,33 @@ impl<U: Unit> Machine<U> {
         self.engine.set_observer(observer)
     }
 
-    /// Whether runs stop when the guest has printed something on its console.
+    /// Sets whether runs stop when the guest has printed something on its console.
     pub fn stop_on_output(&mut self, stop: bool) {
         self.stop_on_output = stop;
         self.bus.stop_on_output = stop;
     }
 
-    /// Has the engine leave the guest where the guest prints, so that the inputs hear of output at once and not some
-    /// milliseconds of the guest's time later. The guest does not notice.
+    /// Makes the engine leave the guest when it prints. Inputs then get output at once, and not some milliseconds of
+    /// guest time later. The guest does not notice.
     pub fn hear_output_at_once(&mut self) {
         self.bus.stop_on_output = true;
     }
 
-    /// What the console showed last.
+    /// The end of the console's output.
     pub fn console(&self) -> &ConsoleTail {
         &self.bus.console
     }
 
-    /// Runs to `until`, or to the end, or to a break- or watchpoint.
+    /// Runs to `until`, or to the run's end, or to a break- or watchpoint.
     ///
-    /// Events due at `until` are not taken yet, and no time passes idle there: the state at a count is
-    /// the state in which it is first reached.
+    /// Does not take events due at `until`, and lets no idle time pass there. So the state at a count is always the
+    /// first one with that count.
     pub fn run(&mut self, until: U, inputs: &mut dyn Inputs<U>) -> Result<RunStop, Error> {
         self.run_from(until, self.instructions(), inputs)
     }
 
-    /// As [`Machine::run`]; the breakpoint that is passed over is the one where the engine has executed
-    /// `origin` instructions.
+    /// As [`Machine::run`], but passes over a breakpoint at the place where the engine has executed `origin`
+    /// instructions.
     pub fn run_from(
         &mut self,
         until: U,
@@ -288,8 +288,8 @@ impl<U: Unit> Machine<U> {
         self.run_on(until, u64::MAX, origin, inputs)
     }
 
-    /// Runs to the first place after `time_ns`, or to the end. It may stop somewhat later where the engine
-    /// does not look at the time often.
+    /// Runs to the first place after `time_ns`, or to the run's end. May stop somewhat later if the engine does not
+    /// check the time often.
     pub fn run_past(&mut self, time_ns: u64, inputs: &mut dyn Inputs<U>) -> Result<RunStop, Error> {
         self.run_on(U::MAX, time_ns, self.instructions(), inputs)
     }
@@ -305,7 +305,7 @@ impl<U: Unit> Machine<U> {
         let mut last_exit = (self.bus.clock.exits, self.instructions());
         loop {
             if self.is_over(until) {
-                // Devices too stand at this point, so that equal machines have equal states.
+                // The devices too must reach this point, so that equal machines have equal states.
                 self.bus.platform.advance(self.moment().time_ns);
                 return Ok(self.outcome.clone().map_or(RunStop::Reached, RunStop::Ended));
             }
@@ -314,7 +314,7 @@ impl<U: Unit> Machine<U> {
                 return Ok(RunStop::Paused);
             }
             self.take_events(until, inputs)?;
-            // Events may have let time pass, and the one of a guest that was stopped is an exit.
+            // Events may have let time pass, and a stop without an exit counts as an exit.
             if self.is_over(until) {
                 continue;
             }
@@ -340,7 +340,7 @@ impl<U: Unit> Machine<U> {
             }
             match self.arrive(end, leave)? {
                 None | Some(Stop::Budget | Stop::Bus) => {}
-                // No time passes where this run ends: the next one goes on from here.
+                // No time passes where this run ends: the next run continues from here.
                 Some(Stop::Halted) if self.moment().count >= until => {}
                 Some(Stop::Halted) => self.idle(inputs)?,
                 Some(Stop::Shutdown) => {
@@ -351,8 +351,8 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// Up to where the guest may execute instructions without an exit. `last` is the last exit that this run has seen, and where it
-    /// was.
+    /// The place up to which the guest may execute without an exit. `last` is the last exit that this run has seen,
+    /// and its place.
     fn latest_exit(
         &self,
         last: &mut (Exits, Instructions),
@@ -370,15 +370,14 @@ impl<U: Unit> Machine<U> {
         self.outcome.is_some() || self.moment().count >= until
     }
 
-    /// Takes the events due here and does not run on: a guest that is counted in exits may never make another
-    /// exit after the last of them.
+    /// Takes the events due here without running. A guest that is counted in exits may make no exit after the last
+    /// event.
     pub fn take_due(&mut self, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
         self.take_events(U::MAX, inputs)
     }
 
-    /// Lets time pass here, where the guest idles, up to `time_ns`, and takes the events that come in before
-    /// that; executes nothing, and ends where the guest would go on. The state is then one of several at this
-    /// count, and not the one in which it was first reached.
+    /// Lets the guest idle here up to `time_ns`, and takes the events that come in before. Executes nothing, and
+    /// stops where the guest would continue. The state is then not the one in which this count was first reached.
     pub fn idle_to(&mut self, time_ns: u64, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
         while self.outcome.is_none() && self.moment().time_ns < time_ns {
             if self.take_event(inputs)? {
@@ -394,13 +393,13 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Takes the events due here; those at `until` are left for later.
+    /// Takes the events due here, unless the machine is at `until`.
     fn take_events(&mut self, until: U, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
         while self.outcome.is_none() && self.moment().count < until && self.take_event(inputs)? {}
         Ok(())
     }
 
-    /// Takes one event that is due here, or a check. Whether there was one.
+    /// Takes one event or check that is due here. Returns whether there was one.
     fn take_event(&mut self, inputs: &mut dyn Inputs<U>) -> Result<bool, Error> {
         let view = self.view();
         let now = view.moment;
@@ -449,7 +448,7 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// Looks at what the guest did: console output (which it gives), frames, requests, a failing disk.
+    /// Handles the results of a run: console output (which it returns), frames, requests, a failing disk.
     fn after_run(&mut self, inputs: &mut dyn Inputs<U>) -> Result<Vec<u8>, Error> {
         let output = std::mem::take(&mut self.bus.output);
         if !output.is_empty() {
@@ -482,7 +481,7 @@ impl<U: Unit> Machine<U> {
         let outcome = match request {
             Request::PowerOff => Outcome::PowerOff,
             Request::Reset => Outcome::Reset,
-            // Linux calls the driver once its report is on the console.
+            // Linux calls the driver when the report is complete on the console.
             Request::Panicked(PanicKind::Panicked) => Outcome::Panic,
             Request::Panicked(PanicKind::CrashLoaded) => return,
             Request::KeepRecording => {
@@ -494,18 +493,18 @@ impl<U: Unit> Machine<U> {
         self.outcome.get_or_insert(outcome);
     }
 
-    /// The CPU is halted: time passes to the next deadline or the next event.
+    /// The CPU is halted: lets time pass to the next deadline or the next event.
     fn idle(&mut self, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
         if self.outcome.is_some() {
             return Ok(());
         }
         if self.engine.cpu().core().rflags & INTERRUPT_FLAG == 0 && !self.bus.platform.nmi_pending() {
-            // Halted with interrupts off: only an NMI would wake it, and nothing here sends one.
+            // The CPU is halted with interrupts off: only an NMI would wake it, and nothing here sends one.
             self.outcome = Some(Outcome::IdleForever);
             return Ok(());
         }
         let now = self.moment();
-        // A guest may set a timer for the end of time, which is as good as none.
+        // A timer for the end of time is as good as none.
         let deadline = self.bus.platform.next_deadline_ns().filter(|&ns| ns < MAX_TIME_NS);
         match inputs.idle(now, deadline)? {
             Idle::Forever => self.outcome = Some(Outcome::IdleForever),
@@ -521,7 +520,7 @@ impl<U: Unit> Machine<U> {
 /// RFLAGS.IF.
 const INTERRUPT_FLAG: u64 = 1 << 9;
 
-/// A machine can change threads: workers of a search own theirs.
+/// A machine can move to another thread: each worker of a search owns one.
 const _: () = {
     const fn is_send<T: Send>() {}
     is_send::<Machine<Instructions>>();

@@ -1,5 +1,5 @@
-//! Inputs without a host: a script in the place of the person at the console. It waits for a text and then types, always at
-//! the same instruction, so that runs with the same script are equal.
+//! Inputs without a host: a script takes the place of the person at the console. It waits for a text and then types,
+//! always at the same instruction. So runs with the same script are equal.
 
 use std::collections::VecDeque;
 
@@ -7,12 +7,12 @@ use crate::error::Error;
 use crate::inputs::{Event, Idle, Inputs, View};
 use crate::position::{Count, Instructions, Moment};
 
-/// Input comes in at multiples of this many steps, or while the guest idles. Stops of the run in between thus
-/// do not move it.
+/// Input comes in at multiples of this many steps, or while the guest idles. So stops of the run in between do not
+/// move it.
 const POLL_STEPS: u64 = 100_000;
-/// A key takes this long while the guest has nothing to do.
+/// The time that a key takes while the guest idles.
 const TYPING_NS: u64 = 1_000_000;
-/// A guest that idles this long in virtual time, while no key is due, does not come to an end by itself.
+/// A guest that idles this long in virtual time, while no key is due, will not end by itself.
 const PATIENCE_NS: u64 = 3_600_000_000_000;
 
 /// A scripted console. Keeps all output.
@@ -33,8 +33,8 @@ impl Script {
         Script::default()
     }
 
-    /// Waits for the first text of each pair on the console, then types the second. An empty text is waited for no longer than
-    /// until the guest listens.
+    /// Waits for the first text of each pair on the console, then types the second. With an empty first text, it
+    /// waits only until the guest listens.
     pub fn new(lines: &[(&str, &str)]) -> Script {
         let lines = lines.iter().map(|(wait, text)| (wait.to_string(), text.to_string())).collect();
         Script { lines, ..Script::default() }
@@ -46,18 +46,18 @@ impl Script {
         Script { lines, ..Script::default() }
     }
 
-    /// Ends the run at a count, if it has not ended before.
+    /// Ends the run at a count, unless it has ended before.
     pub fn with_limit(mut self, limit: Instructions) -> Script {
         self.limit = Some(limit);
         self
     }
 
-    /// What the guest printed so far.
+    /// The guest's output so far.
     pub fn output(&self) -> &[u8] {
         &self.output
     }
 
-    /// The same as text without carriage returns.
+    /// The output as text, without carriage returns.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.output).replace('\r', "")
     }

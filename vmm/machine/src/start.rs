@@ -1,8 +1,8 @@
 //! How a machine starts: the files that [`MachineConfig`](crate::config::MachineConfig) names, and their contents.
 //!
-//! [`Start`] is the only place that tells one way of starting from another. A machine that starts in firmware needs a
-//! variant here with the firmware's images, one in [`Images`] with their contents, and an arm in `Machine::build` for the
-//! CPU's first state.
+//! [`Start`] is the only code that distinguishes the ways of starting. A machine that starts in firmware would need a
+//! variant here with the firmware's images, and one in [`Images`] with their contents. It would also need an arm in
+//! `Machine::build` for the CPU's first state.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::image_file::ImageFile;
 use crate::starting_state::StartingState;
 
-/// What the images are to the machine, in messages.
+/// The names of the images in messages.
 pub(super) const KERNEL: &str = "kernel";
 pub(super) const INITRD: &str = "initial RAM disk";
 pub(super) const MODULE: &str = "boot module";
@@ -28,13 +28,13 @@ pub enum Start {
         /// The [`StartingState`].
         #[serde(rename = "start")]
         state: ImageFile,
-        /// What that machine was once started with. Nothing needs these files any more.
+        /// The files from which that machine once booted. Nothing needs these files any more.
         #[serde(flatten)]
         booted: KernelFiles,
     },
 }
 
-/// A kernel and what it is started with.
+/// A kernel, and the files and the text that it starts with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KernelFiles {
     /// The kernel.
@@ -63,15 +63,15 @@ pub enum KernelFile {
 pub struct ModuleFile {
     /// The file.
     pub file: ImageFile,
-    /// What the kernel is told with it.
+    /// The text that the kernel gets with the module.
     pub cmdline: String,
 }
 
-/// The contents of what a machine starts with.
+/// The contents of the images that a machine starts with.
 pub enum Images {
-    /// Of a [`Start::Kernel`].
+    /// The contents for a [`Start::Kernel`].
     Kernel(KernelImages),
-    /// Of a [`Start::State`].
+    /// The contents for a [`Start::State`].
     State(Arc<StartingState>),
 }
 
@@ -83,7 +83,7 @@ pub struct KernelImages {
 }
 
 impl Start {
-    /// The kernel that the guest runs and what it was started with, at whatever power-on that was.
+    /// The guest's kernel and the files that it was booted with, even if that was in an earlier recording.
     pub fn booted(&self) -> &KernelFiles {
         match self {
             Start::Kernel(files) | Start::State { booted: files, .. } => files,
@@ -97,7 +97,7 @@ impl Start {
         }
     }
 
-    /// The image files that the machine needs, each with what it is to the machine.
+    /// The image files that the machine needs, each with its name in messages.
     pub(super) fn images(&self) -> Vec<(&'static str, &ImageFile)> {
         match self {
             Start::Kernel(files) => files.images().collect(),
@@ -113,7 +113,7 @@ impl Start {
         }
     }
 
-    /// All image files that it names: those of [`Start::images_mut`], and those that are needed no more.
+    /// All image files in the description: the needed ones ([`Start::images_mut`]) and the others.
     pub(super) fn files_mut(&mut self) -> Vec<(&'static str, &mut ImageFile)> {
         match self {
             Start::Kernel(files) => files.images_mut().collect(),
@@ -123,14 +123,14 @@ impl Start {
 }
 
 impl KernelFiles {
-    /// Which files there are.
+    /// The files that exist.
     pub fn present(&self) -> impl Iterator<Item = KernelFile> + use<> {
         let initrd = self.initrd.as_ref().map(|_| KernelFile::Initrd);
         let modules = (0..self.modules.len()).map(KernelFile::Module);
         [KernelFile::Kernel].into_iter().chain(initrd).chain(modules)
     }
 
-    /// One of the files, if it is there.
+    /// One of the files, if it exists.
     pub fn file_mut(&mut self, which: KernelFile) -> Option<&mut ImageFile> {
         match which {
             KernelFile::Kernel => Some(&mut self.kernel),
@@ -153,14 +153,14 @@ impl KernelFiles {
 }
 
 impl Images {
-    /// The contents for a machine that goes on from a state.
+    /// The contents for a machine that starts in a state.
     pub fn of_state(state: StartingState) -> Images {
         Images::State(Arc::new(state))
     }
 }
 
 impl KernelImages {
-    /// The images as the boot code wants them. `files` are those that they were read from.
+    /// The images in the form that the boot code takes. They were read from `files`.
     pub(super) fn for_boot<'a>(&'a self, files: &'a KernelFiles) -> boot::BootImages<'a> {
         let mut images = boot::BootImages::new(image(&files.kernel, &self.kernel));
         images.initrd = files.initrd.as_ref().zip(self.initrd.as_ref()).map(|(f, bytes)| image(f, bytes));

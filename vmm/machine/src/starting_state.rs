@@ -1,23 +1,25 @@
-//! The state in which a machine starts that does not start at power-on: all of a machine that ran, as one more image.
+//! A starting state: the whole state of a machine that ran, as an image from which another machine starts.
 //!
-//! Counts begin at zero there, as at power-on, and virtual time goes on. So whatever knows machines that start at their
-//! first instruction (recordings, checkpoints, the timeline) need not know which kind of start it was.
+//! Counts begin at zero there, as at power-on, and virtual time continues. So recordings, checkpoints and the
+//! timeline need not know whether a machine started at power-on or in a state.
 //!
-//! A start holds the machine's state, its RAM, and the blocks that the guest wrote over the disk's image.
-//! [`crate::Machine::build`] takes it in place of kernel and initial RAM disk. The clock's idle time takes over what
-//! instructions had counted. The log of the new recording begins with the power-on of the old one, at the guest time of the
-//! start: the machine is built from that power-on, and keeps its seed and its date.
+//! A starting state holds the machine's state, its RAM, and the blocks that the guest wrote over the disk's image.
+//! [`crate::Machine::build`] takes it in place of kernel and initial RAM disk. The time that instructions had counted
+//! becomes idle time of the clock. The log of the new recording begins with the old one's power-on event, at the
+//! guest time of the start. The machine is built from that event, and keeps its seed and its date.
 //!
-//! A first checkpoint would not do as a start. Checkpoints may be thinned out, dropped and left out of a pack, and a replay
-//! does without them.
+//! A first checkpoint could not serve as a start. Checkpoints may be thinned out, dropped, and left out of a pack; a
+//! replay works without them.
 //!
-//! To make one, a timeline goes to the place, and [`StartingState::of`] takes everything from its machine. A run that is recorded
-//! later pauses ([`crate::inputs::Inputs::pauses`]) and goes to its own start ([`crate::Machine::begin_at`]), as every replay
-//! will: both lose what a state does not hold. What the guest had written to its disk until then stays in memory
-//! ([`crate::disk::OverlayDisk::set_start`]), under its later writes.
+//! To make one, a timeline goes to the place, and [`StartingState::of`] copies everything from its machine. A run
+//! that is recorded later pauses ([`crate::inputs::Inputs::pauses`]) and goes to its own start
+//! ([`crate::Machine::begin_at`]). Every replay will do the same: both lose whatever a state does not hold. The
+//! guest's earlier writes to its disk stay in memory ([`crate::disk::OverlayDisk::set_start`]), under its later
+//! writes.
 //!
-//! What a machine does with a start is in `going_on`. `vmm/recording/FORMAT.md` describes the file. The file may be a
-//! stranger's: nothing in it is trusted, and no more is read than a machine of this size can have.
+//! `going_on` takes starting states and starts machines from them. `vmm/recording/FORMAT.md` describes the file. The
+//! file may come from a stranger: the reader trusts nothing in it, and reads no more than a machine of this size can
+//! have.
 
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
@@ -30,14 +32,14 @@ use crate::error::Error;
 use crate::format::Format;
 use crate::machine_state::MachineState;
 
-/// Begins the file; the version follows, outside of the compressed part.
+/// The first bytes of the file. The version follows, outside of the compressed part.
 const MAGIC: &[u8; 8] = b"TTVMFROM";
 const VERSION: u32 = 1;
-/// Most memory that decompressing may ask for, as a power of two.
+/// The most memory that decompressing may use, as a power of two.
 const WINDOW_LOG_MAX: u32 = 24;
-/// No state of a machine without its memory is larger.
+/// The largest state of a machine without its memory.
 const MAX_STATE_BYTES: u32 = 16 << 20;
-/// Stands behind the last page.
+/// The number behind the last page.
 const NO_PAGE: u64 = u64::MAX;
 
 /// How well a file is compressed.
@@ -50,7 +52,7 @@ pub enum Effort {
 }
 
 impl Effort {
-    /// Zstandard's.
+    /// Zstandard's level.
     fn level(self) -> i32 {
         match self {
             Effort::Fast => 1,
@@ -59,12 +61,12 @@ impl Effort {
     }
 }
 
-/// See the module.
+/// A machine's state, from which another machine starts: see the module.
 #[derive(Clone, Debug)]
 pub struct StartingState {
-    /// Everything but memory and disk, with a count of steps of zero.
+    /// The state without memory and disk. Its count of steps is zero.
     pub(super) state: MachineState,
-    /// RAM, and the disk's blocks that are not those of its image.
+    /// RAM, and the blocks of the disk that differ from its image.
     pub(super) maps: Maps,
 }
 
@@ -75,23 +77,23 @@ impl StartingState {
         self.maps.ram.iter_not_base().filter_map(held)
     }
 
-    /// The blocks of the disk that are not those of its image.
+    /// The blocks of the disk that differ from its image.
     pub fn disk_blocks(&self) -> impl Iterator<Item = u64> {
         self.maps.disk.iter_not_base().map(|(block, _)| block)
     }
 
-    /// Leaves out what the run from here on does not need: these pages of RAM read as zeroes then, and these blocks of the
-    /// disk are those of its image.
+    /// Leaves out pages and blocks that the run does not need from here on. These pages of RAM then read as zeroes,
+    /// and these blocks of the disk as in its image.
     pub fn leave_out(&mut self, ram: impl Iterator<Item = u64>, disk: impl Iterator<Item = u64>) {
         ram.for_each(|page| self.maps.ram.set(page, PageRef::Zero));
         disk.for_each(|block| self.maps.disk.set(block, PageRef::Base));
     }
 
-    /// Writes it to a file that does not exist yet, for a recording of this format. Half a file is not left behind.
+    /// Writes the state to a new file, in this format. Removes the file if writing fails.
     pub fn write(&self, path: &Path, format: Format, effort: Effort) -> Result<(), Error> {
         let file = File::create_new(path).map_err(Error::file("create", path))?;
         if let Err(error) = self.write_to(BufWriter::new(file), format, effort) {
-            // That it cannot be removed either is no news.
+            // If the file cannot be removed either, the first error is still the one to report.
             let _ = std::fs::remove_file(path);
             return Err(Error::file("write", path)(error));
         }
@@ -112,7 +114,7 @@ impl StartingState {
         encoder.finish()?.flush()
     }
 
-    /// Reads the starting state of a recording of this format, whose machine has so many pages of RAM and disk blocks. Never
+    /// Reads a starting state of this format, for a machine with this many pages of RAM and disk blocks. Never
     /// panics, whatever the bytes are.
     pub fn parse(
         bytes: &[u8],
@@ -135,12 +137,12 @@ impl StartingState {
     }
 }
 
-/// A page as maps hold it in memory.
+/// A page in the form in which maps hold it in memory.
 pub(super) fn held(contents: &Page) -> PageRef {
     if *contents == [0; PAGE_BYTES] { PageRef::Zero } else { PageRef::Held(Arc::new(*contents)) }
 }
 
-/// The number of pages, those that are not left out each behind its number, and an end.
+/// Writes the number of pages, each page behind its number, and an end mark. Leaves out pages that equal `left_out`.
 fn write_pages(map: &PageMap, left_out: &PageRef, out: &mut impl Write) -> std::io::Result<()> {
     out.write_all(&map.len().to_le_bytes())?;
     for (page, version) in map.iter_not_base() {

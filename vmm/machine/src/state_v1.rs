@@ -1,9 +1,9 @@
-//! The first version of what is stored of a machine but for RAM and disk: [`MachineState`] and its parts,
-//! field by field in the order on disk.
+//! The first version of a stored machine state without RAM and disk: [`MachineState`] and its parts, field by field
+//! in the order on disk.
 //!
-//! Checkpoints hold these bytes, and recordings hashes of some and ends of others (`vmm/recording/tests/stored_bytes.rs`
-//! has examples), so nothing in here may be moved, added or retyped. The conversions name every field on both
-//! sides: when a part gets another, they do not compile until it is decided what becomes of it.
+//! Checkpoints hold these bytes, and recordings hold hashes of some and the ends of others
+//! (`vmm/recording/tests/stored_bytes.rs` has examples). So nothing in this file may be moved, added or retyped. The
+//! conversions name every field on both sides. A new field does not compile until they handle it.
 
 use cpu::CpuStateV1;
 use devices::pci::PciBusStateV1;
@@ -14,7 +14,7 @@ use crate::console_tail::ConsoleTail;
 use crate::machine_state::MachineState;
 use crate::outcome::Outcome;
 
-/// What is stored of a [`MachineState`]: all of it.
+/// The stored form of a [`MachineState`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineStateV1 {
     cpu: CpuStateV1,
@@ -24,14 +24,14 @@ pub struct MachineStateV1 {
     outcome: Option<OutcomeV1>,
 }
 
-/// What is stored of a [`ConsoleTail`].
+/// The stored form of a [`ConsoleTail`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsoleTailV1 {
     length_bytes: u64,
     tail: Vec<u8>,
 }
 
-/// What is stored of an [`Outcome`].
+/// The stored form of an [`Outcome`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OutcomeV1 {
     /// [`Outcome::PowerOff`].

@@ -1,4 +1,4 @@
-//! A machine's state without RAM and disk: taking it, its hashes, and going to another one.
+//! A machine's state without RAM and disk: takes it, hashes it, and restores it.
 
 use checkpoint::Maps;
 use cpu::Counts;
@@ -15,7 +15,7 @@ use crate::state_v1::ConsoleTailV1;
 use crate::unit::Unit;
 
 impl<U: Unit> Machine<U> {
-    /// Everything but RAM and disk.
+    /// The state without RAM and disk.
     pub fn state(&self) -> MachineState {
         MachineState {
             cpu: self.engine.state(),
@@ -27,7 +27,7 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// The state here in short. Changes nothing that the guest can see.
+    /// A summary of the state here. Changes nothing that the guest can see.
     pub fn check(&mut self, parts: CheckParts) -> Result<CheckRecord<U>, Error> {
         let at = self.moment();
         Ok(CheckRecord {
@@ -36,7 +36,7 @@ impl<U: Unit> Machine<U> {
             rip: self.engine.cpu().rip(),
             cpu_hash: self.view().cpu_hash(),
             devices_hash: parts.devices.then(|| {
-                // Devices too must stand at this point, so that equal machines have equal states.
+                // The devices too must reach this point, so that equal machines have equal states.
                 self.bus.platform.advance(at.time_ns);
                 short(&self.devices_hash())
             }),
@@ -66,14 +66,14 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Hashes of everything that can influence the future, from a look at all of it.
+    /// Hashes of everything that can influence the future. Reads all of RAM and disk.
     pub fn hashes(&mut self) -> Hashes {
         let (ram, disk) = (ram_digest::of_all(self.ram(), self.likeness), self.disk_hash());
         self.hashes_with(ram, disk)
     }
 
-    /// What [`Machine::hashes`] gives, by what was noted of RAM and disk on the way, which costs next to nothing. A recorder
-    /// writes this down and a replay looks: if a note is missing they differ.
+    /// As [`Machine::hashes`], from the notes that were kept of RAM and disk, at almost no cost. A recorder writes
+    /// these hashes down and a replay computes them from the contents: a missing note makes them differ.
     pub fn known_hashes(&mut self) -> Result<Hashes, Error> {
         let (ram, disk) = (self.ram_digest()?, self.known_disk_hash());
         Ok(self.hashes_with(ram, disk))
@@ -90,7 +90,7 @@ impl<U: Unit> Machine<U> {
 }
 
 impl Machine<Exits> {
-    /// As [`Machine::restore`], of a machine that counts exits: the state is the one after so many.
+    /// As [`Machine::restore`], for a machine that counts exits: the state follows this many exits.
     pub fn restore_at_exit(&mut self, exits: Exits, state: &MachineState, maps: &Maps) -> Result<(), Error> {
         self.restore(state, maps)?;
         self.bus.clock.exits = exits;
@@ -98,8 +98,8 @@ impl Machine<Exits> {
         Ok(())
     }
 
-    /// Lets the CPU count instructions, branches and system calls from here on. Exits go on being counted, and what a log
-    /// says of branches is not looked at any more.
+    /// Restarts the CPU's counts of instructions, branches and system calls at zero. Exits are still counted. From
+    /// now on the machine ignores the log's counts of branches.
     pub fn count_anew(&mut self) {
         let state = self.engine.state();
         self.engine.set_state(&state, Counts::default());

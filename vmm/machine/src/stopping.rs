@@ -1,12 +1,11 @@
-//! Engines that count no instructions: stopping them where no exit is, and finding such a place again.
+//! Stops engines that count no instructions between two exits, and finds such a place again.
 //!
-//! While recording, such an engine leaves the guest wherever it is once time is up, and an event says where
-//! that was: a landing place. In a replay the engine stops at each place that may be the landing
-//! place. The machine decides by the hash of all registers and the digest of RAM whether it is.
+//! While recording, such an engine leaves the guest wherever it is when time is up, and an event describes the place:
+//! a landing place. In a replay the engine stops at each place that may be the landing place. The machine decides by
+//! the hash of all registers and the digest of RAM whether it is.
 //!
-//! An engine that goes by a count of branches may run beyond the place ([`End::Overshot`]). Between two exits
-//! no device changes and no event comes in. So restoring registers and RAM is enough to bring the machine
-//! back.
+//! An engine that counts branches may run beyond the place ([`End::Overshot`]). Between two exits no device changes
+//! and no event comes in. So restoring registers and RAM is enough to bring the machine back.
 
 use cpu::{Stop, fold_registers};
 
@@ -18,12 +17,12 @@ use crate::inputs::Stopped;
 use crate::run::Machine;
 use crate::unit::Unit;
 
-/// After this number of overshoots of one place its count of branches is taken for wrong.
+/// After this many overshoots of one place, its count of branches is taken to be wrong.
 const MOST_OVERSHOTS: u32 = 24;
 
 impl<U: Unit> Machine<U> {
-    /// What the engine is told, from what the inputs want. Keeps what is needed if the engine then goes too
-    /// far.
+    /// Turns the inputs' wish into instructions for the engine. Keeps the state needed to return if the engine may
+    /// run too far.
     pub(super) fn depart(&mut self, wanted: Leave) -> Result<Leave, Error> {
         self.bus.await_deadline(matches!(wanted, Leave::After { .. }));
         let not_here = std::mem::take(&mut self.stopping.not_here);
@@ -35,7 +34,7 @@ impl<U: Unit> Machine<U> {
         }
         let branches = goal.branches.filter(|_| !gives_up && !self.stopping.counts_anew);
         if branches.is_some() && self.engine.overshoots() {
-            // Costs as much as the pages written since the last one.
+            // Costs as much as the pages written since the last update.
             self.update_image()?;
             let ram = self.image.clone();
             self.stopping.before =
@@ -44,8 +43,8 @@ impl<U: Unit> Machine<U> {
         Ok(Leave::At(LandingPlace { branches, not_here, ..goal }))
     }
 
-    /// What the end of an engine's run means to the machine, given how the engine was told to leave the
-    /// guest; `None` where the machine goes on from here.
+    /// Handles the end of an engine's run, given how the engine was told to leave the guest. Returns `None` if the
+    /// machine continues from here.
     pub(super) fn arrive(&mut self, end: End, leave: Leave) -> Result<Option<Stop>, Error> {
         match (end, leave) {
             (End::Stop(stop), _) => return Ok(Some(stop)),
@@ -58,14 +57,14 @@ impl<U: Unit> Machine<U> {
         Ok(None)
     }
 
-    /// What identifies this place besides its registers' hash.
+    /// Identifies this place, together with the hash of its registers.
     fn here(&mut self) -> Result<Stopped, Error> {
         let state = self.engine.state();
         log::trace!("stopped after exit {}: {}", self.moment().count, comparable::shown(&state));
         Ok(Stopped { registers: fold_registers(&state.gpr), ram_digest: self.ram_digest()? })
     }
 
-    /// The guest may be at the landing place: decides by the rest of the machine whether it is.
+    /// Decides by the rest of the machine whether the guest is at the landing place.
     fn compare_with(&mut self, goal: LandingPlace) -> Result<(), Error> {
         let stopped = Stopped { registers: goal.registers, ram_digest: goal.ram_digest };
         let registers = self.view().cpu_hash() == goal.cpu_hash;
@@ -83,7 +82,7 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Restores what was kept before the engine ran too far.
+    /// Restores the state that was kept before the engine ran too far.
     fn go_back(&mut self) -> Result<(), Error> {
         self.stopping.overshots += 1;
         let before = self.stopping.before.take().expect("only engines that were asked can overshoot");

@@ -1,8 +1,8 @@
-//! What differs between machines whose positions are counted in instructions and in exits: all of it is here.
+//! The differences between machines that count instructions and machines that count exits. There are no others.
 //!
-//! A count of instructions names one place between two instructions. A count of exits names everything that
-//! lies between two of them. If the guest was stopped there, an event says where, and an engine that counts
-//! no instructions finds the place by what the event says.
+//! A count of instructions names one place between two instructions. A count of exits names all places between two
+//! exits. If the guest was stopped at
+//! one of them, an event describes the place. An engine that counts no instructions finds it by this description.
 
 use std::time::Duration;
 
@@ -10,34 +10,34 @@ use crate::checks::Intervals;
 use crate::engine::EngineKind;
 use crate::position::{Count, Exits, Instructions};
 
-/// What a machine's positions are counted in.
+/// The unit of a machine's positions.
 pub trait Unit: Count {
-    /// Whether a count names one place, or what lies between two.
+    /// Whether a count names one place, or all places between two exits.
     const NAMES_ONE_PLACE: bool;
-    /// How often a recorder takes which check.
+    /// How often a recorder takes each kind of check.
     const CHECKS: Intervals;
 
-    /// Where a machine is that has executed `instructions` and made `exits`.
+    /// The count of a machine that has executed `instructions` and made `exits`.
     fn here(instructions: Instructions, exits: Exits) -> Self;
 
-    /// A limit of this unit as limits of both.
+    /// A limit in this unit, as limits in both.
     fn limits(self) -> (Instructions, Exits);
 
-    /// Whether an engine can run machines so that they are counted in this.
+    /// Whether an engine can run machines that count in this unit.
     fn is_counted_by(engine: EngineKind) -> bool {
         engine.counts_instructions || !Self::NAMES_ONE_PLACE
     }
 
-    /// What the cost of a checkpoint is compared with: `executed`, or guest time (`passed_ns`) where that
+    /// What a run earns towards a checkpoint's cost: `executed` instructions, or guest time (`passed_ns`) if that
     /// passes with the host's.
     fn cost(executed: u64, passed_ns: u64) -> u64;
 
-    /// Distance between two looks at the keyboard while the guest is busy; 0 where the keyboard is looked at
-    /// each time that the machine asks, because it asks seldom.
+    /// Distance between two looks at the keyboard while the guest is busy. Zero where the machine asks so seldom that
+    /// each time is a look.
     const KEYBOARD_LOOKS: u64;
-    /// How long typed bytes are held back from a guest that has just begun to listen, because its driver may
-    /// still be starting and would throw them away. Where instructions are counted the machine asks so seldom
-    /// that the driver is done.
+    /// How long typed bytes are held back from a guest that has just begun to listen. Its driver may still be
+    /// starting, and would throw them away. Where instructions are counted, the machine asks so seldom that the
+    /// driver is ready.
     const DRIVER_STARTS: Duration;
 }
 

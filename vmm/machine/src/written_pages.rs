@@ -1,12 +1,12 @@
-//! Which pages were written since each of several readers last looked.
+//! Tells several readers which pages were written since each of them last looked.
 //!
-//! Guest RAM has one dirty flag per page, but several readers want to know what was written since *they* last
-//! looked: the memory image (snapshots, checkpoints), the RAM digest (checks) and the trail. None may take
+//! Guest RAM has one dirty flag per page, but there are three readers: the memory image (snapshots, checkpoints), the
+//! RAM digest (checks) and the trail. None may clear a flag for the others.
 //! the flag away from the others.
 
 use guest_ram::PageFlags;
 
-/// A part of the machine that wants to know which pages were written since it last looked.
+/// A part of the machine that asks for the pages written since it last looked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// The memory image.
@@ -17,24 +17,24 @@ pub enum Reader {
     Trail = 2,
 }
 
-/// The pages that one reader has yet to look at.
+/// The pages that one reader has not looked at yet.
 struct News {
-    /// By page.
+    /// Whether each page is in `pages`, by page number.
     is_new: Vec<bool>,
     pages: Vec<u64>,
 }
 
-/// The pages that each reader has yet to look at.
+/// The pages that each reader has not looked at yet.
 pub struct WrittenPages([News; 3]);
 
 impl WrittenPages {
-    /// No page was written.
+    /// No written pages.
     pub fn none(pages: u64) -> WrittenPages {
         let none = || News { is_new: vec![false; pages as usize], pages: Vec::new() };
         WrittenPages([none(), none(), none()])
     }
 
-    /// Takes in the dirty flags. The engine has to track writes anew afterwards.
+    /// Takes over and clears the dirty flags. The engine has to track writes anew afterwards.
     pub fn collect(&mut self, flags: &PageFlags) {
         flags.take_dirty(|page| {
             for reader in [Reader::Image, Reader::Digest, Reader::Trail] {
@@ -43,7 +43,7 @@ impl WrittenPages {
         });
     }
 
-    /// Lets `reader` look at a page again.
+    /// Makes `reader` look at a page again.
     pub fn look_again(&mut self, reader: Reader, page: u64) {
         let news = &mut self.0[reader as usize];
         if !std::mem::replace(&mut news.is_new[page as usize], true) {
@@ -51,12 +51,12 @@ impl WrittenPages {
         }
     }
 
-    /// How many pages `reader` has yet to look at.
+    /// The number of pages that `reader` has not looked at yet.
     pub fn count(&self, reader: Reader) -> usize {
         self.0[reader as usize].pages.len()
     }
 
-    /// The pages that `reader` has yet to look at, ascending. It has looked at them then.
+    /// The pages that `reader` has not looked at yet, in ascending order. They count as seen from now on.
     pub fn take(&mut self, reader: Reader) -> Vec<u64> {
         let news = &mut self.0[reader as usize];
         let mut pages = std::mem::take(&mut news.pages);

@@ -1,8 +1,8 @@
-//! The images that a recording carries from its beginning: copies of the kernel, the initial RAM disk and the boot modules, so
-//! that the recording replays when the user builds them anew.
+//! The images that a recording carries from its beginning: copies of the kernel, the initial RAM disk and the boot
+//! modules. The recording still replays after the user rebuilds the originals.
 //!
-//! A file may change while it is copied. So each file is copied first, and the machine is built from the copy: the manifest has the
-//! copy's hash, whatever became of the file.
+//! A file may change while it is copied. So we copy each file first and build the machine from the copy: the hash in
+//! the manifest is the copy's.
 
 use std::fs::File;
 use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
@@ -26,7 +26,7 @@ pub(super) struct CarriedImages {
 }
 
 impl CarriedImages {
-    /// None yet, in a folder that exists.
+    /// No images yet, for a folder that exists.
     pub fn in_folder(folder: &Path) -> CarriedImages {
         CarriedImages { folder: folder.to_path_buf(), carried: Vec::new() }
     }
@@ -44,7 +44,8 @@ impl CarriedImages {
         }
     }
 
-    /// The description of the machine for this recording's manifest: copies are named by where they lie in it.
+    /// The machine's description for this recording's manifest. It names each carried image by its path inside the
+    /// recording.
     pub fn described(&self, folder: &Path, machine: &MachineConfig) -> MachineConfig {
         let mut machine = machine.clone();
         for &which in self.carried.iter().filter(|_| folder == self.folder) {
@@ -55,13 +56,13 @@ impl CarriedImages {
     }
 }
 
-/// A copy of a file, open at its start. There is none of a file that is too large.
+/// Copies a file, and returns the copy open at its start; `None` if the file is too large.
 fn copy(source: &File, path: &Path, to: &Path) -> Result<Option<File>, Error> {
     let size_bytes = source.metadata().map_err(Error::file("read", path))?.len();
     let mut options = File::options();
     let mut copy =
         options.read(true).write(true).create_new(true).open(to).map_err(Error::file("create", to))?;
-    // File systems that can do this share the blocks of both files until one of them is written.
+    // File systems that support this share the blocks of both files until one of them is written.
     if rustix::fs::ioctl_ficlone(&copy, source).is_ok() {
         return Ok(Some(copy));
     }
@@ -80,7 +81,7 @@ fn copy(source: &File, path: &Path, to: &Path) -> Result<Option<File>, Error> {
     Ok(None)
 }
 
-/// Says what to do about a disk that is full.
+/// Says what to do about a full disk.
 fn with_advice(source: std::io::Error) -> std::io::Error {
     if !matches!(source.kind(), FileTooLarge | QuotaExceeded | StorageFull) {
         return source;
@@ -98,7 +99,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (small, large) = (folder.path().join("small"), folder.path().join("large"));
         std::fs::write(&small, "kernel").unwrap();
-        // Not a byte of it is stored.
+        // A sparse file: no block is stored.
         File::create(&large).unwrap().set_len(MAX_COPIED_BYTES + 1).unwrap();
         let mut images = CarriedImages::in_folder(folder.path());
         let mut text = String::new();

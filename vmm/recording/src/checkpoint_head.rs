@@ -6,7 +6,7 @@ use machine::unit::Unit;
 
 use crate::cursor::Cursor;
 
-/// What a checkpoint says of itself without being unpacked.
+/// What can be read of a checkpoint without unpacking it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointHead<C> {
     /// Where.
@@ -22,7 +22,7 @@ pub struct CheckpointHead<C> {
 }
 
 impl<C: Unit> CheckpointHead<C> {
-    /// The head of a checkpoint taken here, whose position need not be in what the machine counts.
+    /// The head of a checkpoint of the machine as it stands. The head may count in another unit than the machine.
     pub fn of<U: Unit>(machine: &Machine<U>, cursor: Cursor<C>) -> CheckpointHead<C> {
         let cpu = machine.cpu();
         let (branches, system_calls) =

@@ -1,7 +1,6 @@
-//! Takes checkpoints while a machine records: runs it in slices, and hands what was written since the last
-//! checkpoint to a writer in the background. The guest cannot notice; where checkpoints fall follows from the
-//! run alone, not from how fast the host is. One that cannot be written is left out, and what it lacks is in
-//! the next.
+//! Takes checkpoints while a machine records: runs it in slices, and hands the pages written since the last
+//! checkpoint to a background writer. The guest cannot notice. The positions of checkpoints follow from the run
+//! alone, not from the host's speed. A checkpoint that cannot be written is left out; the next one stores its pages.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -42,12 +41,12 @@ pub fn record<C: Unit>(
     Ok(outcome)
 }
 
-/// What a store with one checkpoint of this machine takes, if nothing of its memory had to be stored.
+/// The least size of a store with one checkpoint of this machine: none of its memory is stored.
 pub fn least_bytes<U: Unit>(machine: &Machine<U>, format: Format) -> u64 {
     checkpoint::least_bytes(&machine.state().to_bytes(format))
 }
 
-/// See the module.
+/// Takes a machine's checkpoints: see the module.
 pub struct Checkpointer<C> {
     writer: BackgroundWriter,
     pace: Pace<C>,
@@ -57,8 +56,8 @@ pub struct Checkpointer<C> {
 }
 
 impl<C: Unit> Checkpointer<C> {
-    /// Begins with a machine at its first instruction, and a store that does not exist yet. The checkpoints'
-    /// positions need not be in what the machine counts.
+    /// Begins with a machine at its first instruction, and a new store. The checkpoints may count in another unit
+    /// than the machine.
     pub fn new<U: Unit>(
         directory: &Path,
         options: CheckpointOptions,
@@ -67,12 +66,13 @@ impl<C: Unit> Checkpointer<C> {
         let (ram_pages, disk_blocks) = machine.page_counts();
         let store = Arc::new(Store::create(directory, ram_pages, disk_blocks)?);
         machine.attach_store(store.clone());
-        // What the loader wrote is there again in every replay.
+        // Replays need no checkpoint of what the loader wrote: they load it again.
         machine.begin_written()?;
         Checkpointer::on(store, options, machine)
     }
 
-    /// Goes on with a store that has a checkpoint of the machine as it is here, and is attached to it.
+    /// Continues a store that already has a checkpoint of the machine's present state. The machine is attached to the
+    /// store.
     pub fn on<U: Unit>(
         store: Arc<Store>,
         options: CheckpointOptions,
@@ -85,7 +85,7 @@ impl<C: Unit> Checkpointer<C> {
         Ok(Checkpointer { writer, pace, trail, told_full: false })
     }
 
-    /// To be called now and then, while the machine stands still: takes a checkpoint if one is due.
+    /// Takes a checkpoint if one is due. Callers call this now and then, while the machine stands still.
     pub fn look<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         self.adopt_stored(machine);
         let (now, held_blocks) = (machine.moment_in::<C>(), machine.written_blocks());
@@ -94,7 +94,7 @@ impl<C: Unit> Checkpointer<C> {
         }
         let lost = self.writer.take_lost()?;
         if !lost.is_empty() {
-            // Its states are relative to checkpoints that are not there.
+            // The trail's states are relative to a lost checkpoint.
             self.trail.as_mut().map_or(Ok(()), |trail| trail.begin_anew(machine))?;
         }
         machine.write_again(lost);
@@ -102,7 +102,7 @@ impl<C: Unit> Checkpointer<C> {
         self.trail.as_mut().map_or(Ok(()), |trail| trail.checkpoint(machine))
     }
 
-    /// Disk blocks that have been stored need not be held in memory.
+    /// Frees the memory of disk blocks that the writer has stored.
     fn adopt_stored<U: Unit>(&mut self, machine: &mut Machine<U>) {
         for done in self.writer.take_done() {
             machine.adopt_blocks(done.disk);
@@ -124,8 +124,8 @@ impl<C: Unit> Checkpointer<C> {
         Ok(())
     }
 
-    /// Takes the last checkpoints: shortly before the end, and where the run ended, if that is a place which
-    /// replay reaches in the same state, and if it is worth their cost. Waits until everything is stored that can be.
+    /// Takes the last checkpoints: shortly before the end, and at the end. The one at the end must be worth its cost,
+    /// and replay must reach that place in the same state. Waits until the writer has stored everything it can.
     pub fn finish<U: Unit>(mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         let mut lost = self.writer.wait_and_take_lost()?;
@@ -138,8 +138,8 @@ impl<C: Unit> Checkpointer<C> {
             lost = self.writer.wait_and_take_lost()?;
         }
         machine.write_again(lost);
-        // Where the run was ended from outside, or by idling, time may have passed since the place was
-        // reached. And a guest may shut down without another exit.
+        // If the run was ended from outside or by idling, time may have passed since the machine reached this place.
+        // And a guest may shut down without another exit.
         let is_taken = !C::NAMES_ONE_PLACE && self.pace.last.count == at.count;
         let by_itself = machine
             .outcome()

@@ -1,5 +1,4 @@
-//! A machine at one point of a run, and the points that a recording holds: what a checkpoint says in the bytes that the
-//! store keeps for us.
+//! A recording's checkpoints, and snapshots: the machine at one point of the run.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +15,7 @@ use machine::position::{Count, Exits, Instructions, Moment};
 use machine::unit::Unit;
 use machine::{Format, Machine, MachineState};
 
-/// Where and how a machine once was, in the order of the run.
+/// A machine's state at one point of the run, and that point.
 #[derive(Clone)]
 pub struct Snapshot<C> {
     /// Everything but memory and disk.
@@ -32,12 +31,13 @@ pub struct Checkpoints<C> {
     store: Arc<Store>,
     format: Format,
     heads: BTreeMap<C, CheckpointHead<C>>,
-    /// RAM at power-on: what the pages are that no checkpoint names.
+    /// RAM at power-on: the contents of pages that no checkpoint names.
     initial: PageMap,
 }
 
 impl<C: Unit> Checkpoints<C> {
-    /// Looks at the heads of all checkpoints in the store of a recording with this log. `initial` is RAM at power-on.
+    /// Reads the heads of all checkpoints in a store, which belongs to the recording with this log. `initial` is RAM
+    /// at power-on.
     pub fn new(store: Arc<Store>, initial: PageMap, log: &Log<C>) -> Result<Checkpoints<C>, Error> {
         let end = log.last_moment();
         let mut heads = BTreeMap::new();
@@ -50,7 +50,7 @@ impl<C: Unit> Checkpoints<C> {
             };
             match head {
                 Some(head) if fits(&head) => heads.insert(head.at.count, head),
-                // A recorder that was killed may have stored a checkpoint that its log does not reach.
+                // A recorder that was killed may have stored a checkpoint beyond the end of its log.
                 Some(head) if head.at > end => continue,
                 _ => {
                     let at = C::new(entry.position).position();
@@ -84,7 +84,7 @@ impl<C: Unit> Checkpoints<C> {
         Ok(maps)
     }
 
-    /// Lets a machine at power-on read from the store, and loads a checkpoint for it, if there is one at that position.
+    /// Lets a machine at power-on read from the store. Loads the checkpoint at that position, if there is one.
     pub fn attach_and_load<U: Unit>(
         &self,
         at: C,
@@ -108,7 +108,7 @@ impl<C: Unit> Checkpoints<C> {
     }
 }
 
-/// Whether a state can be at a moment, in one time base or the other.
+/// Whether a state can be at a moment, in either time base.
 fn may_be<C: Unit>(state: &MachineState, at: Moment<C>) -> bool {
     let all = state.counts.steps.checked_add(state.idle_ns);
     let by_exits = state.idle_ns == at.time_ns;
@@ -118,7 +118,7 @@ fn may_be<C: Unit>(state: &MachineState, at: Moment<C>) -> bool {
     counts == at.count && (by_exits || (by_instructions && C::NAMES_ONE_PLACE))
 }
 
-/// Opens the checkpoints in a folder beside the log that they are of, all of them.
+/// Opens all checkpoints of the recording at `path`, which has this log. Any damage is an error.
 pub fn open_checkpoints<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc<Store>>, Error> {
     let directory = path.join(CHECKPOINTS);
     if !directory.is_dir() {
@@ -127,7 +127,7 @@ pub fn open_checkpoints<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc
     must_be_of(log, Store::open(&directory)?).map(Some)
 }
 
-/// As [`open_checkpoints`], without those that are damaged or need a damaged one, which is warned of.
+/// As [`open_checkpoints`], but leaves out damaged checkpoints and their dependants, with a warning.
 pub fn open_around_damage<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc<Store>>, Error> {
     let directory = path.join(CHECKPOINTS);
     if !directory.is_dir() {
@@ -153,7 +153,7 @@ pub fn open_around_damage<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<A
     }
 }
 
-/// Refuses a store of another recording.
+/// Refuses another recording's store.
 fn must_be_of<C: Unit>(log: &Log<C>, store: Store) -> Result<Arc<Store>, Error> {
     for entry in store.entries() {
         let head = CheckpointHead::<C>::parse(log.format, &entry.head);
@@ -168,7 +168,7 @@ fn must_be_of<C: Unit>(log: &Log<C>, store: Store) -> Result<Arc<Store>, Error> 
     Ok(Arc::new(store))
 }
 
-/// Refuses a store of a machine of another size.
+/// Refuses the store of a machine of another size.
 pub fn must_fit<U: Unit>(store: &Store, machine: &mut Machine<U>) -> Result<(), Error> {
     if (store.ram_pages(), store.disk_blocks()) != machine.page_counts() {
         let why = "is of another machine: RAM or disk have another size";
@@ -177,8 +177,8 @@ pub fn must_fit<U: Unit>(store: &Store, machine: &mut Machine<U>) -> Result<(), 
     Ok(())
 }
 
-/// Adds a checkpoint of everything as it is here to the store of a recording of this format, which others may read
-/// meanwhile. `initial` is RAM at power-on.
+/// Adds a checkpoint of the machine as it stands to a recording's store. Others may read the store meanwhile.
+/// `initial` is RAM at power-on.
 pub fn add_here<U: Unit>(
     store: &Store,
     initial: &PageMap,

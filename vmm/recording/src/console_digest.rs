@@ -1,4 +1,4 @@
-//! The whole of a run's console output in short.
+//! A digest of a run's console output.
 
 /// Length and hash of all console output.
 #[derive(Clone, Default)]
@@ -8,13 +8,13 @@ pub struct ConsoleDigest {
 }
 
 impl ConsoleDigest {
-    /// Takes more output.
+    /// Adds output to the digest.
     pub fn update(&mut self, output: &[u8]) {
         self.bytes += output.len() as u64;
         self.hasher.update(output);
     }
 
-    /// (length, hash) so far.
+    /// Length and hash of the output so far.
     pub fn finish(&self) -> (u64, [u8; 32]) {
         (self.bytes, *self.hasher.finalize().as_bytes())
     }

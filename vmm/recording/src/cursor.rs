@@ -6,51 +6,50 @@ use machine::error::Error;
 use machine::inputs::Inputs;
 use machine::position::{Count, Moment};
 
-/// How far a player is: what a snapshot keeps.
+/// A player's place in the log, as snapshots keep it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor<C> {
     pub(super) event: usize,
     pub(super) check: usize,
-    /// The last point that was compared and found equal.
+    /// The last point where a comparison found no difference.
     pub(super) last_good: Moment<C>,
-    /// The checksum of the log up to here, so that a place in another log is told from one in this.
+    /// The checksum of the log up to here. It tells this log's places from another log's.
     pub(super) log_check: u32,
 }
 
 impl<C: Count> Cursor<C> {
-    /// After `events` events and `checks` checks, the last of which was equal at `last_good`; `log_check` is
-    /// the checksum of the log up to there.
+    /// After `events` events and `checks` checks. The last comparison without a difference was at `last_good`;
+    /// `log_check` is the checksum of the log up to there.
     pub fn after(events: usize, checks: usize, last_good: Moment<C>, log_check: u32) -> Cursor<C> {
         Cursor { event: events, check: checks, last_good, log_check }
     }
 
-    /// Whether it is a place in this log. One that the log does not reach may be: the log may have been cut
+    /// Whether the cursor may be a place in this log. True for places behind the log's end: the log may have been cut
     /// off.
     pub fn is_of(&self, log: &Log<C>) -> Result<bool, Error> {
         let is_reached = log.reaches(self.event, self.check);
         Ok(!is_reached || log.check_behind(self.event, self.check)? == Some(self.log_check))
     }
 
-    /// The number of events before it.
+    /// The number of events before the cursor.
     pub fn events(&self) -> usize {
         self.event
     }
 
-    /// The number of checks before it.
+    /// The number of checks before the cursor.
     pub fn checks(&self) -> usize {
         self.check
     }
 
-    /// The number of the entry in the log that comes next.
+    /// The number of the next entry in the log.
     pub fn entry(&self) -> usize {
         self.event.saturating_add(self.check)
     }
 }
 
-/// Inputs that write the log into which checkpoints point. Positions in that log need not be in what the
-/// machine counts.
+/// Inputs that write the log to which checkpoints refer. The log may count in another unit than the machine.
 pub trait Logged<U: Count, C: Count = U>: Inputs<U> {
-    /// How far a player of this log is that stands where the machine stands.
+    /// The place in this log that a player has when its machine stands here.
     fn cursor(&self) -> Cursor<C>;
     /// The log's format.
     fn format(&self) -> Format;

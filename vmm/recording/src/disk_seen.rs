@@ -1,7 +1,8 @@
-//! A note in the recording of the disk image that was hashed last, so that the image is not hashed at each opening.
+//! Remembers which disk image was hashed last, in a note in the recording. Opening the recording then need not hash
+//! the image.
 //!
-//! The note is a cache. Without it the image is hashed once more, and packs leave it out. A stranger's note is of no use to
-//! the stranger: it would have to name the inode and the times of a file on this host.
+//! The note is a cache: without it, the image is hashed once more. Packs leave the note out. A note from another host
+//! does no harm: it names the inode and the times of a file on that host.
 
 use std::path::Path;
 
@@ -11,18 +12,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::DISK_SEEN;
 
-/// No note is larger.
+/// The largest note that is read.
 const MAX_NOTE_BYTES: u64 = 4096;
 
 #[derive(PartialEq, Serialize, Deserialize)]
 struct Note {
-    /// Hash of the contents, as the manifest has it.
+    /// Hash of the contents, as in the manifest.
     hash: String,
-    /// What the file was then.
+    /// The file's identity when it was hashed.
     file: FileIdentity,
 }
 
-/// Notes in the recording's folder what this process has hashed. That it cannot be written is no harm.
+/// Writes the note about the image that this process has hashed. Failing to write it does no harm.
 pub(super) fn note(folder: &Path, disk: &ImageFile) {
     let Some(file) = identity_when_hashed(disk) else { return };
     let note = Note { hash: disk.hash.clone(), file };
@@ -32,7 +33,7 @@ pub(super) fn note(folder: &Path, disk: &ImageFile) {
     }
 }
 
-/// Checks that the disk image is the one that was recorded: by the note, or else by its hash.
+/// Checks that the disk image is the recorded one: by the note, or else by its hash.
 pub(super) fn check(folder: &Path, machine: &MachineConfig) -> Result<(), Error> {
     let Some(disk) = &machine.disk else { return Ok(()) };
     if is_noted(folder, disk) {
@@ -84,7 +85,7 @@ mod tests {
         assert!(is_noted(folder.path(), &disk));
         let other = ImageFile { hash: "0".repeat(64), ..disk.clone() };
         assert!(!is_noted(folder.path(), &other), "another image was recorded");
-        // The same size and time of writing.
+        // The size and the time of writing stay the same.
         write_old(&path, &[2; 512]);
         assert!(!is_noted(folder.path(), &disk));
         std::fs::write(folder.path().join(DISK_SEEN), "{").unwrap();

@@ -8,23 +8,23 @@ use machine::start::KernelFile;
 pub const MANIFEST: &str = "manifest.json";
 /// The event log's file name.
 pub const EVENTS: &str = "events.log";
-/// The directory of the images that a recording carries.
+/// The directory of the carried images.
 pub const IMAGES: &str = "images";
-/// The name of a starting state among them.
+/// The name of a starting state in that directory.
 pub const START: &str = "start";
-/// The name of the note of the disk image that was hashed last.
+/// The name of the note about the disk image that was hashed last.
 pub const DISK_SEEN: &str = "disk.seen";
 /// The name of the note that the guest's kernel panicked.
 pub const PANICKED: &str = "panicked";
 /// The directory of the checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
 
-/// Where an image lies in a recording that carries it, from the recording's directory on.
+/// The path of a carried image, relative to the recording's directory.
 pub fn inside(name: &str) -> PathBuf {
     Path::new(IMAGES).join(name)
 }
 
-/// As [`inside`], of a file that the machine starts with.
+/// As [`inside`], for a file that the machine starts with.
 pub fn kernel_file_inside(which: KernelFile) -> PathBuf {
     match which {
         KernelFile::Kernel => inside("kernel"),

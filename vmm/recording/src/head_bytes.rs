@@ -1,4 +1,4 @@
-//! The bytes of a checkpoint's head, as each format has them.
+//! The bytes of a checkpoint's head, in each format.
 
 use machine::Format;
 use machine::unit::Unit;
@@ -7,7 +7,7 @@ use crate::checkpoint_head::CheckpointHead;
 use crate::head_v1::CheckpointHeadV1;
 
 impl<C: Unit> CheckpointHead<C> {
-    /// Its bytes.
+    /// The head's bytes.
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         match format {
             Format::V5 => postcard::to_stdvec(&CheckpointHeadV1::from(self)),
@@ -15,7 +15,7 @@ impl<C: Unit> CheckpointHead<C> {
         .expect("plain data in memory always serializes")
     }
 
-    /// From bytes of whatever origin.
+    /// Parses a head. The bytes may come from anywhere.
     pub fn parse(format: Format, bytes: &[u8]) -> Option<CheckpointHead<C>> {
         match format {
             Format::V5 => {

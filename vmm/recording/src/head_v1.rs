@@ -1,7 +1,7 @@
 //! The first version of a checkpoint's head: [`CheckpointHead`] and its place in the log, field by field in
 //! the order on disk.
 //!
-//! Nothing in here may be moved, added or retyped; `tests/stored_bytes.rs` has an example of the bytes.
+//! Nothing in this file may be moved, added or retyped; `tests/stored_bytes.rs` has an example of the bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::cursor::Cursor;
 use crate::moment_v1::MomentV1;
 use machine::position::Count;
 
-/// What is stored of a [`CheckpointHead`]: all of it.
+/// The stored form of a [`CheckpointHead`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointHeadV1 {
     at: MomentV1,
@@ -20,7 +20,7 @@ pub struct CheckpointHeadV1 {
     cursor: CursorV1,
 }
 
-/// What is stored of a [`Cursor`].
+/// The stored form of a [`Cursor`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct CursorV1 {
     event: u64,

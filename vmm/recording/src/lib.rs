@@ -1,4 +1,4 @@
-//! Recordings: writes a run's event log and what lies beside it, and reads them again.
+//! Recordings: writes a run's event log and the files beside it, and reads them.
 //!
 //! ```
 //! use machine::Machine;
@@ -38,13 +38,12 @@
 //! ```
 //!
 //! To make a recording, start with [`Recordable`]: a machine and its description. `vmm/history/examples` has whole programs.
-//! To understand one, start with [`recorder`] and [`player`]: the recorder writes the log, and the player gives what is in it. [`opened`]
-//! is a recording on disk. [`manifest`] says which machine it is of, [`mod@log`] holds what came in, and
-//! [`checkpoints`] holds the machine at some points. The [`checkpointer`] decides when checkpoints are taken, at a
-//! [`pace`]; the [`trail`] keeps two more for the end. [`pack`] makes one file of everything. `vmm/recording/FORMAT.md`
-//! describes the files.
+//! To understand one, start with [`recorder`] and [`player`]: the recorder writes the log, and the player plays it
+//! back. [`opened`] is a recording on disk. [`manifest`] describes its machine, [`mod@log`] holds the inputs, and
+//! [`checkpoints`] holds the machine's state at some points. The [`checkpointer`] takes checkpoints, at a [`pace`];
+//! the [`trail`] adds two for the end. [`pack`] packs a recording into one file. `vmm/recording/FORMAT.md`
 //!
-//! The way of one event, a key that is pressed, to the log and back:
+//! The path of one event, a key press, to the log and back:
 //!
 //! ```text
 //! recording                                             replaying
@@ -60,16 +59,17 @@
 //!                              UART      devices/src/uart.rs ──► interrupt ──► the guest's driver
 //! ```
 //!
-//! A frame from the network goes the same way as `Event::NetworkInput` to `devices/src/virtio/net.rs`. A frame that the
-//! guest sends comes back from the device to the machine with its position, and goes to the peer by
-//! `Inputs::network_output`; in a replay it goes nowhere. The device counts and hashes sent frames in its state, so
-//! every check of the devices compares them. Devices of the host are asked in the middle of an instruction, by
+//! A network frame that comes in takes the same path, as `Event::NetworkInput`, to `devices/src/virtio/net.rs`. A
+//! frame that the guest sends goes from the device to the machine, with its position. `Inputs::network_output` hands
+//! it to the peer; in a replay it goes nowhere. The device counts and hashes sent frames in its state, so every check
+//! of the devices compares them. Passed-through devices of the host are asked in the middle of an instruction, by
 //! `Inputs::ask_devices`. The answer is `Event::Devices`.
 //!
-//! Nothing here asks the host for input or time: the package `host` does. The packages above decide what to do with a
+//! Nothing here asks the host for input or time: the package `host` does. The packages above decide how to use a
 //! recording.
 //!
-//! The log and the pack format are the crate's own, because a file may be a stranger's or be cut off anywhere. The
+//! The log and the pack format are the crate's own, because a file may come from a stranger or be cut off anywhere.
+//! The
 //! codecs under them (postcard, CRC-32, Zstandard) are libraries.
 
 #![forbid(unsafe_code)]

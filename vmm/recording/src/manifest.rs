@@ -1,40 +1,40 @@
-//! The manifest: the machine that a recording is of, and how it was made.
+//! The manifest: describes a recording's machine, and how the recording was made.
 
 use machine::config::MachineConfig;
 use machine::{Counter, Format};
 use serde::Serialize;
 
-/// Version of the format that this program writes.
+/// The format version that this program writes.
 pub const FORMAT_VERSION: u32 = Format::V5.version();
 
-/// What manifests call [`machine::position::Instructions`] and [`machine::position::Exits`].
+/// The manifest's names for [`machine::position::Instructions`] and [`machine::position::Exits`].
 const COUNTER_STEPS: &str = "steps";
 const COUNTER_EXITS: &str = "exits";
 
-/// What a recording is of.
+/// A recording's manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// How the recording is stored.
+    /// The recording's format.
     pub format: Format,
-    /// The program and its version.
+    /// The program that recorded, and its version.
     pub made_by: String,
     /// The engine that recorded.
     pub engine: String,
-    /// What positions are counted in: `steps` of the software engine, or `exits`, which any engine counts.
+    /// The unit of positions: `steps` of the software engine, or `exits`, which any engine counts.
     pub counter: String,
     /// The machine.
     pub machine: MachineConfig,
-    /// What it is the end of, if it was cut out of a longer recording.
+    /// The longer recording's part that is missing, if the recording was cut out of one.
     pub cut: Option<Cut>,
 }
 
-/// What a recording leaves out that was cut out of a longer one. It replays the same, and cannot go on live: what the run did
-/// not need any more is gone.
+/// What a cut recording lacks. It replays the same as the end of the longer one. It cannot go live: pages that the
+/// run did not need are gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cut {
     /// Instructions of the longer recording before this one begins.
     pub instructions: u64,
-    /// Pages of memory that are left out: they were free, and nothing touched them.
+    /// Pages of memory that were left out: they were free, and nothing touched them.
     pub free_pages: u64,
 }
 
@@ -52,7 +52,7 @@ impl Manifest {
     }
 }
 
-/// What a machine's recordings count in.
+/// The unit in which a machine's recordings count.
 pub(super) fn counter_of(machine: &MachineConfig) -> &'static str {
     match machine.profile().counter {
         Counter::Instructions => COUNTER_STEPS,

@@ -1,4 +1,4 @@
-//! A manifest as text that a person can read: writing it, its check, its hash, and reading it.
+//! A manifest as readable text: writes it with a checksum, hashes it, and reads it.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use crate::manifest::{Manifest, counter_of};
 use crate::manifest_v5::{MachineConfigV5, ManifestV5};
 
-/// No manifest is larger.
+/// The largest manifest that is read.
 pub const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
 impl Manifest {
-    /// Parses a manifest's text. Never panics, whatever it is.
+    /// Parses a manifest's text. Never panics, whatever the text is.
     pub fn parse(text: &str) -> Result<Manifest, String> {
         let version = serde_json::from_str::<VersionOnly>(text)
             .map_err(|error| format!("is not a recording's manifest: {error}"))?;
@@ -39,14 +39,14 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The manifest as text, with its check.
+    /// The manifest as text, with its checksum.
     pub fn text(&self) -> String {
         match self.format {
             Format::V5 => checked_text(&ManifestV5::from(self.clone())),
         }
     }
 
-    /// Hash of everything that determines the run. Where the images lie is no part of it: they may move.
+    /// Hash of everything that determines the run. It leaves out the paths of the images: they may move.
     pub fn machine_hash(&self) -> [u8; 32] {
         let mut machine = self.machine.clone();
         machine.files_mut().for_each(|(_, image)| image.path = PathBuf::new());
@@ -56,7 +56,7 @@ impl Manifest {
     }
 }
 
-/// The text of a manifest, with its check.
+/// The text of a manifest, with its checksum.
 fn checked_text(manifest: &impl Serialize) -> String {
     let text = |check: u32| {
         let checked = Checked { manifest, check: format!("{check:08x}") };
@@ -65,16 +65,16 @@ fn checked_text(manifest: &impl Serialize) -> String {
     text(crc32fast::hash(text(0).as_bytes()))
 }
 
-/// A manifest as it is written down.
+/// A manifest and its checksum, as written to the file.
 #[derive(Serialize)]
 struct Checked<'a, M> {
     #[serde(flatten)]
     manifest: &'a M,
-    /// CRC-32 of the text with zeroes in the place of it.
+    /// CRC-32 of the text, with zeroes in this field.
     check: String,
 }
 
-/// Reads the manifest in a file, and says if it was edited.
+/// Reads the manifest in a file. Refuses one that was edited.
 pub(super) fn read_manifest(file: &Path) -> Result<Manifest, Error> {
     let mut text = String::new();
     plain_file::open(file)

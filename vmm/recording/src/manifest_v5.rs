@@ -1,9 +1,8 @@
-//! What manifests of format version 5 say: [`Manifest`] and the machine's description, field by field in the
-//! order of the text.
+//! Manifests of format version 5: [`Manifest`] and the machine's description, field by field in the order of the
+//! text.
 //!
-//! The names are those in the text, and the hash of a machine's description is one of these fields in this
-//! order, so nothing in here may be renamed, moved, added or retyped; `tests/stored_bytes.rs` has a text and
-//! hashes.
+//! The field names are the names in the text. The hash of a machine's description covers these fields in this order.
+//! So nothing in this file may be renamed, moved, added or retyped; `tests/stored_bytes.rs` has a text and hashes.
 
 use std::path::PathBuf;
 
@@ -16,7 +15,7 @@ use machine::Format;
 use machine::config::{ImageFile, MachineConfig, NetworkConfig, PassedDevice};
 use machine::start::{KernelFiles, ModuleFile, Start};
 
-/// What is stored of a [`Manifest`]: all of it.
+/// The stored form of a [`Manifest`].
 #[derive(Serialize, Deserialize)]
 pub(super) struct ManifestV5 {
     format_version: u32,
@@ -24,19 +23,19 @@ pub(super) struct ManifestV5 {
     engine: String,
     counter: String,
     machine: MachineConfigV5,
-    /// Recordings that were not cut out of others have the text that they had before there were such.
+    /// Left out unless the recording was cut out of another, so that older recordings keep their text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cut: Option<CutV5>,
 }
 
-/// What is stored of a [`Cut`].
+/// The stored form of a [`Cut`].
 #[derive(Serialize, Deserialize)]
 struct CutV5 {
     instructions: u64,
     free_pages: u64,
 }
 
-/// What is stored of a [`MachineConfig`].
+/// The stored form of a [`MachineConfig`].
 #[derive(Serialize, Deserialize)]
 pub(super) struct MachineConfigV5 {
     cpu_model: String,
@@ -47,7 +46,7 @@ pub(super) struct MachineConfigV5 {
     cmdline: String,
     disk: Option<ImageFileV5>,
     debug_ports: DebugPortsV1,
-    /// Machines without a network card have the text and the hash that they had before there were network cards.
+    /// Left out for machines without a network card, so that older recordings keep their text and their hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network: Option<NetworkConfigV5>,
     /// Likewise.
@@ -58,7 +57,7 @@ pub(super) struct MachineConfigV5 {
     start: Option<ImageFileV5>,
 }
 
-/// What is stored of a [`PassedDevice`].
+/// The stored form of a [`PassedDevice`].
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum PassedDeviceV5 {
@@ -69,7 +68,7 @@ enum PassedDeviceV5 {
     Ports {
         first: u16,
         last: u16,
-        /// Ports without an interrupt have the text that they had before there were others.
+        /// Left out for ports without an interrupt, so that older recordings keep their text.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         irq: Option<u8>,
     },
@@ -97,7 +96,7 @@ impl From<PassedDeviceV5> for PassedDevice {
     }
 }
 
-/// What is stored of a [`NetworkConfig`].
+/// The stored form of a [`NetworkConfig`].
 #[derive(Serialize, Deserialize)]
 struct NetworkConfigV5 {
     mac: [u8; 6],
@@ -105,7 +104,7 @@ struct NetworkConfigV5 {
     segments: bool,
 }
 
-/// What is stored of an [`ImageFile`].
+/// The stored form of an [`ImageFile`].
 #[derive(Serialize, Deserialize)]
 struct ImageFileV5 {
     path: PathBuf,
@@ -113,7 +112,7 @@ struct ImageFileV5 {
     size_bytes: u64,
 }
 
-/// What is stored of a [`ModuleFile`].
+/// The stored form of a [`ModuleFile`].
 #[derive(Serialize, Deserialize)]
 struct ModuleFileV5 {
     file: ImageFileV5,

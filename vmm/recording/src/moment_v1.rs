@@ -1,10 +1,10 @@
-//! The first version of what is stored of a [`Moment`]. The recording's manifest says what is counted.
+//! The first version of a stored [`Moment`]. The recording's manifest names the unit of the count.
 
 use serde::{Deserialize, Serialize};
 
 use machine::position::{Count, Moment};
 
-/// What is stored of a [`Moment`]: all of it.
+/// The stored form of a [`Moment`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MomentV1 {
     count: u64,

@@ -1,4 +1,4 @@
-//! A recording that is being made: its files are there, and the machine has not run yet.
+//! A recording that is being made: its files exist, and the machine has not run yet.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::opened::forget_beginning;
 use crate::pace::CheckpointOptions;
 use crate::recorder::Recorder;
 
-/// See the module. Without further choices it takes a checkpoint about once a second of guest time, and keeps all that fit
-/// below the default policy.
+/// A recording before its run: see the module. By default it takes a checkpoint about four times a second of guest
+/// time, and the default policy decides which are kept.
 pub struct NewRecording<'a, U> {
     machine: &'a mut Machine<U>,
     folder: PathBuf,
@@ -46,35 +46,35 @@ impl<'a, U: Unit> NewRecording<'a, U> {
         }
     }
 
-    /// The machine that is to be recorded.
+    /// The machine to record.
     pub fn machine(&self) -> &Machine<U> {
         self.machine
     }
 
-    /// The format that the recording is written in.
+    /// The recording's format.
     pub fn format(&self) -> Format {
         self.log.format()
     }
 
-    /// Takes checkpoints so far apart in guest time. A guest that writes a lot gets fewer.
+    /// Takes a checkpoint at each interval of guest time. A guest that writes a lot gets fewer.
     pub fn checkpoint_every(self, interval: Duration) -> Self {
         let interval_ns = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
         self.checkpoints(Some(CheckpointOptions { interval_ns, ..CheckpointOptions::default() }))
     }
 
-    /// Takes these checkpoints, or none.
+    /// Takes checkpoints with these options, or none.
     pub fn checkpoints(self, options: Option<CheckpointOptions>) -> Self {
         NewRecording { checkpoints: options, ..self }
     }
 
-    /// Takes checks of the machine, which replays compare, at other distances than the usual ones.
+    /// Takes checks of the machine at these intervals. Replays compare the checks.
     pub fn checks(self, intervals: Intervals) -> Self {
         NewRecording { checks: intervals, ..self }
     }
 
-    /// Runs the machine to its end and records what the inputs give. If the disk fills up, or the engine fails, the error is
-    /// [`Error::CutOff`], and the recording replays up to its last check. If nothing of the run could be recorded, nothing is left
-    /// in the folder.
+    /// Runs the machine to its end and records the inputs. If the disk fills up or the engine fails, the error is
+    /// [`Error::CutOff`], and the recording replays up to its last check. If nothing could be recorded, the folder is
+    /// empty afterwards.
     pub fn run(self, inputs: impl Inputs<U>) -> Result<EndRecord<U>, Error> {
         let NewRecording { machine, folder, log, power_on, checks, checkpoints } = self;
         let mut recorder = Recorder::new(inputs, log, power_on);
@@ -107,7 +107,7 @@ fn run_to_end<U: Unit, I: Inputs<U>>(
     }
 }
 
-/// What to say when the recording could not be carried on: what is there is not lost.
+/// The error for a recording that stopped early: it says that the part recorded so far is not lost.
 fn cut_off<U: Unit>(error: Error, folder: &Path, machine: &Machine<U>) -> Error {
     let cause = match error {
         Error::Checkpoints(StoreError { path, kind: StoreErrorKind::Io { what, source } }) => {

@@ -1,5 +1,5 @@
-//! A recording on disk: a directory with a manifest that a person can read, and the event log. `FORMAT.md`
-//! describes both. Opening reads the manifest and looks through the log; it builds no machine.
+//! A recording on disk: a directory with a readable manifest and the event log. `FORMAT.md` describes both. Opening
+//! reads the manifest and the log; it builds no machine.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,23 +28,23 @@ use machine::unit::Unit;
 pub struct Recording<C> {
     /// Its directory.
     pub path: PathBuf,
-    /// What it is of. Paths of images that lie in the recording are made whole.
+    /// The recording's manifest. The paths of carried images include the recording's directory.
     pub manifest: Manifest,
-    /// Its events.
+    /// The event log.
     pub log: Arc<Log<C>>,
-    /// What the log was recounted from, if it was.
+    /// The log that was recounted, if this one is a recounted log.
     pub recounted: Option<Arc<Recounted>>,
 }
 
-/// What a log that counts instructions was recounted from, whole or from some exit on.
+/// The log of exits from which a log of instructions was recounted, as a whole or from some exit on.
 #[derive(Clone, Debug)]
 pub struct Recounted {
     /// The log, which counts exits.
     pub log: Arc<Log<Exits>>,
-    /// The exit at which what was recounted begins: 0 where it is the whole run.
+    /// The exit at which the recounted part begins: 0 for the whole run.
     pub from: Exits,
-    /// Events of it that the recounted log leaves out: all before that exit but power-on, with which every
-    /// log begins.
+    /// Number of events that the recounted log leaves out: all before that exit except power-on, with which every log
+    /// begins.
     pub skipped: usize,
 }
 
@@ -54,8 +54,8 @@ impl Recounted {
         if index == 0 { 0 } else { index + self.skipped }
     }
 
-    /// Where in the recounted log an event of the whole run is; `None` where it lies before what was
-    /// recounted.
+    /// The index in the recounted log of an event of the whole run; `None` if the event lies before the recounted
+    /// part.
     pub fn index_of(&self, number: usize) -> Option<usize> {
         match (number, self.from.number()) {
             (number, 0) => Some(number),
@@ -66,20 +66,20 @@ impl Recounted {
 }
 
 impl<C: Unit> Recording<C> {
-    /// Whether it is the end of a run only, recounted from some exit on: it begins with a checkpoint.
+    /// Whether this is only the end of a run, recounted from some exit on. Such a recording begins with a checkpoint.
     pub fn is_part(&self) -> bool {
         self.recounted.as_ref().is_some_and(|exits| exits.from > Exits(0))
     }
 
-    /// Makes the directory and the manifest, in the format that is usual now, and opens the log for writing. An existing
-    /// recording is never overwritten.
+    /// Makes the directory and the manifest, in the default format, and opens the log for writing. Never overwrites
+    /// an existing recording.
     pub fn create(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
         create_folder(path)?;
         Recording::<C>::begin(path, machine)
     }
 
-    /// As [`Recording::create`], of a machine that goes on from a state, in a folder that is there and empty. `cut` says what
-    /// it is cut out of, if it is; such a state is made small.
+    /// As [`Recording::create`], for a machine that starts from a state, in an existing empty folder. `cut` describes
+    /// the longer recording's missing part, if there is one. The state of a cut recording is stored in small form.
     pub fn begin_from(
         path: &Path,
         machine: &MachineConfig,
@@ -96,12 +96,12 @@ impl<C: Unit> Recording<C> {
         Recording::<C>::begin_as(path, &manifest)
     }
 
-    /// As [`Recording::create`], in a folder that is there and empty.
+    /// As [`Recording::create`], in an existing empty folder.
     pub fn begin(path: &Path, machine: &MachineConfig) -> Result<LogWriter, Error> {
         Recording::<C>::begin_as(path, &Manifest::new(machine.clone()))
     }
 
-    /// As [`Recording::begin`], with this manifest: the recording is written in its format.
+    /// As [`Recording::begin`], with this manifest and in the manifest's format.
     pub fn begin_as(path: &Path, manifest: &Manifest) -> Result<LogWriter, Error> {
         let begun = Recording::<C>::write_beginning(path, manifest);
         if begun.is_err() {
@@ -119,22 +119,22 @@ impl<C: Unit> Recording<C> {
         Ok(log)
     }
 
-    /// Reads the images that the recording was made with and checks that they are still the same. A disk image is not hashed
-    /// if it is the file that was hashed last, by its size, times and inode.
+    /// Reads the images that the recording was made with, and checks that they have not changed. A disk image is not
+    /// hashed if it is the file hashed last: size, times and inode are the same.
     pub fn read_images(&self) -> Result<Images, Error> {
         let images = self.manifest.machine.read_images(self.manifest.format)?;
         disk_seen::check(&self.path, &self.manifest.machine)?;
         Ok(images)
     }
 
-    /// Opens the recording's checkpoints for reading, and checks that they are of this recording; `None`
-    /// where it has none. Their positions are in what the recording counts. Those that are damaged are left
-    /// out, with a warning; pages that are damaged are noticed when they are read.
+    /// Opens the recording's checkpoints for reading, and checks that they belong to the recording; `None` if it has
+    /// none. Their positions are in the recording's unit. Leaves out damaged checkpoints, with a warning. Damaged
+    /// pages are noticed when they are read.
     pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         open_around_damage(&self.path, &self.log)
     }
 
-    /// As [`Recording::checkpoints`], and refuses them where any is damaged.
+    /// As [`Recording::checkpoints`], but any damage is an error.
     pub fn whole_checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         open_checkpoints(&self.path, &self.log)
     }
@@ -166,7 +166,7 @@ impl<C: Unit> Recording<C> {
     }
 }
 
-/// A recording that was just opened: what it counts in decides what can be done with it.
+/// An opened recording, of either unit.
 #[derive(Clone, Debug)]
 pub enum Opened {
     /// Made by the software engine.
@@ -175,11 +175,11 @@ pub enum Opened {
     ByExits(Recording<Exits>),
 }
 
-/// Removes what lies in the folder of a recording that could not begin: nobody shall take it for one. The folder itself is the
-/// caller's.
+/// Empties the folder of a recording that could not begin: nobody shall mistake the rest for a recording. The folder
+/// itself is the caller's.
 pub(super) fn forget_beginning(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        // Why it could not begin is told, and more important than what stays.
+        // The caller reports why the recording could not begin. That matters more than files that stay behind.
         let _ = match entry.file_type() {
             Ok(kind) if kind.is_dir() => std::fs::remove_dir_all(entry.path()),
             _ => std::fs::remove_file(entry.path()),
@@ -187,7 +187,7 @@ pub(super) fn forget_beginning(folder: &Path) {
     }
 }
 
-/// Refuses what cannot be a recording.
+/// Refuses a path that cannot be a recording.
 pub(super) fn must_be_a_directory(path: &Path) -> Result<(), Error> {
     if path.is_dir() {
         return Ok(());
@@ -206,7 +206,7 @@ impl Opened {
         })
     }
 
-    /// What it is of.
+    /// The recording's manifest.
     pub fn manifest(&self) -> &Manifest {
         match self {
             Opened::ByInstructions(recording) => &recording.manifest,
@@ -215,7 +215,7 @@ impl Opened {
     }
 }
 
-/// Evaluates an expression with the recording in an [`Opened`], whichever count it is in.
+/// Evaluates an expression with the recording in an [`Opened`], of either unit.
 #[macro_export]
 macro_rules! with_recording {
     ($opened:expr, $recording:ident => $body:expr) => {
@@ -226,7 +226,7 @@ macro_rules! with_recording {
     };
 }
 
-/// Makes the folder of the images that a recording carries, unless it is there.
+/// Makes the folder of carried images, unless it exists.
 pub(super) fn create_images(recording: &Path) -> Result<(), Error> {
     let images = recording.join(IMAGES);
     if images.is_dir() {
@@ -235,7 +235,7 @@ pub(super) fn create_images(recording: &Path) -> Result<(), Error> {
     std::fs::create_dir(&images).map_err(Error::file("create", &images))
 }
 
-/// Makes the folder of a recording. An existing one is never overwritten.
+/// Makes a recording's folder. Never overwrites an existing one.
 pub fn create_folder(path: &Path) -> Result<(), Error> {
     std::fs::create_dir(path).map_err(|source| Error::file("create", path)(existing(source)))
 }

@@ -1,63 +1,65 @@
-//! How often checkpoints are taken. It follows from the run alone, not from how fast the host is.
+//! Decides when checkpoints are taken. The decision follows from the run alone, not from the host's speed.
 
 use checkpoint::Policy;
 
 use machine::position::Moment;
 use machine::unit::Unit;
 
-/// How often a recorder takes checkpoints, and what it keeps.
+/// How often a recorder takes checkpoints, and which of them it keeps.
 ///
-/// A page costs instructions, and a run earns them. A checkpoint is taken once the run has saved what its pages cost. A run
-/// begins with a credit, because a guest that boots writes so much that it would save for seconds.
+/// Each page of a checkpoint costs instructions, and the run earns them. A checkpoint is due once the run has saved
+/// the cost of its pages. A run begins with a credit: a booting guest writes so much that it would have to save for
+/// seconds.
 #[derive(Clone, Debug)]
 pub struct CheckpointOptions {
     /// Virtual time between two checkpoints.
     pub interval_ns: u64,
-    /// Instructions between two checkpoints at least, but for the rare ones of an idle guest, and those that
-    /// are taken for the sake of written disk blocks.
+    /// Least number of instructions between two checkpoints. Exceptions are the rare checkpoints of an idle guest,
+    /// and checkpoints that store held disk blocks.
     pub min_steps: u64,
-    /// Instructions that a page of a checkpoint costs: what bounds the share of the run's time that checkpoints take.
+    /// Cost of a page in instructions. It bounds the share of the run's time that checkpoints take.
     pub page_rest_steps: u64,
-    /// The same where exits are counted, in virtual time.
+    /// Cost of a page in virtual time, where exits are counted.
     pub page_rest_ns: u64,
-    /// Instructions since the last of the states that are kept in memory for the end, or since the last checkpoint, at
-    /// least, for each page that is copied for the next.
+    /// Least number of instructions between two of the states held in memory for the end, for each page copied. The
+    /// last checkpoint counts as such a state.
     pub trail_rest_steps: u64,
-    /// Instructions since the last checkpoint from which on the run's end has one whatever it costs: fewer are replayed in a
-    /// fraction of a second.
+    /// If the last checkpoint is at least this many instructions back, the run's end gets one at any cost. A debugger
+    /// replays fewer in a fraction of a second.
     pub end_steps: u64,
-    /// What a run has saved when it begins. It never saves more from one checkpoint to the next.
+    /// What a run has saved when it begins. It is also the most that a run can save.
     pub credit_steps: u64,
     /// Instructions between two looks at whether a checkpoint is due.
     pub slice_steps: u64,
-    /// Virtual time between two looks, at least, where exits are counted: a guest makes thousands of them in
-    /// a second, or hardly any. The look comes at the next exit.
+    /// Least virtual time between two looks, where exits are counted: a guest makes thousands of exits in a second,
+    /// or hardly any. The look comes at the next exit.
     pub slice_ns: u64,
-    /// Which checkpoints are kept.
+    /// The policy that decides which checkpoints are kept.
     pub policy: Policy,
 }
 
 impl CheckpointOptions {
-    /// The time between checkpoints that nobody chose. A session's first step back replays half of it on average.
+    /// The default time between checkpoints. On average, a session's first step back replays half of this time.
     pub const INTERVAL_NS: u64 = 250_000_000;
-    /// The share of the run's time that checkpoints may take, in hundredths.
+    /// The default share of the run's time that checkpoints may take, in percent.
     pub const OVERHEAD_PERCENT: f64 = 4.0;
 
-    /// These options where checkpoints may take so many hundredths of the run's time.
+    /// These options, with checkpoints that take this percentage of the run's time.
     pub fn with_overhead(self, percent: f64) -> CheckpointOptions {
         let rest = |page: f64| (page * 100.0 / percent) as u64;
         CheckpointOptions { page_rest_steps: rest(PAGE_STEPS), page_rest_ns: rest(PAGE_NS), ..self }
     }
 
-    /// These options where checkpoints may take any time.
+    /// These options, with checkpoints at any cost.
     pub fn at_any_cost(self) -> CheckpointOptions {
         CheckpointOptions { page_rest_steps: 0, page_rest_ns: 0, ..self }
     }
 }
 
-/// Storing a page takes as long as so many steps of the software engine: copying it and packing it with LZ4.
+/// Time to store a page, in steps of the software engine: copying it and packing it with LZ4.
 const PAGE_STEPS: f64 = 2_500.0;
-/// Where exits are counted, virtual time passes with the host's. KVM gets further in it than the software CPU.
+/// Time to store a page where exits are counted: virtual time then passes as the host's does. KVM executes more in it
+/// than the software CPU.
 const PAGE_NS: f64 = 10_000.0;
 
 impl Default for CheckpointOptions {
@@ -67,10 +69,10 @@ impl Default for CheckpointOptions {
             min_steps: 50_000_000,
             page_rest_steps: 0,
             page_rest_ns: 0,
-            // Copying one takes as long as 1,000, so this is one part in 100.
+            // Copying a page takes as long as 1,000 instructions, so this is one part in 100.
             trail_rest_steps: 1_000 * 100,
             end_steps: 100_000_000,
-            // 16,000 pages.
+            // The cost of 16,000 pages.
             credit_steps: 1_000_000_000,
             // Some milliseconds.
             slice_steps: 10_000_000,
@@ -81,13 +83,13 @@ impl Default for CheckpointOptions {
     }
 }
 
-/// After this virtual time the next look takes a checkpoint whatever it costs. For an idle guest it passes in
-/// no time of the host; a busy guest that does not write gigabytes can afford a checkpoint long before.
+/// After this much virtual time, the next look takes a checkpoint at any cost. An idle guest's virtual time passes in
+/// no host time. A busy guest that does not write gigabytes can afford a checkpoint long before.
 const LONGEST_NS: u64 = 100_000_000_000;
-/// Written disk blocks that are held in memory until a checkpoint is taken for their sake: 96 MiB.
+/// Written disk blocks that are held in memory before a checkpoint is taken to store them: 96 MiB.
 const MAX_HELD_BLOCKS: usize = 24_576;
 
-/// Pages that the end's checkpoint may have whatever they cost: some milliseconds.
+/// A checkpoint at the end with at most this many pages is always taken: it costs some milliseconds.
 const FREE_PAGES: u64 = 1024;
 
 /// Decides when a checkpoint is due.
@@ -100,14 +102,14 @@ pub(super) struct Pace<C> {
     end_steps: u64,
     credit: i64,
     pub last: Moment<C>,
-    /// What was saved up to there, in what [`Unit::cost`] gives; less than nothing is a debt.
+    /// What the run had saved at the last checkpoint, in the unit of [`Unit::cost`]; a negative number is a debt.
     saved: i64,
-    /// What the next checkpoint costs at least, as far as that is known: written pages do not become fewer.
+    /// Least cost of the next checkpoint, as far as it is known: the number of written pages never falls.
     known_cost: i64,
 }
 
 impl<C: Unit> Pace<C> {
-    /// A machine stands where a checkpoint of it is, or at its first instruction.
+    /// Begins at a checkpoint, or at the machine's first instruction.
     pub fn begin(options: &CheckpointOptions, last: Moment<C>) -> Pace<C> {
         let CheckpointOptions {
             interval_ns,
@@ -133,8 +135,8 @@ impl<C: Unit> Pace<C> {
         }
     }
 
-    /// Whether a checkpoint is to be taken now, where `held_blocks` written disk blocks are held in memory. `written` counts
-    /// the pages that it would have, which is asked only where the pages counted before can be afforded.
+    /// Whether to take a checkpoint now. `held_blocks` is the number of written disk blocks in memory. `written`
+    /// counts the pages to store; it is called only if the run can afford the last count.
     pub fn due<E>(
         &mut self,
         now: Moment<C>,
@@ -150,8 +152,8 @@ impl<C: Unit> Pace<C> {
         }
         let saved = self.saved_at(now);
         if !C::NAMES_ONE_PLACE {
-            // What is recorded here is recounted from a checkpoint on before it can be debugged, which takes far longer than
-            // running it did: the first checkpoint is not waited for, and each is paid afterwards.
+            // This run is recounted from a checkpoint before it can be debugged, which takes far longer than running
+            // it. So the first checkpoint comes at once, and each is paid for afterwards.
             return Ok(saved >= 0);
         }
         if saved < self.known_cost {
@@ -161,8 +163,8 @@ impl<C: Unit> Pace<C> {
         Ok(saved >= self.known_cost)
     }
 
-    /// Whether the run's end, which is here, is to have a checkpoint, of so many pages: it can be afforded, or the way to the
-    /// end would be long without it.
+    /// Whether the run's end, which is here, gets a checkpoint of this many pages. It does if the run can afford it,
+    /// or if the last checkpoint is far back.
     pub fn due_at_end(&self, now: Moment<C>, pages: u64) -> bool {
         !C::NAMES_ONE_PLACE
             || pages <= FREE_PAGES
@@ -170,7 +172,7 @@ impl<C: Unit> Pace<C> {
             || self.saved_at(now) >= self.cost_of(pages)
     }
 
-    /// What the run earned since the last checkpoint.
+    /// What the run has earned since the last checkpoint.
     fn earned(&self, now: Moment<C>) -> u64 {
         C::cost(now.count - self.last.count, now.time_ns - self.last.time_ns)
     }
@@ -183,11 +185,11 @@ impl<C: Unit> Pace<C> {
         signed(C::cost(pages.saturating_mul(self.page_rest_steps), pages.saturating_mul(self.page_rest_ns)))
     }
 
-    /// A checkpoint of this number of pages was taken.
+    /// Notes that a checkpoint of this many pages was taken.
     pub fn taken(&mut self, now: Moment<C>, pages: u64) {
         let cost = self.cost_of(pages);
         self.saved = if C::NAMES_ONE_PLACE {
-            // Of one that had to be taken, no more than the credit is paid afterwards: else none might come for hours.
+            // A checkpoint at any cost leaves a debt of at most the credit: else no other might come for hours.
             self.saved_at(now).saturating_sub(cost).clamp(-self.credit, self.credit)
         } else {
             -cost
@@ -268,7 +270,7 @@ mod tests {
         let late = next + 10 * credit;
         pace.taken(at(late, 0), 1);
         assert!(!due(&mut pace, at(late + interval, 0), 22_501), "no more than the credit is saved");
-        // Written blocks must be stored at once.
+        // Too many written blocks force a checkpoint.
         pace.taken(at(late + 1, 0), 1_000_000);
         assert!(!due(&mut pace, at(late + credit, 0), 1));
         assert!(due(&mut pace, at(late + credit + 100_001, 0), 1), "a debt is no more than the credit");

@@ -1,7 +1,7 @@
-//! A note in the recording that the guest's kernel panicked, where the run went on behind it: the end of the log then says that
-//! the guest reset itself, or was ended.
+//! A note in the recording that the guest's kernel panicked. It is written if the run went on after the panic: the
+//! log's end then says only that the guest reset itself, or was ended.
 //!
-//! The note is for people. Nothing that replays looks at it, and packs leave it out.
+//! The note is for people. Replay ignores it, and packs leave it out.
 
 use std::path::Path;
 
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::PANICKED;
 
-/// No note is larger.
+/// The largest note that is read.
 const MAX_NOTE_BYTES: u64 = 16_384;
-/// A line is cut here.
+/// Longer lines are cut here.
 const MAX_LINE_CHARS: usize = 1024;
 
 #[derive(Serialize, Deserialize)]
@@ -20,7 +20,7 @@ struct Note {
     line: String,
 }
 
-/// Writes the note. That it cannot be written is no harm.
+/// Writes the note. Failing to write it does no harm.
 pub fn write_panic_note(folder: &Path, line: &str) {
     let note = Note { line: line.chars().take(MAX_LINE_CHARS).collect() };
     let text = serde_json::to_string(&note).expect("plain data in memory always serializes");
@@ -29,8 +29,8 @@ pub fn write_panic_note(folder: &Path, line: &str) {
     }
 }
 
-/// The first line of the kernel's report, if there is such a note. It may be a stranger's: what a terminal would obey is taken
-/// out.
+/// The first line of the kernel's report, if there is a note. The note may come from a stranger, so control
+/// characters are replaced.
 pub fn read_panic_note(folder: &Path) -> Option<String> {
     let bytes = plain_file::read(&folder.join(PANICKED), MAX_NOTE_BYTES).ok()?;
     let Note { line } = serde_json::from_slice(&bytes).ok()?;

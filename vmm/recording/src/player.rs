@@ -1,5 +1,5 @@
-//! Inputs from a log: the player gives each recorded event again at the point where it was recorded, and
-//! checks that the machine is then in the state that was recorded. It never asks the host for anything.
+//! Inputs from a log. The player gives each recorded event at the point where it was recorded, and checks that the
+//! machine is then in the recorded state. It never asks the host for anything.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ use machine::unit::Unit;
 /// How much of the machine is compared with the recording's checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scrutiny {
-    /// Nothing at all: events are given wherever they belong, whatever the machine looks like there. For
-    /// comparing one replay with another instead of with the recording.
+    /// Nothing: events are given at their places, whatever state the machine is in. This is for comparing one replay
+    /// with another.
     Nothing,
     /// The registers, at every event and every check.
     #[default]
     Registers,
-    /// Devices and RAM as well, wherever the recording noted them.
+    /// Devices and RAM as well, wherever the recording noted their hashes.
     Everything,
 }
 
-/// What part of a machine a difference is in: it tells since when it may have been there.
+/// The part of a machine in which a difference was found. It tells how old the difference may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Registers and counts, which every record has.
@@ -38,31 +38,32 @@ pub enum Part {
     Devices,
     /// RAM.
     Ram,
-    /// What is compared at the end only.
+    /// The parts that are compared only at the end.
     Whole,
 }
 
-/// Where instructions are counted, a recorder writes a check for each 16 million of them, and readers refuse a log that lacks
-/// these: it would be replayed for hours without a sign of life.
+/// A longer stretch without a record is refused, where instructions are counted. A recorder writes a check for each
+/// 16 million instructions. Without this limit, a bad log would be replayed for hours without a sign of life.
 pub const MOST_STEPS_WITHOUT_RECORD: u64 = 1 << 32;
-/// Where exits are counted, a recorder stops a guest that makes none after a fifth of a second at the latest, and the stop counts as
-/// an exit. A processor executes fewer instructions in that time: four in each cycle of 5 GHz. So a longer stretch was not recorded.
+/// A longer stretch without an exit is a divergence, where exits are counted. A recorder stops a guest that makes no
+/// exit after a fifth of a second at the latest, and counts the stop as an exit. A processor executes fewer
+/// instructions in that time: four in each cycle of 5 GHz.
 pub const MOST_STEPS_WITHOUT_EXIT: u64 = 1 << 32;
 
-/// Gives recorded events.
+/// Inputs that come from a log.
 pub struct Player<C> {
     log: Arc<Log<C>>,
     power_on: PowerOn,
     next: Cursor<C>,
-    /// The piece of the log in which the next place is.
+    /// The piece of the log that holds the next entry.
     piece: Arc<Piece<C>>,
     scrutiny: Scrutiny,
     /// The run ends where this event is due.
     end_before: Option<usize>,
     most_without_exit: u64,
-    /// Receives console output, where it is shown.
+    /// Receives console output, if it is shown.
     output: Option<Box<Output>>,
-    /// Receives the network's frames, where they are looked at.
+    /// Receives the network's frames, if anybody looks at them.
     frames: Option<Box<Frames<C>>>,
 }
 
@@ -72,7 +73,7 @@ type Output = dyn FnMut(&[u8]) -> Result<(), Error> + Send;
 /// A frame that passed between the guest and its network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame<C> {
-    /// Where it came in, or the instruction that sent it is the next one.
+    /// The point where it came in; for a sent frame, the instruction that follows sent it.
     pub at: Moment<C>,
     /// Whether the guest sent it.
     pub is_sent: bool,
@@ -83,7 +84,7 @@ pub struct Frame<C> {
 /// Takes frames.
 type Frames<C> = dyn FnMut(Frame<C>) -> Result<(), Error> + Send;
 
-/// What the log has next.
+/// The next entry of the log.
 enum Next<'a, C> {
     Event(&'a EventRecord<C>),
     Check(&'a CheckRecord<C>),
@@ -111,23 +112,23 @@ impl<C: Unit> Player<C> {
         })
     }
 
-    /// Ends the run where an event is due, in place of giving it.
+    /// Ends the run where an event is due, instead of giving the event.
     pub fn end_before(&mut self, event: usize) {
         self.end_before = Some(event);
     }
 
-    /// Replaces [`MOST_STEPS_WITHOUT_EXIT`], for tests that do not wait so long.
+    /// Replaces [`MOST_STEPS_WITHOUT_EXIT`], for tests that cannot wait so long.
     #[doc(hidden)]
     pub fn set_most_without_exit(&mut self, steps: u64) {
         self.most_without_exit = steps;
     }
 
-    /// Says how much to compare.
+    /// Sets how much to compare.
     pub fn set_scrutiny(&mut self, scrutiny: Scrutiny) {
         self.scrutiny = scrutiny;
     }
 
-    /// What the machine was given at power-on.
+    /// The machine's inputs at power-on.
     pub fn power_on(&self) -> &PowerOn {
         &self.power_on
     }
@@ -137,39 +138,39 @@ impl<C: Unit> Player<C> {
         self.output = Some(Box::new(sink));
     }
 
-    /// Shows the network's frames to `sink`, both those that come in and those that the guest sends.
+    /// Shows the network's frames to `sink`, both received and sent ones.
     pub fn on_frame(&mut self, sink: impl FnMut(Frame<C>) -> Result<(), Error> + Send + 'static) {
         self.frames = Some(Box::new(sink));
     }
 
-    /// Sends console output nowhere any more.
+    /// Stops showing console output.
     pub fn without_output(&mut self) {
         self.output = None;
     }
 
-    /// Whether console output goes anywhere.
+    /// Whether console output is shown.
     pub fn shows_output(&self) -> bool {
         self.output.is_some()
     }
 
-    /// How far this player is.
+    /// This player's place in the log.
     pub fn cursor(&self) -> Cursor<C> {
         self.next
     }
 
-    /// Goes to a cursor, of which only events and checks need be right.
+    /// Moves to a cursor. Only the cursor's numbers of events and checks need be right.
     pub fn set_cursor(&mut self, cursor: Cursor<C>) -> Result<(), Error> {
         let log_check = self.log.check_behind(cursor.event, cursor.check)?.unwrap_or_default();
         self.next = Cursor { log_check, ..cursor };
         self.turn_to_next()
     }
 
-    /// The log that it gives.
+    /// The log that is played.
     pub fn log(&self) -> &Log<C> {
         &self.log
     }
 
-    /// Moves behind the next place in the log.
+    /// Moves behind the next entry of the log.
     fn advance(&mut self) -> Result<(), Error> {
         let place = self.next.entry();
         match self.piece.entry(place) {
@@ -181,7 +182,7 @@ impl<C: Unit> Player<C> {
         self.turn_to_next()
     }
 
-    /// Gets the piece of the log in which the next place is.
+    /// Loads the piece of the log that holds the next entry.
     fn turn_to_next(&mut self) -> Result<(), Error> {
         if !self.piece.contains(self.next.entry()) {
             self.piece = self.log.piece_of(self.next.entry())?;
@@ -189,12 +190,12 @@ impl<C: Unit> Player<C> {
         Ok(())
     }
 
-    /// Whether everything in the log has been given and compared.
+    /// Whether all of the log has been given and compared.
     pub fn finished(&self) -> bool {
         matches!(self.next(), Next::Nothing)
     }
 
-    /// A difference at `at`, with the recorded events around the next one.
+    /// A difference at `at`, with the recorded events around the next entry.
     pub fn divergence(
         &self,
         at: Moment<C>,
@@ -221,7 +222,7 @@ impl<C: Unit> Player<C> {
         }))
     }
 
-    /// The last point where a part was compared and found equal.
+    /// The last point where a comparison of this part found no difference.
     fn last_good_of(&self, part: Part) -> Moment<C> {
         let noted = |check: &CheckRecord<C>| match part {
             Part::Devices => check.devices_hash.is_some(),
@@ -246,7 +247,7 @@ impl<C: Unit> Player<C> {
         }
     }
 
-    /// What the next thing in the log is a check of, if it is one.
+    /// The parts that the next entry checks; `None` if it is no check.
     pub fn next_check_parts(&self) -> Option<CheckParts> {
         match self.next() {
             Next::Check(check) => Some(check.parts()),
@@ -254,7 +255,7 @@ impl<C: Unit> Player<C> {
         }
     }
 
-    /// Moves behind the checks that are due at this moment or before, for who compares nothing.
+    /// Skips the checks up to this moment, for callers that compare nothing.
     pub fn pass_checks(&mut self, now: Moment<C>) -> Result<(), Error> {
         while matches!(self.next(), Next::Check(check) if check.at <= now) {
             self.advance()?;
@@ -270,7 +271,7 @@ impl<C: Unit> Player<C> {
         }
     }
 
-    /// The event that comes in exactly here, if it is the next thing in the log.
+    /// The event that comes in exactly here, if it is the next entry.
     fn due(&self, view: &View<'_, C>) -> Result<Option<&EventRecord<C>>, Error> {
         let Some(at) = self.next_moment() else { return Ok(None) };
         if view.moment < at {
@@ -282,11 +283,11 @@ impl<C: Unit> Player<C> {
             return Err(self.divergence(view.moment, Part::Registers, "the point of a record", then, now));
         }
         if is_answer {
-            // The next instruction asks for it.
+            // The next instruction asks for this answer.
             return Ok(None);
         }
         let Next::Event(next) = self.next() else { return Ok(None) };
-        // Where the guest was stopped, exits alone may lead this far and not there yet.
+        // The exits may all be counted before the guest reaches the place where it was stopped.
         let on_the_way = !C::NAMES_ONE_PLACE && is_stop(next) && view.stopped.is_none();
         Ok((!on_the_way).then_some(next))
     }
@@ -294,8 +295,7 @@ impl<C: Unit> Player<C> {
     fn compare_event(&self, view: &View<'_, C>, expected: &EventRecord<C>) -> Result<(), Error> {
         let mut actual = EventRecord::of(view, expected.event.clone());
         if !C::NAMES_ONE_PLACE {
-            // How many branches there were helps to find a place, but is no part of it: not every engine
-            // counts them.
+            // The number of branches helps to find a place, but does not define it: not every engine counts branches.
             if expected.branches != 0 && actual.branches != 0 && expected.branches != actual.branches {
                 let (then, now) = (expected.branches, actual.branches);
                 log::warn!("a branch counter is not exact: {then} when it was recorded, {now} now");
@@ -309,7 +309,7 @@ impl<C: Unit> Player<C> {
         let at = actual.at;
         self.compare_registers(at, Registers::of_check(expected), Registers::of_check(actual))?;
         if self.scrutiny != Scrutiny::Everything {
-            // A replay that was not asked to look at devices and RAM has nothing to compare.
+            // A replay that does not compare devices and RAM has nothing to do here.
             return Ok(());
         }
         let devices = |check: &CheckRecord<C>| check.devices_hash.as_ref().map(|hash| hex(hash));
@@ -352,7 +352,7 @@ impl<C: Unit> Player<C> {
     }
 }
 
-/// What every record says of the registers.
+/// The registers as every record has them.
 #[derive(PartialEq, Eq)]
 struct Registers<C> {
     at: Moment<C>,
@@ -399,10 +399,10 @@ impl<C: Unit> Inputs<C> for Player<C> {
 
     fn next_poll(&self, now: Moment<C>) -> C {
         match self.next_moment() {
-            // What answers an instruction comes in while it is executed.
+            // An answer comes in while its instruction executes.
             Some(at) if matches!(self.next(), Next::Event(event) if event.event.is_answer()) => at.count + 1,
             Some(at) if at.count > now.count => at.count,
-            // An exit that comes before the place where the guest was stopped is a difference.
+            // An exit before the place where the guest was stopped is a difference.
             Some(_) if matches!(self.next(), Next::Event(event) if is_stop(event)) => now.count + 1,
             _ => C::MAX,
         }
@@ -410,7 +410,7 @@ impl<C: Unit> Inputs<C> for Player<C> {
 
     fn without_exit(&self, now: Moment<C>, executed: u64) -> Result<u64, Error> {
         if C::NAMES_ONE_PLACE {
-            // The next record says how far it is.
+            // The next record bounds the stretch.
             return Ok(u64::MAX);
         }
         match self.most_without_exit.checked_sub(executed) {
@@ -472,7 +472,7 @@ impl<C: Unit> Inputs<C> for Player<C> {
         let nothing = DeviceInputV1::nothing_there(*ask);
         let at = at.at;
         let recorded = match self.next() {
-            // The end of the log may be missing, and the replay ends here.
+            // The log was cut off, and the replay ends here.
             Next::Nothing if self.log.end.is_none() => return Ok(nothing),
             Next::Event(record) if record.event.is_answer() => Some(record),
             _ => None,

@@ -1,11 +1,11 @@
-//! A machine together with its description: all that it takes to record it.
+//! A machine together with its description, ready to be recorded.
 //!
 //! ```text
 //!   Recordable ── record_in ──────────► NewRecording ── run(inputs) ──► the end of the run
 //!              └─ record_from_here ──►
 //! ```
 //!
-//! A [`Recordable`] is made before the recording's files are. So a program can give up its privileges between the two: see
+//! A program makes a [`Recordable`] before the recording's files. It can give up its privileges between the two: see
 //! `ttvm record`.
 
 use std::path::Path;
@@ -24,24 +24,24 @@ use crate::manifest::Cut;
 use crate::new_recording::NewRecording;
 use crate::opened::{Recording, create_folder};
 
-/// See the module.
+/// A machine that can be recorded: see the module.
 pub struct Recordable<U> {
     /// The machine. It may run without being recorded; [`Recordable::record_from_here`] records the rest.
     pub machine: Machine<U>,
     config: MachineConfig,
     power_on: PowerOn,
     beginning: Beginning,
-    /// The images that one recording carries; none of any other.
+    /// The images that a recording carries, if it does. No other recording carries them.
     carried: Option<CarriedImages>,
 }
 
-/// Where the machine's first place comes from.
+/// Where the machine's starting state comes from.
 enum Beginning {
     /// The machine was built at power-on.
     PowerOn,
-    /// The machine goes on from this, of a run that another recording has, or did not end.
+    /// The machine starts from this state. The state is from a run that another recording has, or that did not end.
     State(Box<StartingState>, Option<Cut>),
-    /// A recording began there, or nobody will want one that does.
+    /// No recording can begin any more: one began already, or the caller has given up the beginning.
     Gone,
 }
 
@@ -60,8 +60,9 @@ impl<U: Unit> Recordable<U> {
         Ok(Recordable { machine, config, power_on, beginning: Beginning::PowerOn, carried: None })
     }
 
-    /// As [`Recordable::on`], for a recording that is to carry its images, in a folder that exists and is empty. They are copied
-    /// there now. A disk image is not copied, nor is an image above 256 MiB where the file system cannot share its blocks.
+    /// As [`Recordable::on`], for a recording that carries its images, in an existing empty folder. Copies the images
+    /// there now. A disk image is not copied; nor is an image above 256 MiB, unless the file system can share its
+    /// blocks.
     ///
     /// [`Recordable::record_in_empty`] must be given the same folder.
     pub fn carrying_images(
@@ -77,7 +78,8 @@ impl<U: Unit> Recordable<U> {
         Ok(Recordable { machine, config, power_on, beginning: Beginning::PowerOn, carried: Some(carried) })
     }
 
-    /// A machine that goes on from `start`, which was taken from a replay of `recording`. The recording stays as it is.
+    /// A machine that starts from `start`, which was taken from a replay of `recording`. The recording does not
+    /// change.
     pub fn going_on(
         engine: EngineKind,
         recording: &Recording<Instructions>,
@@ -93,7 +95,7 @@ impl<U: Unit> Recordable<U> {
         Ok(Recordable { machine, config, power_on, beginning, carried: None })
     }
 
-    /// Notes that what is recorded is a part of a longer recording.
+    /// Marks the new recording as a part of a longer one.
     pub fn cut_out(mut self, cut: Cut) -> Self {
         if let Beginning::State(_, noted) = &mut self.beginning {
             *noted = Some(cut);
@@ -106,7 +108,7 @@ impl<U: Unit> Recordable<U> {
         &self.config
     }
 
-    /// The machine's description as a recording in this folder has it: images that it carries are named by where they lie in the
+    /// The machine's description as a recording in this folder stores it: carried images have their paths inside the
     /// folder.
     pub fn config_in(&self, folder: &Path) -> MachineConfig {
         match &self.carried {
@@ -115,20 +117,21 @@ impl<U: Unit> Recordable<U> {
         }
     }
 
-    /// Frees what only [`Recordable::record_in`] needs: it may be as large as the guest's memory.
+    /// Frees the starting state, which only [`Recordable::record_in`] needs. It may be as large as the guest's
+    /// memory.
     pub fn forget_beginning(&mut self) {
         self.beginning = Beginning::Gone;
     }
 
-    /// Makes the recording's folder and files. The recording begins where the machine does, so the machine must not have run.
-    /// An existing folder is never overwritten.
+    /// Makes the recording's folder and files. The recording begins where the machine does, so the machine must not
+    /// have run. Never overwrites an existing folder.
     pub fn record_in(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
         self.must_stand_at_its_beginning()?;
         create_folder(folder.as_ref())?;
         self.record_in_empty(folder)
     }
 
-    /// As [`Recordable::record_in`], in a folder that exists and is empty.
+    /// As [`Recordable::record_in`], in an existing empty folder.
     pub fn record_in_empty(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
         self.must_stand_at_its_beginning()?;
         let folder = folder.as_ref();
@@ -149,20 +152,20 @@ impl<U: Unit> Recordable<U> {
         Ok(())
     }
 
-    /// Makes the recording's files in a folder that exists and is empty. The recording begins where the machine stands, and the
-    /// machine counts from zero there. If this fails, the machine can go on as before.
+    /// Makes the recording's files in an existing empty folder. The recording begins where the machine stands, and
+    /// the machine counts from zero there. If this fails, the machine can continue as before.
     pub fn record_from_here(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
         let start = StartingState::of(&mut self.machine)?;
         let log = Recording::<U>::begin_from(folder.as_ref(), &self.config, &start, None)?;
         self.machine.begin_at(&start)?;
-        // RAM and disk are in the start's file now, and need not be held in memory.
+        // The start's file now has RAM and disk, so memory need not hold them.
         self.machine.begin_written()?;
         self.forget_beginning();
         Ok(NewRecording::new(&mut self.machine, folder.as_ref(), log, self.power_on.clone()))
     }
 }
 
-/// The machine's description without its start, with paths that hold in any folder.
+/// The machine's description without its starting state. Its paths are absolute.
 fn without_start(machine: &MachineConfig) -> MachineConfig {
     let mut machine =
         MachineConfig { start: Start::Kernel(machine.start.booted().clone()), ..machine.clone() };

@@ -1,6 +1,6 @@
-//! Inputs that write down what live inputs gave: the recorder passes each event on to the machine, and
-//! appends it to the log with its position and a hash of the registers. It also takes checks of the machine.
-//! Checkpoints are taken by the `checkpointer`.
+//! Inputs that record live inputs. The recorder passes each event on to the machine, and appends it to the log with
+//! its position and a hash of the registers. It also takes checks of the machine. The `checkpointer` takes
+//! checkpoints.
 
 use devices::passthrough::{AskV1, DeviceInputV1};
 
@@ -15,21 +15,21 @@ use machine::position::Moment;
 use machine::unit::Unit;
 use machine::{Format, Machine};
 
-/// Records what passes through it.
+/// Records the inputs that pass through it.
 pub struct Recorder<C, I> {
     live: I,
     log: LogWriter,
     power_on: Option<PowerOn>,
     schedule: Schedule<C>,
     console: ConsoleDigest,
-    /// Events and checks written so far, and where the last of them was.
+    /// Number of events and checks so far, and the point of the last one.
     events: usize,
     checks: usize,
     last: Moment<C>,
 }
 
 impl<C: Unit, I: Inputs<C>> Recorder<C, I> {
-    /// Records into `log`, beginning with what the machine was given at power-on.
+    /// Records into `log`, beginning with the machine's inputs at power-on.
     pub fn new(live: I, log: LogWriter, power_on: PowerOn) -> Recorder<C, I> {
         Recorder {
             live,
@@ -43,12 +43,12 @@ impl<C: Unit, I: Inputs<C>> Recorder<C, I> {
         }
     }
 
-    /// Takes checks at other distances than the usual ones.
+    /// Takes checks at these intervals instead of the usual ones.
     pub fn check_every(&mut self, intervals: Intervals) {
         self.schedule = Schedule::new(intervals);
     }
 
-    /// Writes the end of the run.
+    /// Writes the end record.
     pub fn finish(mut self, machine: &mut Machine<C>) -> Result<EndRecord<C>, Error> {
         let (console_bytes, console_hash) = self.console.finish();
         let end = EndRecord {

@@ -1,4 +1,4 @@
-//! Images that lie elsewhere now: a recording's manifest is told where.
+//! Tells a recording where its images lie now.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,21 +13,20 @@ use machine::contents_hash::Scheme;
 use machine::error::Error;
 use machine::start::Start;
 
-/// Where images lie now. What is not named stays where the manifest says.
+/// The new paths of images. An image that is not named keeps its path.
 #[derive(Clone, Debug, Default)]
 pub struct MovedImages {
     /// The kernel.
     pub kernel: Option<PathBuf>,
     /// The initial RAM disk.
     pub initrd: Option<PathBuf>,
-    /// All boot modules, in their order, or none.
+    /// All boot modules in their order, or none.
     pub modules: Vec<PathBuf>,
     /// The disk image.
     pub disk: Option<PathBuf>,
 }
 
-/// Writes these places into a recording's manifest, if there lie the same images as the recording was made with. Else it
-/// changes nothing.
+/// Writes these paths into a recording's manifest, if the recorded images lie there. Otherwise it changes nothing.
 pub fn relink(recording: &Path, moved: &MovedImages) -> Result<(), Error> {
     must_be_a_directory(recording)?;
     let file = recording.join(MANIFEST);
@@ -45,7 +44,8 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
             Err(Error::recording(recording, format!("has {images} of {what}, and {named} are named")))
         }
     };
-    // As `MachineConfig::images_mut` has them: kernel, initial RAM disk, modules, or a starting state in their place; disk.
+    // The order of `MachineConfig::images_mut`: kernel, initial RAM disk and modules, or a starting state instead;
+    // then the disk.
     let mut paths = match &machine.start {
         Start::Kernel(files) => {
             let named = usize::from(moved.initrd.is_some());
@@ -73,7 +73,8 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
     Ok(())
 }
 
-/// The image at this path, which must be the recorded one. The error has no hash of another file: the user may not be the one who is to know it.
+/// The image at this path, which must be the recorded one. The error does not show another file's hash: the user may
+/// not be allowed to know it.
 fn found(what: &str, recorded: &ImageFile, path: &Path) -> Result<ImageFile, Error> {
     let now = hash_image(path, Scheme::of(&recorded.hash))?;
     if (&now.hash, now.size_bytes) == (&recorded.hash, recorded.size_bytes) {
@@ -86,7 +87,7 @@ fn found(what: &str, recorded: &ImageFile, path: &Path) -> Result<ImageFile, Err
     Err(Error::recording(path, why))
 }
 
-/// Puts the manifest in the place of the old one, at once.
+/// Replaces the old manifest in one step.
 fn replace(file: &Path, manifest: &Manifest) -> Result<(), Error> {
     let new = file.with_extension("json.new");
     let write = || {

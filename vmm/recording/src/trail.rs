@@ -1,10 +1,9 @@
-//! Two states of a machine shortly before where it is, held in memory while it records. The recorder stores
-//! them when the run ends. A debugger that opens the recording at its end then steps backward at once,
-//! instead of replaying from the last checkpoint.
+//! Two states of a machine shortly before its present position, held in memory while it records. The recorder stores
+//! them when the run ends. A debugger that opens the recording at its end then steps backward at once, instead of
+//! replaying from the last checkpoint.
 //!
-//! A state consists of what the pages that were written since the checkpoint before it held at that point.
-//! Which of them will be written again before the end is not known, so copies are kept of all of them, up to
-//! a limit.
+//! A state consists of the pages written since the checkpoint before it, as they were at that point. We do not know
+//! which of them the guest will write again before the end. So the trail copies all of them, up to a limit.
 
 use std::collections::BTreeMap;
 
@@ -17,40 +16,40 @@ use machine::position::Moment;
 use machine::unit::Unit;
 use machine::{Format, Machine, MachineState};
 
-/// Pages and disk blocks that are held at most: 16 MiB. After more there is no trail until the next checkpoint.
+/// The most pages and disk blocks that are held: 16 MiB. Beyond it there is no trail until the next checkpoint.
 const MAX_PAGES: usize = 4096;
 
-/// See the module.
+/// The states held for the end: see the module.
 pub struct Trail<C> {
     older: Option<TrailState<C>>,
     newer: Option<TrailState<C>>,
     given_up: bool,
-    /// Distance of a state from the one before it, at least, for each page that is copied for it.
+    /// Least distance of a state from the one before it, for each page copied.
     page_rest_steps: u64,
-    /// Where the last state is, or where the trail began.
+    /// The last state's place, or where the trail began.
     last: C,
     /// The next state is not kept before this place.
     next: C,
 }
 
-/// One state.
+/// One state, held in memory.
 struct TrailState<C> {
     at: Moment<C>,
     head: CheckpointHead<C>,
     state: MachineState,
-    /// What was written since the state or the checkpoint before it; for the older state, since the
-    /// checkpoint before it.
+    /// Pages written since the state or checkpoint before this state. The older state has all pages since its
+    /// checkpoint.
     ram: BTreeMap<u64, Box<Page>>,
     disk: PageMap,
-    /// Blocks of it that were written since the checkpoint before it.
+    /// Number of held disk blocks that were written since the checkpoint before this state.
     blocks: usize,
-    /// Whether a checkpoint was taken since.
+    /// Whether a checkpoint was taken after this state.
     is_behind_checkpoint: bool,
 }
 
 impl<C: Unit> Trail<C> {
-    /// Begins where the machine stands, at a checkpoint or at its first instruction. A state is kept once there were
-    /// `page_rest_steps` for each page that it takes: paid in advance, for a guest that starts writes so much that a run may
+    /// Begins at a checkpoint, or at the machine's first instruction. A state is kept once `page_rest_steps` have
+    /// passed for each page that it copies. The run pays in advance: a starting guest writes so much that the run may
     /// end before it has paid.
     pub fn begin<U: Unit>(machine: &mut Machine<U>, page_rest_steps: u64) -> Result<Trail<C>, Error> {
         machine.begin_trail()?;
@@ -58,7 +57,7 @@ impl<C: Unit> Trail<C> {
         Ok(Trail { older: None, newer: None, given_up: false, page_rest_steps, last, next: last })
     }
 
-    /// A checkpoint was just taken here: what follows is relative to it.
+    /// Notes that a checkpoint was taken here: later states are relative to it.
     pub fn checkpoint<U: Unit>(&mut self, machine: &mut Machine<U>) -> Result<(), Error> {
         let last = joined(self.older.take(), self.newer.take());
         let older = last.map(|kept| TrailState { is_behind_checkpoint: true, ..kept });
@@ -66,13 +65,14 @@ impl<C: Unit> Trail<C> {
         Ok(())
     }
 
-    /// Forgets all states. Those that come are relative to the checkpoint that is taken next.
+    /// Forgets all states. Later states are relative to the next checkpoint.
     pub fn begin_anew<U: Unit>(&mut self, machine: &mut Machine<U>) -> Result<(), Error> {
         *self = Trail::begin(machine, self.page_rest_steps)?;
         Ok(())
     }
 
-    /// Keeps the state here, and the one kept last, unless the last is too near for what this one costs.
+    /// Keeps the state here, and the one kept last. Does nothing if the last one is too near for the cost of this
+    /// one.
     pub fn keep<U: Unit>(&mut self, machine: &mut Machine<U>, cursor: Cursor<C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         if self.given_up || at.count < self.next {
@@ -83,7 +83,7 @@ impl<C: Unit> Trail<C> {
             self.give_up();
             return Ok(());
         }
-        // They do not become fewer.
+        // The number of pages never falls.
         self.next = self.last + count as u64 * self.page_rest_steps;
         if at.count < self.next {
             return Ok(());
@@ -116,7 +116,7 @@ impl<C: Unit> Trail<C> {
         (self.older, self.newer, self.given_up) = (None, None, true);
     }
 
-    /// Hands the states that lie before `end` to the writer, each as a checkpoint.
+    /// Hands the states before `end` to the writer, each as a checkpoint.
     pub fn store(self, end: Moment<C>, format: Format, writer: &mut BackgroundWriter) -> Result<(), Error> {
         let mut before: Option<PageMap> = None;
         for kept in [self.older, self.newer].into_iter().flatten().filter(|kept| kept.at.count < end.count) {
@@ -126,7 +126,7 @@ impl<C: Unit> Trail<C> {
             }
             let nothing = PageMap::new(kept.disk.len());
             for (block, contents) in kept.disk.changed_since(before.as_ref().unwrap_or(&nothing)) {
-                // Others lie in an earlier checkpoint.
+                // Other blocks lie in an earlier checkpoint.
                 if let PageRef::Held(contents) = contents {
                     writer.page(Space::Disk, block, contents)?;
                 }
@@ -138,7 +138,7 @@ impl<C: Unit> Trail<C> {
     }
 }
 
-/// The later state, with the pages of the earlier one where both are relative to the same checkpoint.
+/// The later state. It gets the earlier state's pages too, if both are relative to the same checkpoint.
 fn joined<C>(earlier: Option<TrailState<C>>, later: Option<TrailState<C>>) -> Option<TrailState<C>> {
     match (earlier, later) {
         (Some(earlier), Some(later)) if !earlier.is_behind_checkpoint => {

@@ -1,4 +1,4 @@
-//! Recordings that are made by the builder: what a machine can be recorded from, and what stays on the disk.
+//! Tests of the recording builder: which machines can be recorded, and which files stay on the disk.
 
 use machine::Outcome;
 use machine::inputs::PowerOn;
@@ -42,6 +42,6 @@ fn a_recording_is_never_written_over() {
     std::fs::create_dir(&name).unwrap();
     let mut guest = guest(directory.path());
     assert!(guest.record_in(&name).err().unwrap().to_string().contains("never overwritten"));
-    // The folder is empty, so a caller who made it can use it.
+    // The folder is empty, so the caller who made it can use it again.
     guest.record_in_empty(&name).unwrap().run(Script::silent()).unwrap();
 }

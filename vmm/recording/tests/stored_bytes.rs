@@ -1,10 +1,10 @@
-//! The bytes that a recording consists of. Programs of today's format version read what others of it wrote,
-//! so these must never change: what needs other fields gets a type with the next number, and the format its
-//! next version.
+//! Tests the stored bytes of a recording. Programs with the same format version read one another's recordings, so
+//! these bytes must never change. A type with other fields gets the next number, and the format gets the next
+//! version.
 //!
-//! No two fields in here hold the same, and every variant is there, so that a field that is moved, added or
-//! retyped shows. What the CPU's and the devices' states are is tested where they are
-//! (`cpu/tests/stored_state.rs`, `devices/tests/golden_state.rs`).
+//! All fields here have different values, and every variant is present: a test notices a field that is moved, added
+//! or retyped. The states of the CPU and the devices have their own tests (`cpu/tests/stored_state.rs`,
+//! `devices/tests/golden_state.rs`).
 
 use cpu::{Counts, CpuModel, CpuState, CpuStateV1};
 use devices::DebugPortsV1;
@@ -40,7 +40,7 @@ fn at<C: Count>(count: u64, time_ns: u64) -> Moment<C> {
     Moment { count: C::new(count), time_ns }
 }
 
-/// So many bytes, beginning with this one.
+/// This many bytes: `first`, and then each one more than the last.
 fn bytes<const N: usize>(first: u8) -> [u8; N] {
     std::array::from_fn(|number| first.wrapping_add(number as u8))
 }
@@ -60,7 +60,7 @@ fn state(outcome: Option<Outcome>) -> MachineState {
     MachineState { cpu, counts, platform: platform(), idle_ns: 0x9_8765_4321, console, outcome }
 }
 
-/// What a state has behind those of the CPU and of the devices, but for the text on the console.
+/// The stored bytes behind the states of the CPU and the devices. Shows the console's text as `text`.
 fn rest_of(state: &MachineState) -> String {
     let bytes = state.to_bytes(Format::V5);
     let cpu = postcard::to_stdvec(&CpuStateV1::new(&state.cpu, state.counts)).expect("plain data");
@@ -138,12 +138,12 @@ fn events() -> Vec<Event> {
     ]
 }
 
-/// A log that has everything, and ends like this.
+/// A log with every kind of record, which ends with this outcome.
 fn records<C: Count>(outcome: Outcome) -> Vec<LogRecord<C>> {
     let mut records = vec![LogRecord::Machine(bytes(0xc0))];
     for (number, event) in events().into_iter().enumerate() {
         let number = number as u64;
-        // The last one comes in where the one before does.
+        // The last event comes in at the same point as the one before.
         let at = at(1000 * number.min(10), 2_000_000 * number.min(10));
         let (branches, rip, cpu_hash) = (300 * number + 1, 0xffff_ffff_8000_0000 + number, bytes(0x10));
         records.push(LogRecord::SystemCalls(40 * number));
@@ -164,7 +164,7 @@ fn records<C: Count>(outcome: Outcome) -> Vec<LogRecord<C>> {
     records
 }
 
-/// The payloads of the frames in a file with these records, which is read again.
+/// The payloads of a log file with these records. Checks that the file reads back as the same records.
 fn payloads<C: Count>(records: &[LogRecord<C>]) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("events.log");
@@ -225,7 +225,7 @@ fn the_records_of_a_log() {
 #[test]
 fn the_end_of_a_log() {
     let ends = OUTCOMES.map(|outcome| payloads::<Exits>(&records(outcome)).pop().expect("it has an end"));
-    // The outcome, and what follows.
+    // The outcome, and the bytes behind it.
     let found = ends.map(|end| end[18..40].to_string());
     let expected = [
         "000102030405060708090a",

@@ -1,4 +1,4 @@
-//! `ttvm checkpoints`: what checkpoints a recording has, one more, one less, none that is damaged.
+//! `ttvm checkpoints`: lists a recording's checkpoints, adds or removes one, or drops damaged ones.
 
 use std::path::{Path, PathBuf};
 
@@ -87,9 +87,9 @@ struct Row {
     events: usize,
     ram_pages: u64,
     disk_blocks: u64,
-    /// Of the pages that were written since the checkpoint before.
+    /// Size of the pages written since the checkpoint before.
     written_bytes: u64,
-    /// Of the checkpoint's file.
+    /// Size of the checkpoint's file.
     bytes: u64,
 }
 
@@ -184,7 +184,7 @@ fn add(recording: &Recording<Instructions>, position: PositionSpec) -> Result<i3
     Ok(exit_code::DONE)
 }
 
-/// Takes checkpoints along a part of the recording, so that all of the part is near.
+/// Adds checkpoints along a part of the recording, so that every place in it is near one.
 fn add_many(
     recording: &Recording<Instructions>,
     every: Distance,
@@ -197,13 +197,13 @@ fn add_many(
     timeline.seek(begin, &mut || wait.poll())?.unless_interrupted()?;
     let mut taken = Vec::new();
     let ended = take_along(&mut timeline, every, end, &mut wait, &mut taken);
-    // Those that were taken before an error stay.
+    // Checkpoints taken before an error stay.
     let bytes: u64 = taken.iter().map(|entry: &Entry| entry.bytes).sum();
     say(&format!("ttvm: {} checkpoints, {bytes} bytes", taken.len()));
     ended.map(|()| exit_code::DONE)
 }
 
-/// Takes a checkpoint where the timeline stands, and so far behind each the next, up to `end`.
+/// Adds a checkpoint where the timeline stands, and one at each such distance up to `end`.
 fn take_along(
     timeline: &mut Timeline,
     every: Distance,
@@ -217,7 +217,7 @@ fn take_along(
         }
         let next = match timeline.resolve(PositionSpec::After(every), &mut || wait.poll()) {
             Ok(next) if next <= end && next > timeline.position() => next,
-            // The recording ends before.
+            // The recording ends before that place.
             Ok(_) | Err(Error::Position(_)) => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -225,13 +225,13 @@ fn take_along(
     }
 }
 
-/// Where a checkpoint is to be removed.
+/// The place of the checkpoint to remove.
 fn instruction(recording: &Recording<Instructions>, position: &str) -> Result<Instructions, Error> {
     let spec: PositionSpec = position.parse().map_err(Error::Position)?;
     Timeline::open(recording)?.resolve_outside(spec, &mut || false)
 }
 
-/// Where a checkpoint is to be removed of a recording that counts exits.
+/// The place of the checkpoint to remove, in a recording that counts exits.
 fn exit(position: &str) -> Result<Exits, Error> {
     position.parse().map(Exits).map_err(|_| {
         let why =

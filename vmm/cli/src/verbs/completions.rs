@@ -1,4 +1,4 @@
-//! `ttvm completions`: what a shell needs to complete ttvm's command lines.
+//! `ttvm completions`: the script that a shell needs to complete ttvm's command lines.
 
 use clap::Command;
 use clap_complete::Shell;

@@ -9,9 +9,9 @@ use machine::error::{Error, exit_code};
 
 use crate::watch::{FAILED, OK};
 
-/// Longest wait for an answer: the other end gives one before that.
+/// The longest wait for an answer; the other end answers earlier.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// No answer is longer.
+/// The longest answer.
 const MAX_ANSWER_BYTES: u64 = 64 << 10;
 
 #[derive(clap::Args)]

@@ -13,15 +13,15 @@ use machine::error::{Error, exit_code};
 use machine::notation::PositionSpec;
 use recording::Opened;
 
-/// gdb commands of our own, in gdb's Python. The first parts are modules that later ones import.
+/// Our own gdb commands, in gdb's Python. The first parts are modules that later parts import.
 const COMMANDS: [&str; 3] = [
     include_str!("../../../../gdb/commands/ttvm_ask.py"),
     include_str!("../../../../gdb/commands/ttvm_symbols.py"),
     include_str!("../../../../gdb/commands/tt.py"),
 ];
-/// The environment variable by which gdb is given them: nothing to clean up afterwards.
+/// The environment variable that gives gdb these commands: nothing to clean up afterwards.
 const COMMANDS_VARIABLE: &str = "TTVM_GDB_COMMANDS";
-/// Where to wait for gdb, unless told otherwise.
+/// The default address at which to wait for gdb.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:1234";
 
 use crate::companion::{Companion, Leftovers};
@@ -79,7 +79,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let opened = Opened::open(path)?;
     let engine = args.engine.for_replay(opened.manifest())?;
     let folder = private_folder()?;
-    // The gdb of --gdb has them already, but others may come where it waits.
+    // The gdb of --gdb has them already, but others may connect to its address.
     let commands = write_commands(folder.path())?;
     let listener = listener(args, folder.path())?;
     let gdb = args.gdb.then(|| gdb_command(args, listener.gdb_address()));
@@ -87,7 +87,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         &Leftovers { folder: Some(folder.path()), socket: socket(args), ..Leftovers::default() },
         gdb,
     )?;
-    // From here on the companion removes it.
+    // From here on the companion removes the folder.
     let folder = folder.keep();
     let mut needs = sandbox_arg::of_debug(&opened, path, engine);
     needs.written.push(folder.clone());
@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         folder,
         commands: Some(commands),
         at: args.at,
-        // A gdb of our own is the only one, unless others were told where to come.
+        // Our own gdb is the only one, unless the user gave an address for others.
         once: args.once || (args.gdb && args.listen.is_none()),
         engine,
     };
@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let companion = Mutex::new(Some(companion));
     serve(&recording, &listener, &options, &|report| tell(args, &companion, report))?;
     if args.gdb {
-        // The session is over, but gdb may not be; its end is ours.
+        // The session is over, but gdb may still run; we end with gdb.
         loop {
             std::thread::park();
         }
@@ -118,13 +118,13 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-/// Says what happened. gdb is started when it can come; it has the terminal then.
+/// Prints what happened. Starts gdb when it can connect; it then has the terminal.
 fn tell(args: &Args, companion: &Mutex<Option<Companion>>, report: Report) {
     match report {
         Report::Ready(_) if args.gdb => {
             let companion = companion.lock().unwrap_or_else(PoisonError::into_inner).take();
             let companion = companion.expect("it is ready once");
-            // Its end is this process's, without waiting for other sessions.
+            // gdb's end is this process's end, without waiting for other sessions.
             std::thread::spawn(move || exit(companion.run_gdb()));
         }
         Report::Ready(address) => say(&format!("ttvm: ready; in gdb: target remote {address}")),
@@ -142,13 +142,13 @@ fn tell(args: &Args, companion: &Mutex<Option<Companion>>, report: Report) {
     }
 }
 
-/// A folder that other users cannot look into: for the socket, and for symbols that gdb reads.
+/// A folder that other users cannot read, for the socket and for symbols that gdb reads.
 fn private_folder() -> Result<tempfile::TempDir, Error> {
     let folder = tempfile::Builder::new().prefix("ttvm-").tempdir();
     folder.map_err(|source| Error::Host { what: "cannot make a folder for gdb".to_string(), source })
 }
 
-/// The gdb commands as one file, which has no modules to import.
+/// The gdb commands as one file, without modules to import.
 fn commands() -> String {
     let finds_modules = |line: &&str| line.starts_with("sys.path.") || line.starts_with("from ttvm_");
     let lines = COMMANDS.iter().flat_map(|part| part.lines()).filter(|line| !finds_modules(line));

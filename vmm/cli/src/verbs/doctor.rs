@@ -1,4 +1,5 @@
-//! `ttvm doctor`: what this host offers to each engine, to `--net`, to `--passthrough` and to the sandbox, and what to do about what is missing.
+//! `ttvm doctor`: tests what this host offers to each engine, `--net`, `--passthrough` and the sandbox, and gives
+//! advice on the rest.
 
 mod finding;
 mod network;
@@ -21,11 +22,11 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report {
     findings: Vec<Finding>,
-    /// KVM executes as hardware does.
+    /// KVM works, with hardware virtualisation.
     kvm: bool,
-    /// Positions can be counted in hardware.
+    /// Hardware can count positions.
     counter: bool,
-    /// What `--engine auto` takes for a run that begins.
+    /// The engine that `--engine auto` chooses for a new run.
     auto: &'static str,
     why: &'static str,
 }

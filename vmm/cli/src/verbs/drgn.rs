@@ -1,4 +1,5 @@
-//! `ttvm drgn`: drgn on the machine at one position, which it reads as a core file that has no name and takes no disk.
+//! `ttvm drgn`: runs drgn on the machine at one position. drgn reads a core file without a name, which takes no disk
+//! space.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -36,7 +37,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
             "there is no VMCOREINFO note in memory here, by which drgn knows a kernel: go to a later place";
         return Err(Error::Position(why.to_string()));
     }
-    // This process becomes drgn, and has the file still open.
+    // This process becomes drgn, and still has the file open.
     let path = format!("/proc/self/fd/{}", core.as_raw_fd());
     let error = Command::new("drgn").args(["-c", &path]).args(&args.drgn_arguments).exec();
     Err(Error::Unsupported(format!("cannot start drgn: {error}; `pip install drgn` installs it")))

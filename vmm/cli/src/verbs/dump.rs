@@ -1,4 +1,4 @@
-//! `ttvm dump`: the guest's memory and registers at one position, as a core file.
+//! `ttvm dump`: writes the guest's memory and registers at one position to a core file.
 
 use std::path::PathBuf;
 

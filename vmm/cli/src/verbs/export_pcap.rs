@@ -1,4 +1,4 @@
-//! `ttvm export-pcap`: what passed over a recording's network, for Wireshark.
+//! `ttvm export-pcap`: writes a recording's network frames to a file for Wireshark.
 
 use std::borrow::Cow;
 use std::io::{BufWriter, IsTerminal, Write};
@@ -82,7 +82,7 @@ fn unwritten(args: &Args, why: std::io::Error) -> Error {
     Error::file("write", &args.output)(why)
 }
 
-/// How much went one way.
+/// The amount of data in one direction.
 #[derive(Clone, Copy, Default)]
 struct Direction {
     frames: u64,

@@ -1,4 +1,4 @@
-//! `ttvm info`: what a recording holds.
+//! `ttvm info`: describes a recording.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,21 +37,21 @@ struct Info<'a> {
     machine: &'a MachineConfig,
     /// Whether the recording reaches the end of the run; if not, it was cut off.
     complete: bool,
-    /// Whether a recorder is still at work on it.
+    /// Whether a recorder is still writing it.
     being_recorded: bool,
     ended: Option<String>,
-    /// The first line of the kernel's panic, where the run went on behind it.
+    /// The first line of the kernel's panic, if the run went on after it.
     #[serde(skip_serializing_if = "Option::is_none")]
     panic: Option<String>,
-    /// How long it is, in what it counts.
+    /// The recording's length, in its unit.
     #[serde(flatten)]
     length: Length,
     branches: u64,
     guest_seconds: f64,
-    /// The guest time at which it begins, if it does not begin with power-on.
+    /// The guest time at the beginning, unless the recording begins with power-on.
     #[serde(skip_serializing_if = "Option::is_none")]
     begins_at_guest_seconds: Option<f64>,
-    /// What it is the end of, if it was cut out of a longer recording.
+    /// What was left out, if it was cut out of a longer recording.
     #[serde(skip_serializing_if = "Option::is_none")]
     cut: Option<Cut>,
     events: BTreeMap<&'static str, usize>,
@@ -62,7 +62,7 @@ struct Info<'a> {
     checkpoints: Option<CheckpointInfo>,
 }
 
-/// What there is to say of a recording's checkpoints.
+/// A summary of a recording's checkpoints.
 #[derive(Serialize)]
 struct CheckpointInfo {
     count: usize,
@@ -70,7 +70,7 @@ struct CheckpointInfo {
     bytes_per_guest_second: Option<f64>,
     first: Option<Place>,
     last: Option<Place>,
-    /// The longest stretch without one, from the start and to the end too: what has to be replayed at worst.
+    /// The longest part without a checkpoint, including the start and the end: the most that has to be replayed.
     largest_gap: Place,
 }
 
@@ -164,7 +164,7 @@ fn checkpoint_info<U: Unit>(store: &Store, recording: &Recording<U>, begins_ns: 
         .entries()
         .iter()
         .map(|entry| Moment { count: U::new(entry.position), time_ns: entry.time_ns })
-        // A recorder that was killed may have stored one that its log does not reach.
+        // A recorder that was killed may have stored a checkpoint beyond the end of its log.
         .filter(|at| *at <= end)
         .collect();
     let ends = points.iter().copied().chain([end]);

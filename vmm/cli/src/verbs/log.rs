@@ -1,4 +1,4 @@
-//! `ttvm log`: the events of a recording, or where two recordings part.
+//! `ttvm log`: lists the events of a recording, or finds where two recordings differ.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -92,7 +92,7 @@ fn list<C: Count>(args: &Args, log: &Log<C>) -> Result<i32, Error> {
         written = print(end_line(end));
     }
     match written.and_then(|()| out.flush()) {
-        // The reader of the list has read enough.
+        // The list's reader has stopped reading.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(exit_code::DONE),
         Err(source) => Err(Error::Host { what: "cannot write the list".to_string(), source }),
         Ok(()) => Ok(exit_code::DONE),

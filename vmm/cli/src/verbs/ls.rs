@@ -1,4 +1,4 @@
-//! `ttvm ls`: the recordings in a directory.
+//! `ttvm ls`: lists the recordings in a directory.
 
 use std::path::{Path, PathBuf};
 
@@ -27,9 +27,9 @@ pub struct Args {
 #[derive(Serialize)]
 struct Row {
     path: PathBuf,
-    /// Of all its files.
+    /// Size of all its files.
     bytes: u64,
-    /// Since the log was last written.
+    /// Time since the log was last written.
     seconds_old: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     guest_seconds: Option<f64>,
@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-/// The directories that have a manifest, by name. A directory that is a recording itself is the only one.
+/// The directories that have a manifest, by name. If the directory is a recording itself, it is the only one.
 fn recordings_in(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     if directory.join(MANIFEST).is_file() {
         return Ok(vec![directory.to_path_buf()]);
@@ -81,7 +81,7 @@ fn length_and_end<U: Unit>(recording: &Recording<U>) -> (Option<f64>, String) {
     (Some(recording.log.last_moment().time_ns.saturating_sub(begins_ns) as f64 / 1e9), ended)
 }
 
-/// Of all files, those in directories below too. Links are not followed.
+/// Size of all files in a directory and below. Does not follow links.
 fn bytes_below(directory: &Path) -> u64 {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let bytes = entries.map(|entry| match entry.metadata() {

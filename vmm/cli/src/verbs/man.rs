@@ -1,4 +1,4 @@
-//! `ttvm man`: the manual pages.
+//! `ttvm man`: writes the manual pages.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The verbs of the command line, one file each: its arguments, and `run`, which obeys it.
+//! The verbs of the command line. Each file has a verb's arguments, and `run`, which executes it.
 
 pub mod checkpoints;
 pub mod completions;

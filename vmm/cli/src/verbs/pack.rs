@@ -1,4 +1,4 @@
-//! `ttvm pack`: one file for another machine.
+//! `ttvm pack`: packs a recording into one file for another host.
 
 use std::path::{Path, PathBuf};
 
@@ -43,13 +43,13 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-/// Packs a recording's end. What is cut out lies beside the packed file meanwhile.
+/// Packs a recording's end. The cut recording lies beside the packed file meanwhile.
 fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
     let Opened::ByInstructions(recording) = opened else {
         let why = "--last packs the end of a recording that counts instructions, and this one counts exits: pack it whole";
         return Err(Error::Unsupported(why.to_string()));
     };
-    // Said before the work, not behind it.
+    // Fail before the work, not after it.
     drop(NewFile::begin(&args.output)?);
     let beside = args.output.parent().filter(|parent| !parent.as_os_str().is_empty());
     let beside = beside.unwrap_or(Path::new("."));

@@ -1,4 +1,4 @@
-//! `ttvm record`: a guest, recorded.
+//! `ttvm record`: runs a guest and records it.
 
 use std::path::PathBuf;
 
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     }
 }
 
-/// Builds the machine and its inputs, and records it.
+/// Builds the machine and its inputs, and records the run.
 fn record_from<U: Unit, I: Inputs<U>>(
     args: &Args,
     source: Option<Source>,
@@ -75,7 +75,7 @@ fn record_from<U: Unit, I: Inputs<U>>(
     needs.written.push(args.output.clone());
     let (mut guest, live);
     let recording = if planned.may_fail() {
-        // The console hears of them, and ends the run.
+        // From here on the console handles signals, and ends the run.
         folder.leave_signals();
         args.sandbox.lock_in(&needs)?;
         folder.keep();
@@ -83,7 +83,7 @@ fn record_from<U: Unit, I: Inputs<U>>(
         args.machine.prepare(&mut guest.machine);
         guest.record_in_empty(&args.output)?
     } else {
-        // A process that is locked in cannot remove the folder. So it has the recording's files before.
+        // In the sandbox, the process could not remove the folder. So the recording's files are made before.
         (guest, live) = planned.begin()?;
         args.machine.prepare(&mut guest.machine);
         let recording = guest.record_in_empty(&args.output)?;
@@ -102,7 +102,7 @@ fn record_from<U: Unit, I: Inputs<U>>(
     Ok(code)
 }
 
-/// Says which images the recording does not carry.
+/// Lists the images that the recording does not carry.
 fn say_what_is_outside(images: &[PathBuf]) {
     let names: Vec<String> = images.iter().map(|path| path.display().to_string()).collect();
     if !names.is_empty() {

@@ -1,4 +1,4 @@
-//! `ttvm relink`: a recording is told where its images lie now.
+//! `ttvm relink`: tells a recording where its images lie now.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `ttvm replay`: a recording once more.
+//! `ttvm replay`: replays a recording.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     args.sandbox.lock_in(&sandbox_arg::of_replay(&opened, &args.recording, engine))?;
     let whole = matches!((args.from, args.to), (None, None | Some(PositionSpec::End)));
     match opened {
-        // Its positions are exits: all of it is replayed, or it is recounted.
+        // Positions in this recording are exits: replay the whole recording, or recount it.
         Opened::ByExits(recording) if whole => replay(args, &recording, engine, None, marks),
         opened => replay_stretch(args, &in_instructions(opened, false)?, marks),
     }
@@ -94,7 +94,7 @@ fn replay<U: Unit>(
     let mut replay = Replay::on(engine, recording, scrutiny, printer(Shown::of(args), marks.clone()))?;
     let result = replay.run(until, |at| progress::show(&bar, at.number()));
     bar.finish_and_clear();
-    // A replay that went wrong is one whose statistics are wanted.
+    // Write the statistics of a failed replay too: they are wanted then.
     let written = args.stats.write(marks, &replay.machine);
     let end = result?;
     written?;
@@ -147,12 +147,12 @@ fn play(
     Ok(if interrupted { exit_code::INTERRUPTED } else { exit_code::DONE })
 }
 
-/// How much of the console's output is shown.
+/// How console output is shown.
 enum Shown {
     Nothing,
     /// As the guest wrote it.
     Bytes,
-    /// What steers no terminal.
+    /// As text that cannot control a terminal.
     Text(VisibleConsole),
 }
 

@@ -1,4 +1,4 @@
-//! `ttvm reports`: what the guest's kernel reports of itself.
+//! `ttvm reports`: lists the reports of the guest's kernel.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `ttvm rm`: a recording is removed.
+//! `ttvm rm`: removes recordings.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    // Nothing is removed if one of them is not to be.
+    // If one of them may not be removed, nothing is.
     args.recordings.iter().try_for_each(|path| may_be_removed(path))?;
     for path in &args.recordings {
         std::fs::remove_dir_all(path).map_err(Error::file("remove", path))?;
@@ -22,7 +22,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-/// Refuses what is no recording, or is at work. Images beside a recording are never part of it.
+/// Refuses a folder that is no recording, or that is being recorded. Images beside a recording are never removed.
 fn may_be_removed(path: &Path) -> Result<(), Error> {
     let is_directory = path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
     if !is_directory || !path.join(MANIFEST).is_file() {

@@ -1,4 +1,4 @@
-//! `ttvm run`: a guest without recording, or with one that begins later.
+//! `ttvm run`: runs a guest without recording, or with a recording that begins later.
 
 use std::path::PathBuf;
 
@@ -71,7 +71,7 @@ impl LateArgs {
         Ok(())
     }
 
-    /// The socket, on which clients are refused yet.
+    /// The socket. It refuses clients for now.
     fn listener(&self) -> Result<Option<Listener>, Error> {
         let Some(path) = &self.control else { return Ok(None) };
         Listener::reserve(&format!("unix:{}", path.display()), Reach::ThisUser).map(Some).map_err(trouble)
@@ -93,7 +93,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     }
 }
 
-/// Runs a machine to its end without ever recording it.
+/// Runs a machine to its end, and never records it.
 fn run_live<U: Unit, I: Inputs<U>>(
     args: &Args,
     source: Option<Source>,
@@ -113,7 +113,7 @@ fn run_live<U: Unit, I: Inputs<U>>(
     end(args, &guest.machine, stop, marks, &panics)
 }
 
-/// Runs a machine that may be recorded from some moment on.
+/// Runs a machine that may be recorded later.
 fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32, Error> {
     let planned = args.machine.plan::<Instructions>(source, None)?;
     let LateArgs { control, record_when, output } = &args.late;
@@ -131,7 +131,7 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
     say(&format!("ttvm: {}", live.pacing()));
     let watch = Watch::new(output.clone());
     listener.map_or(Ok(()), |listener| serve(listener, watch.clone()))?;
-    // Clients are the other thread's.
+    // The other thread serves the clients.
     sandbox::narrow(&Needs { clients: false, ..needs })
         .map_err(|error| Error::Unsupported(error.to_string()))?;
     let watcher = Watcher::new(watch.clone(), record_when.as_deref());
@@ -166,7 +166,7 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
     }
 }
 
-/// Runs a machine on the user's terminal, to its end or until it is to pause.
+/// Runs a machine on the user's terminal, to its end or to a pause.
 fn run_to_stop<U: Unit>(machine: &mut Machine<U>, inputs: &mut dyn Inputs<U>) -> Result<RunStop, Error> {
     let _terminal = RawTerminal::enter()?;
     machine.run(U::MAX, inputs)

@@ -1,4 +1,4 @@
-//! `ttvm search`: where in a recording something happens.
+//! `ttvm search`: finds where in a recording something happens.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `ttvm state`: the machine at one position.
+//! `ttvm state`: shows the machine at one position.
 
 use history::timeline::number;
 use machine::error::{Error, exit_code};
@@ -8,7 +8,7 @@ use views::state::{State, StateOptions};
 use crate::output::say;
 use crate::travel::PlaceArgs;
 
-/// No more memory is printed at once.
+/// The most memory that is printed at once.
 const MAX_MEMORY_BYTES: u64 = 1 << 20;
 
 #[derive(clap::Args)]

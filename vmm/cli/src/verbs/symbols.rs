@@ -1,5 +1,5 @@
-//! `ttvm symbols`: the guest kernel's own symbols, types and frames as a file for gdb, and where a kernel with debug
-//! information belongs.
+//! `ttvm symbols`: writes the guest kernel's own symbols, types and frames to a file for gdb, and finds the address
+//! of a kernel with debug information.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

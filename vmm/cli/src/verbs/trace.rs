@@ -1,4 +1,4 @@
-//! `ttvm trace`: what the guest did, for Perfetto.
+//! `ttvm trace`: writes the guest's activity to a file for Perfetto.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;

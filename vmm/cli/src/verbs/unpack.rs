@@ -1,4 +1,4 @@
-//! `ttvm unpack`: a recording from a packed file.
+//! `ttvm unpack`: makes a recording from a packed file.
 
 use std::path::PathBuf;
 

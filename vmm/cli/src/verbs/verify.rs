@@ -1,4 +1,4 @@
-//! `ttvm verify`: is this recording whole, and does it replay exactly?
+//! `ttvm verify`: checks that a recording is whole and replays exactly.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ impl Args {
     }
 }
 
-/// A bit of RAM that is to fail, for tests.
+/// A bit of RAM that fails, for tests.
 #[derive(Clone, Copy)]
 struct FaultArgs {
     at: u64,
@@ -129,17 +129,17 @@ fn log_line<C: Count>(log: &Log<C>) -> String {
 struct Report {
     equal: bool,
     complete: bool,
-    /// How long the replay was, in what the recording counts.
+    /// The length of the replay, in the recording's unit.
     #[serde(flatten)]
     length: Length,
     events: usize,
     checks: usize,
     log_bytes: u64,
     checkpoints_compared: usize,
-    /// Sentences.
+    /// The differences as sentences.
     difference: Option<String>,
     checkpoint_difference: Option<String>,
-    /// The first instruction that is known to differ.
+    /// The first instruction known to differ.
     first_different_instruction: Option<u64>,
 }
 
@@ -166,7 +166,7 @@ fn json<U: Unit>(recording: &Recording<U>, found: &Verification<U>) -> String {
     serde_json::to_string_pretty(&report).expect("plain data always serializes")
 }
 
-/// A sentence about a difference that a replay on several cores found and a replay in one piece did not.
+/// The message for a difference that only a replay on several cores found.
 fn did_not_recur(what: &str) -> String {
     format!(
         "a replay on several cores differed: {what}. A replay in one piece did not: suspect this host's memory, or report a \

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Runs `ttvm`; gives exit code, standard output and standard error.
+/// Runs `ttvm`. Returns exit code, standard output and standard error.
 pub fn ttvm(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_ttvm"))
         .current_dir(directory)

@@ -1,4 +1,4 @@
-//! A recording has copies of some images. Others it only names.
+//! A recording carries copies of some images. It only names the others.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::common::ttvm;
 use machine::error::exit_code;
 use tiny_guest::write_kernel;
 
-/// Records a guest of a kernel and a module.
+/// Records a guest with a kernel and a module.
 fn record(path: &Path, more: &[&str]) -> String {
     fs::rename(write_kernel(path, 1000), path.join("kernel")).unwrap();
     fs::write(path.join("mod"), "module").unwrap();
@@ -17,7 +17,7 @@ fn record(path: &Path, more: &[&str]) -> String {
     told
 }
 
-/// Builds both anew, in the files' places and with their sizes.
+/// Replaces both files by others of the same sizes.
 fn build_anew(path: &Path) {
     for name in ["kernel", "mod"] {
         let mut contents = fs::read(path.join(name)).unwrap();
@@ -48,12 +48,12 @@ fn a_recording_replays_when_its_images_are_built_anew() {
     let (_, out, _) = ttvm(path, &["info", "r.ttvm"]);
     assert!(out.contains("kernel        r.ttvm/images/kernel"), "{out}");
     assert!(out.contains("module        r.ttvm/images/module-0 text"), "{out}");
-    // Both ways lead to one layout.
+    // Recording and unpacking give the same layout.
     for name in ["kernel", "module-0"] {
         let of = |recording: &str| fs::read(path.join(recording).join("images").join(name)).unwrap();
         assert_eq!(of("r.ttvm"), of("u.ttvm"), "{name}");
     }
-    // It moves as a whole.
+    // The recording can be moved as a whole.
     fs::rename(path.join("r.ttvm"), path.join("moved.ttvm")).unwrap();
     assert_eq!(ttvm(path, &["verify", "moved.ttvm"]).0, exit_code::DONE);
     assert_eq!(ttvm(path, &["rm", "moved.ttvm"]).0, exit_code::DONE);

@@ -1,5 +1,5 @@
-//! Checkpoints of recordings that count exits, and what is opened from one of them on. All on the software
-//! engine, which can stop a guest as KVM does; KVM's own checkpoints are tested in the KVM lab.
+//! Checkpoints of recordings that count exits, and parts of recordings opened from such checkpoints. All tests use
+//! the software engine, which can stop a guest as KVM does. The KVM lab tests KVM's own checkpoints.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ fn heads(recording: &Recording<Exits>) -> Vec<CheckpointHead<Exits>> {
         .collect()
 }
 
-/// The checkpoints that one can go on from: all but the one of the end.
+/// The checkpoints from which a part can begin: all except the one at the end.
 fn starts(recording: &Recording<Exits>) -> Vec<Exits> {
     let last = recording.log.last_moment().count;
     heads(recording).iter().map(|head| head.at.count).filter(|&exits| exits < last).collect()
@@ -55,7 +55,7 @@ fn checkpoints_are_taken_at_exits_and_are_what_a_replay_has_there() {
     }
 }
 
-/// Writes a checkpoint in which everything is whole and something is wrong.
+/// Writes a checkpoint that is valid in form but has wrong contents.
 fn forge(
     recording: &Recording<Exits>,
     of: Exits,
@@ -86,7 +86,7 @@ fn forge(
     draft.finish(&entry.head, &state.to_bytes(Format::default())).unwrap();
 }
 
-/// What is changed, and what is said of it.
+/// A change to a checkpoint, and the expected message.
 type Lie<'a> = (Option<(u64, Page)>, &'a dyn Fn(&mut MachineState), Option<&'a str>);
 
 fn type_x(state: &mut MachineState) {
@@ -100,7 +100,7 @@ fn a_checkpoint_that_lies_is_found_and_what_engines_differ_in_is_no_lie() {
         (Some(page), &|_| (), Some("the page of RAM at 0x200000 differs")),
         (None, &|state| state.cpu.gpr[3] ^= 2, Some("the CPU's state differs")),
         (None, &type_x, Some("what the console showed")),
-        // It is looked for at the end of the run.
+        // Found when the run's end is compared.
         (None, &|state| state.outcome = Some(machine::Outcome::Reset), Some("the CPU's state differs")),
         (None, &|state| (state.counts.steps, state.counts.branches) = (5, 5), None),
     ];
@@ -206,7 +206,7 @@ fn positions_in_a_part() {
     assert!(timeline.resolve(PositionSpec::SystemCall(1), &mut || false).is_err());
 }
 
-/// All files in a folder and those in it.
+/// All files in a folder and its subfolders.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let listed: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     let (folders, mut files): (Vec<_>, Vec<_>) = listed.into_iter().partition(|path| path.is_dir());
@@ -282,7 +282,7 @@ fn damaged_recounted_logs_are_made_again() {
                     assert_eq!(arrived, hashes, "{what}");
                     travelled += 1;
                 }
-                // A page may be damaged, which is looked at when it is needed.
+                // A page may be damaged; this is noticed when the page is needed.
                 Err(error) => {
                     told(&error, &what);
                     std::fs::remove_dir_all(&folder).unwrap();

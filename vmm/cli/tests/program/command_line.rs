@@ -1,12 +1,11 @@
-//! The command line: what each bad input says and with which exit code, and how recordings survive the ways
-//! in which programs end. The guest is a few bytes of Multiboot code that echo what is typed, so these tests
-//! need no images.
+//! The command line: the message and exit code for each bad input, and what recordings survive. The guest is a few
+//! bytes of Multiboot code that echo typed keys, so these tests need no images.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// 32-bit code: enables receive interrupts (masked elsewhere), says "r", then echoes every byte.
+/// 32-bit code: enables receive interrupts (masked elsewhere), prints "r", then echoes every byte.
 const ECHO: [u8; 29] = [
     0x66, 0xba, 0xf9, 0x03, // mov dx, 0x3f9
     0xb0, 0x01, // mov al, 1
@@ -64,7 +63,7 @@ impl Scratch {
         self.command(arguments).output().expect("ttvm can be run")
     }
 
-    /// A recording that has begun: the guest has echoed "ab".
+    /// Begins a recording, and waits until the guest has echoed "ab".
     fn begin_recording(&self, name: &str) -> Child {
         let mut command = self.command(&["record", "-o", name, "--kernel", "kernel", "--memory", "4M"]);
         let mut child = command
@@ -99,7 +98,7 @@ fn messages(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// One sentence, naming `names`, with this exit code.
+/// Asserts that the output is one sentence with these names, and that the exit code is this one.
 fn assert_refused(output: &Output, code: i32, names: &[&str], what: &str) {
     let text = messages(output);
     assert_eq!(output.status.code(), Some(code), "{what}: {text}");
@@ -222,7 +221,7 @@ fn what_a_run_and_a_recording_and_a_replay_did_is_written_for_scripts() {
         let stats = stats(&[verb, options].concat());
         assert_eq!(stats["insns"], 10_000, "{verb:?}");
         assert!(stats["cpu_ns"].as_u64() > Some(0), "{verb:?}");
-        // The software CPU counts nothing else, and this guest prints no marks.
+        // The software CPU keeps no other statistics, and this guest prints no marks.
         assert!(
             stats.get("engine").is_none() && stats["marks"] == serde_json::json!([]),
             "{verb:?}: {stats}"
@@ -257,7 +256,7 @@ fn what_ended_a_run_is_named() {
     }
 }
 
-/// While its images are copied, for one.
+/// For example, while its images are copied.
 #[test]
 fn a_recording_that_a_signal_keeps_from_beginning_leaves_nothing() {
     use nix::sys::signal::Signal;

@@ -1,4 +1,4 @@
-//! Recordings that end before the run does: the recorder killed, the disk full.
+//! Recordings that end before the run: the recorder was killed, or the disk is full.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -13,7 +13,7 @@ use recording::{CHECKPOINTS, EVENTS};
 use tiny_guest::{Numbers, open, write_kernel};
 
 const TTVM: &str = env!("CARGO_BIN_EXE_ttvm");
-/// More than any of these runs gets to.
+/// More rounds than any of these runs reaches.
 const FOR_EVER: u32 = u32::MAX;
 
 fn arguments(kernel: &Path, recording: &Path) -> Vec<String> {
@@ -27,7 +27,7 @@ fn info(path: &Path) -> String {
     crate::common::ttvm(Path::new("."), &["info", path.to_str().unwrap()]).1
 }
 
-/// Opens and replays what is there; gives the place that was reached.
+/// Opens and replays the recording. Returns the place that the replay reached.
 fn replayed(path: &Path) -> Instructions {
     let recording = open(path);
     assert!(recording.log.end.is_none());
@@ -38,7 +38,7 @@ fn replayed(path: &Path) -> Instructions {
     at
 }
 
-/// What `info`, `verify` and `replay` say of how long a recording is.
+/// Asserts that `info`, `verify` and `replay` agree on the recording's length.
 fn all_say_the_same(path: &Path, at: Instructions) {
     let path = path.to_str().unwrap();
     let json = |verb: &str| -> serde_json::Value {
@@ -69,7 +69,7 @@ fn a_recorder_that_is_killed_leaves_a_recording() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // The moment is given by how much has been recorded: after power-on and so many checks.
+        // The log's size decides the moment: after power-on and some checks.
         let (log, wanted) = (path.join(EVENTS), 150 + numbers.below(100));
         while std::fs::metadata(&log).map_or(0, |metadata| metadata.len()) < wanted {
             assert!(recorder.try_wait().unwrap().is_none(), "the recorder ended by itself");
@@ -84,8 +84,8 @@ fn a_recorder_that_is_killed_leaves_a_recording() {
     }
 }
 
-/// Records while no file may have more than so many blocks: what the file system says then is much the same
-/// as on a full disk. The recorder must fail with one sentence, which this gives.
+/// Records with a limit of this many blocks per file, which fails much like a full disk. The recorder must fail with
+/// one sentence. Returns that sentence.
 fn record_with_small_files(blocks: u32, arguments: &[String]) -> String {
     let output = Command::new("sh")
         .args(["-c", &format!("ulimit -f {blocks}; exec \"$0\" \"$@\""), TTVM])
@@ -106,7 +106,7 @@ fn a_full_disk_ends_the_recording_with_one_sentence() {
     let directory = tempfile::tempdir().unwrap();
     let kernel = write_kernel(directory.path(), FOR_EVER);
     let path = directory.path().join("full.ttvm");
-    // What becomes of a checkpoint that finds no room is told below.
+    // A test below covers a checkpoint without room.
     let without_checkpoints = ["--checkpoint-interval".to_string(), "0".to_string()];
     let told = record_with_small_files(2, &[arguments(&kernel, &path), without_checkpoints.into()].concat());
     assert!(told.contains("cannot write") && told.contains(EVENTS) && told.contains("replays"), "{told}");
@@ -114,7 +114,7 @@ fn a_full_disk_ends_the_recording_with_one_sentence() {
     assert!(replayed(&path) > Instructions(16_000_000));
 }
 
-/// Says how many checkpoints there are that `verify` found equal; the recording has its end.
+/// The number of checkpoints that `verify` found equal. The recording must have its end.
 fn verified(path: &Path) -> usize {
     assert!(open(path).log.end.is_some());
     let (code, told, error) = crate::common::ttvm(Path::new("."), &["verify", path.to_str().unwrap()]);
@@ -127,7 +127,7 @@ fn verified(path: &Path) -> usize {
     open(path).checkpoints().unwrap().unwrap().entries().len()
 }
 
-/// Records while no file may have more than 64 blocks: enough for the log, and not for a checkpoint.
+/// Records with a limit of 64 blocks per file: enough for the log, but not for a checkpoint.
 fn record_without_room(kernel: &Path, path: &Path, more: &[&str]) -> Child {
     Command::new("sh")
         .args(["-c", "ulimit -S -f 64; exec \"$0\" \"$@\"", TTVM])
@@ -182,7 +182,7 @@ fn checkpoints_are_written_again_once_there_is_room() {
     assert!(checkpoints > 0, "{told}");
 }
 
-/// Records onto a file system of 1.5 MiB, and says what is there then. Needs root for the file system.
+/// Records on a file system of 1.5 MiB, and shows the result. Needs root to mount it.
 const ON_A_SMALL_DISK: &str = "\
     mount -t tmpfs -o size=1536k none \"$1\" || exit 99\n\
     \"$0\" record -o \"$1/r.ttvm\" --kernel \"$2\" --memory 4M --unpaced --checkpoint-interval 20ms \

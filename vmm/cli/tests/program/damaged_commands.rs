@@ -1,5 +1,5 @@
-//! Damaged recordings at the command line: whatever was done to any file of a recording, `info`, `replay` and
-//! `verify` end soon, with a sentence that names the file, or with what they say of the undamaged recording.
+//! Damaged recordings at the command line. After any change to a file, `info`, `replay` and `verify` end soon. They
+//! print a sentence that names the file, or the same as for the undamaged recording.
 //!
 //! `TTVM_CHANGES` is the number of changes (default 40).
 
@@ -18,7 +18,7 @@ fn changes() -> u64 {
     std::env::var("TTVM_CHANGES").map_or(40, |text| text.parse().expect("TTVM_CHANGES is a number"))
 }
 
-/// All files of the recording that a reader looks at, and the kernel.
+/// All files of the recording that a reader reads, and the kernel.
 fn files(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let recording = directory.join("r.ttvm");
     let checkpoints =
@@ -33,7 +33,7 @@ fn files(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
 }
 
-/// Two files changed places, or the parts of one, or one was damaged: the new contents of some of the files.
+/// Swaps two files or parts of one, or damages one. Returns the new contents of the changed files.
 fn damage(files: &[(PathBuf, Vec<u8>)], numbers: &mut Numbers) -> Vec<(PathBuf, Vec<u8>)> {
     let mut one = || numbers.below(files.len() as u64) as usize;
     let (at, other) = (one(), one());
@@ -79,15 +79,14 @@ fn every_command_names_what_is_damaged_or_is_not_touched_by_it() {
                     noticed = true;
                 }
                 0 if result == before => {}
-                // Where images lie may be edited: everything says that it was, and nothing but what `info`
-                // shows of it differs.
+                // The images' paths may be edited. Every command warns of such an edit, and only the output of `info` differs.
                 0 if names.contains(&MANIFEST) && error.contains("was edited since") => {
                     assert!(command[0] == "info" || *out == before.1, "{what}");
                     noticed = true;
                 }
-                // Damaged checkpoints are left out, and that is said.
+                // Damaged checkpoints are left out, with a warning.
                 0 if command[0] == "info" && error.contains("damaged ") && is_about(error) => noticed = true,
-                // A log that was cut off is still a log, and everything says so.
+                // A log that was cut off is still a log, and every command reports it.
                 0 => {
                     assert!(names.contains(&EVENTS), "{what}");
                     assert!(
@@ -118,7 +117,7 @@ fn damaged_checkpoints_are_left_out_and_can_be_dropped() {
     let there = run(&state).1;
     let path = directory.path().join("r.ttvm").join(CHECKPOINTS).join("00000002.ckpt");
     let bytes = std::fs::read(&path).unwrap();
-    // First a page, then the list of pages.
+    // First damage a page, then the list of pages.
     for at in [100, bytes.len() - 150] {
         let mut damaged = bytes.clone();
         damaged[at] ^= 1;
@@ -151,7 +150,7 @@ fn damaged_checkpoints_are_left_out_and_can_be_dropped() {
     assert_eq!(run(&["pack", "r.ttvm", "-o", "packed"]).0, 0);
     let (_, _, told) = run(&["checkpoints", "r.ttvm", "drop-damaged"]);
     assert!(told.contains("ttvm: 0 checkpoints dropped, "), "{told}");
-    // Without the store's header there is nothing to keep.
+    // Without the store's header, no checkpoint can be kept.
     std::fs::write(path.with_file_name("store"), b"ttvmstor").unwrap();
     let (code, _, told) = run(&["info", "r.ttvm"]);
     assert!(code == 0 && told.contains("used without its checkpoints"), "{code}: {told}");

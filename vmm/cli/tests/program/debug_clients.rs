@@ -1,5 +1,5 @@
-//! `ttvm debug` and clients that behave badly: garbage, connections that break off while a run is under way,
-//! two at once. The server says what happened, and goes on to serve.
+//! `ttvm debug` and clients that behave badly: garbage, connections that break during a run, two clients at once. The
+//! server reports it, and continues to serve.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -13,7 +13,7 @@ use tiny_guest::{Numbers, record_with_checkpoints, typed};
 /// A guest that runs for some tens of milliseconds.
 const ROUNDS: u32 = 300_000;
 
-/// A server at a port.
+/// A server on a port.
 struct Port {
     server: Server,
     address: String,
@@ -62,13 +62,13 @@ impl Client {
         self.reply()
     }
 
-    /// Where a movement has led. On a busy host the server says before how far it is.
+    /// The reply to a movement. On a busy host, the server first sends its progress.
     fn moves(&mut self, body: &str) -> String {
         self.send(body);
         std::iter::repeat_with(|| self.reply()).find(|reply| !reply.starts_with('O')).unwrap()
     }
 
-    /// The step count where this client is.
+    /// This client's step count.
     fn position(&mut self) -> u64 {
         let command: String = "position".bytes().map(|byte| format!("{byte:02x}")).collect();
         let answer = self.request(&format!("qRcmd,{command}"));
@@ -80,7 +80,7 @@ impl Client {
     }
 }
 
-/// A reply with what `*` stands for written out: the character before it, as often as the one behind it says.
+/// Expands run lengths in a reply: a character, `*`, and a character that encodes how often to repeat it.
 fn without_run_lengths(reply: &str) -> String {
     let mut text = String::new();
     let mut characters = reply.chars();
@@ -110,7 +110,7 @@ fn garbage_ends_no_more_than_its_session() {
     for _ in 0..4 {
         let mut client = server.connect();
         let noise: Vec<u8> = (0..3000).map(|_| numbers.below(256) as u8).collect();
-        // The server may hang up before it has heard everything: one of the bytes may mean that gdb leaves.
+        // The server may hang up before it has read everything: one of the bytes may mean that gdb leaves.
         let _ = client.0.write_all(&noise);
         let _ = client.0.shutdown(Shutdown::Write);
         let mut replies = Vec::new();
@@ -129,7 +129,7 @@ fn a_client_that_dies_in_the_middle_of_a_run_is_noticed() {
     let (_directory, mut server, end) = server();
     for run in ["bc", "vCont;c", "bs"] {
         let mut client = server.connect();
-        // What one client leaves behind is not there for the next.
+        // The next client sees nothing of the last client's changes.
         assert_eq!(client.position(), end);
         assert_eq!(client.request("Z0,dead0000,1"), "OK");
         client.send(run);
@@ -149,7 +149,7 @@ fn two_clients_have_a_place_each() {
     assert!(one.moves("bc").contains("replaylog:begin"));
     assert!(other.moves("bs").starts_with("T05"));
     assert_eq!((one.position(), other.position()), (0, end - 1));
-    // A change by one of them is none for the other.
+    // One client's changes do not affect the other.
     let registers = other.request("g");
     assert_eq!(other.request("P0=0102030405060708"), "OK");
     assert_ne!(other.request("g"), registers);
@@ -170,7 +170,7 @@ fn a_client_too_many_hears_why_and_comes_in_when_another_has_left() {
     assert!(one_more.request("qSupported").starts_with("E.8 gdbs are connected"));
     assert_eq!(one_more.0.read(&mut [0]).unwrap(), 0, "it is hung up on");
     server.says("another gdb was turned away");
-    // One that says nothing and stays is no reason not to tell the next.
+    // A silent client that stays connected must not keep the next from its answer.
     let silent = TcpStream::connect(&server.address).unwrap();
     let mut other = Client(TcpStream::connect(&server.address).unwrap());
     assert!(other.request("qSupported").starts_with("E.8 gdbs are connected"));

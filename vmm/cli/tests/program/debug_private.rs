@@ -1,4 +1,4 @@
-//! Who gets in to `ttvm debug`, and what it leaves behind: its own user, and nothing.
+//! Access to `ttvm debug`, which only its own user has, and its temporary files, which it removes.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use tiny_guest::{record_with_checkpoints, typed};
 
-/// The user that has no files on any machine.
+/// The user that owns no files on any host.
 const NOBODY: u32 = 65534;
 
 fn send(server: &Server, signal: Signal) {
@@ -27,14 +27,14 @@ fn recorded() -> tempfile::TempDir {
     directory
 }
 
-/// What lies in the folder for temporary files, and the socket if it is there.
+/// The files in the folder for temporary files, and the socket if it exists.
 fn left_behind(directory: &Path) -> Vec<PathBuf> {
     let temporary = fs::read_dir(directory.join("tmp")).unwrap();
     let all = temporary.map(|entry| entry.unwrap().path()).chain([directory.join("socket")]);
     all.filter(|path| path.symlink_metadata().is_ok()).collect()
 }
 
-/// Waits until nothing is left: who removes it is a process of its own.
+/// Waits until all files are removed: a separate process does that.
 fn all_is_removed(directory: &Path) {
     while !left_behind(directory).is_empty() {
         std::thread::yield_now();
@@ -69,7 +69,7 @@ fn nothing_is_left_when_the_server_ends_by_itself() {
     drop(UnixStream::connect(path.join("socket")).unwrap());
     assert!(server.process.wait().unwrap().success());
     assert_eq!(left_behind(path), [] as [PathBuf; 0]);
-    // An error, once the address is taken: the recording has no such place.
+    // An error after the address is taken: the recording has no such place.
     let mut server = Server::start(path, &["--listen", "unix:socket", "--at", "event:999"]);
     assert_eq!(server.process.wait().unwrap().code(), Some(2));
     assert_eq!(left_behind(path), [] as [PathBuf; 0]);
@@ -100,7 +100,7 @@ fn the_socket_of_the_next_server_stays_when_the_companion_of_the_last_is_late() 
     kill(companion, Signal::SIGSTOP).unwrap();
     send(&server, Signal::SIGKILL);
     server.process.wait().unwrap();
-    // Most file systems give the number of the file that goes to the one that comes.
+    // Most file systems reuse the removed file's inode number for the next file.
     fs::remove_file(path.join("socket")).unwrap();
     let _next = UnixListener::bind(path.join("socket")).unwrap();
     kill(companion, Signal::SIGCONT).unwrap();
@@ -114,7 +114,7 @@ fn companion_of(server: &Server) -> Pid {
     Pid::from_raw(children.split_whitespace().next().expect("a companion").parse().unwrap())
 }
 
-/// Waits for the end of a process that is no child of ours.
+/// Waits for the end of a process that is not our child.
 fn wait_for_end(process: Pid) {
     let is_there = || {
         let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
@@ -125,7 +125,7 @@ fn wait_for_end(process: Pid) {
     }
 }
 
-/// What stands in for gdb and prints its arguments.
+/// Writes a stand-in for gdb that prints its arguments.
 fn write_gdb(directory: &Path) {
     fs::create_dir(directory.join("bin")).unwrap();
     let gdb = directory.join("bin/gdb");
@@ -134,7 +134,7 @@ fn write_gdb(directory: &Path) {
     fs::create_dir(directory.join("tmp")).unwrap();
 }
 
-/// A command with that gdb, and a folder for temporary files.
+/// A command that finds the stand-in, with a folder for temporary files.
 fn with_gdb(program: &str, directory: &Path) -> Command {
     let mut command = Command::new(program);
     command
@@ -160,7 +160,7 @@ fn a_gdb_that_is_started_has_a_socket_of_its_own() {
     assert_eq!(left_behind(path), [] as [PathBuf; 0]);
 }
 
-/// Leaves of /dev what every program needs, and executes the rest.
+/// Leaves only the devices in /dev that every program needs, and executes the rest.
 const BARE_DEV: &str = r#"
 for name in null urandom; do touch "$0/$name" && mount --bind "/dev/$name" "$0/$name" || exit; done
 mount -t tmpfs none /dev || exit
@@ -210,7 +210,7 @@ fn other_users_are_refused() {
         let address = match kind {
             "tcp" => ready.trim().rsplit(':').next().unwrap().to_string(),
             _ => {
-                // So that not only its mode keeps others away.
+                // Allow access to the files, so that not only their modes keep others away.
                 fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
                 fs::set_permissions(path.join("socket"), PermissionsExt::from_mode(0o666)).unwrap();
                 path.join("socket").display().to_string()
@@ -236,8 +236,8 @@ print("all", flush=True)
 sys.stdin.read()
 "#;
 
-/// Each look at the kernel's table of connections takes as long as there are many. One look for each of a thousand took 43
-/// seconds on two busy cores.
+/// Reading the kernel's table of connections takes time for each connection in it. One look for each of a thousand
+/// took 43 seconds on two busy cores.
 #[test]
 fn a_thousand_connections_of_another_user_do_not_keep_the_owner_out() {
     if !geteuid().is_root() {
@@ -246,7 +246,7 @@ fn a_thousand_connections_of_another_user_do_not_keep_the_owner_out() {
     let directory = recorded();
     let mut server = Server::start(directory.path(), &["--listen", "127.0.0.1:0"]);
     let address = server.says("target remote ").trim().rsplit(' ').next().unwrap().to_string();
-    // While it stands still they all wait before the owner's.
+    // While the server stands still, all of them wait before the owner's connection.
     send(&server, Signal::SIGSTOP);
     let port = address.rsplit(':').next().unwrap();
     let mut crowd = Command::new("python3");
@@ -266,13 +266,13 @@ fn a_thousand_connections_of_another_user_do_not_keep_the_owner_out() {
     crowd.wait().unwrap();
 }
 
-/// Gives a monitor command, and its answer.
+/// Sends a monitor command, and returns its answer.
 fn ask(stream: &mut TcpStream, command: &str) -> String {
     let digits = hex(command);
     let body = format!("qRcmd,{digits}");
     let sum = body.bytes().fold(0_u8, |sum, byte| sum.wrapping_add(byte));
     write!(stream, "${body}#{sum:02x}").unwrap();
-    // The answer comes in packets with an O and digits, and OK or an error in the end.
+    // The answer comes in packets with an O and digits; OK or an error ends it.
     let (mut text, mut answer) = (String::new(), Vec::new());
     while !["OK", "E"].iter().any(|end| text.trim_start_matches('+').starts_with(&format!("${end}"))) {
         text.clear();
@@ -299,7 +299,7 @@ fn hex(text: &str) -> String {
 fn commands_read_and_write_no_file_that_a_client_names() {
     let directory = recorded();
     let path = directory.path();
-    // Who opens a pipe for writing waits until it is opened for reading.
+    // Opening a pipe for writing waits until it is opened for reading.
     let secret = path.join("secret");
     nix::unistd::mkfifo(&secret, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let (opened, is_opened) = std::sync::mpsc::channel();
@@ -344,7 +344,7 @@ fn commands_read_and_write_no_file_that_a_client_names() {
     writer.join().unwrap();
 }
 
-/// Names and sizes of what lies in a folder and its recording.
+/// Names and sizes of the files in a folder and its recording.
 fn listed(directory: &Path) -> Vec<(PathBuf, u64)> {
     let mut found = Vec::new();
     for folder in [directory.to_path_buf(), directory.join("r.ttvm"), directory.join("r.ttvm/checkpoints")] {

@@ -1,4 +1,4 @@
-//! The verbs that write files for other tools, with a guest that is no Linux: what they promise of any machine.
+//! The verbs that write files for other tools, with a guest that is not Linux: the guarantees for any machine.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ fn json(directory: &Path, arguments: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
 }
 
-/// What a folder has that is no part of the recording.
+/// The files in a folder that are no part of the recording.
 fn others(directory: &Path) -> Vec<PathBuf> {
     let names = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
     names.filter(|name| name.to_str().is_some_and(|name| name.contains("dump"))).map(PathBuf::from).collect()
@@ -87,7 +87,7 @@ fn files_are_never_overwritten() {
     std::fs::write(directory.path().join("dump"), "mine").unwrap();
     for verb in ["dump", "trace"] {
         let (code, _, told) = ttvm(directory.path(), &[verb, "r.ttvm", "-o", "dump"]);
-        // Of the tiny guest there is nothing to trace, and that is said first.
+        // The tiny guest has nothing to trace, and this is reported first.
         assert!(code == 1 && told.contains("it exists") || verb == "trace" && code == 2, "{verb}: {told}");
     }
     assert_eq!(std::fs::read(directory.path().join("dump")).unwrap(), b"mine");

@@ -1,4 +1,4 @@
-//! Recordings in a directory: listed, removed, and looked up where their images lie now.
+//! Recordings in a directory: listed, removed, and relinked to moved images.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -107,7 +107,7 @@ fn the_version_says_which_recordings_can_be_read() {
     assert_eq!(ttvm(directory.path(), &["-V"]).1.lines().count(), 1);
 }
 
-/// What was never written to a disk image is not read, and one byte behind it counts.
+/// The holes of a disk image are not read, and one byte behind them counts.
 #[test]
 fn a_large_disk_begins_at_once_and_is_known_by_its_contents() {
     let directory = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ fn a_large_disk_begins_at_once_and_is_known_by_its_contents() {
     disk.write_at(&[8], (1 << 42) - 1).unwrap();
     let (code, _, told) = ttvm(path, &["replay", "r.ttvm"]);
     assert!(code == 4 && told.contains("the disk image has changed since"), "{code}: {told}");
-    // It is another file with the same contents.
+    // This is another file with the same contents.
     let copy = fs::File::create(path.join("copy")).unwrap();
     copy.set_len(1 << 42).unwrap();
     copy.write_at(&[7], (1 << 42) - 1).unwrap();

@@ -10,10 +10,10 @@ use crate::common::ttvm;
 use machine::error::exit_code;
 use tiny_guest::{record, record_calls, typed, write_kernel};
 
-/// Rounds of a guest that goes on for longer than a test takes.
+/// Rounds of a guest that runs longer than a test.
 const ENDLESS: u32 = u32::MAX;
 
-/// Everything in a folder and below it: names and contents.
+/// Names and contents of all files in a folder and below it.
 fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -107,7 +107,7 @@ fn what_cannot_go_on_is_one_sentence_with_the_right_exit_code() {
     assert_eq!(ttvm(path, &["replay", "r.ttvm", "--verify"]).0, exit_code::DONE);
 }
 
-/// A guest that echoes what is typed.
+/// A guest that echoes typed keys.
 struct Running {
     child: Child,
     keyboard: ChildStdin,
@@ -118,7 +118,7 @@ impl Running {
     fn start(directory: &Path, arguments: &[&str]) -> Running {
         write_kernel(directory, ENDLESS);
         let kernel = format!("tiny-{ENDLESS}");
-        // Where the tests run in the background, some signals are ignored, and a program that is started inherits that.
+        // If the tests run in the background, some signals are ignored, and started programs inherit this.
         let mut command = Command::new("env");
         command.args([
             "--default-signal=TERM",
@@ -134,7 +134,7 @@ impl Running {
         let mut child = command.spawn().unwrap();
         let (keyboard, screen) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let mut running = Running { child, keyboard, screen };
-        // What is typed before the guest has set its port up is lost.
+        // Keys typed before the guest has set up its port are lost.
         running.types("a");
         running
     }
@@ -161,7 +161,7 @@ fn a_run_is_recorded_when_it_is_asked_to_and_no_client_holds_it_up() {
     let mut running = Running::start(path, &["--control", "control", "-o", "n.ttvm"]);
     let mode = std::fs::metadata(path.join("control")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    // One that says nothing, one that says too much, and one that goes away.
+    // One client sends nothing, one sends too much, and one goes away.
     let silent = UnixStream::connect(path.join("control")).unwrap();
     UnixStream::connect(path.join("control")).unwrap().write_all(&[b'x'; 10_000]).unwrap();
     drop(UnixStream::connect(path.join("control")).unwrap());

@@ -1,8 +1,8 @@
-//! Recordings and packed files of strangers, at the command line: whatever was done to them, and with checksums that are right all
-//! the same, each verb ends by itself, within its memory and time, and neither by a panic nor by a signal.
+//! Hostile recordings and packed files at the command line, changed at random but with right checksums. Each verb
+//! must end by itself, within its memory and time, and neither panic nor die from a signal.
 //!
-//! `scripts/fuzz-recordings` runs this with more inputs than the tests do. `TTVM_HOSTILE_INPUTS` is their number,
-//! `TTVM_HOSTILE_SEED` where they begin. An input that fails is kept, and its commands are printed.
+//! `scripts/fuzz-recordings` runs this with more inputs than the tests do. `TTVM_HOSTILE_INPUTS` is the number of
+//! inputs, `TTVM_HOSTILE_SEED` the number of the first. An input that fails is kept, and its commands are printed.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -19,16 +19,16 @@ use recording::log::{LogRecord, LogWriter};
 use recording::{EVENTS, MANIFEST, Manifest, Opened, Recording, with_recording};
 use tiny_guest::{Numbers, change, record_with_checkpoints, stopped, typed};
 
-/// What each command may have, by prlimit(1).
+/// The limits of each command, for prlimit(1).
 const LIMITS: [&str; 2] = ["--as=2000000000", "--cpu=100"];
-/// What is made of a packed file first.
+/// The recording into which a packed file is first unpacked.
 const UNPACKED: &str = "unpacked.ttvm";
 
 fn variable(name: &str, usual: u64) -> u64 {
     std::env::var(name).map_or(usual, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }
 
-/// What inputs are made of: recordings of both units, and both packed.
+/// The recordings from which inputs are made: one of each unit, and both packed.
 fn make_bases(directory: &Path) -> Vec<PathBuf> {
     let keys = typed(&[(20_000, "a"), (40_000, "bc")]);
     record_with_checkpoints(directory, "a.ttvm", 10_000, keys, &[30_001, 50_000]);
@@ -71,7 +71,7 @@ fn change_file(path: &Path, numbers: &mut Numbers) {
     }
 }
 
-/// A number of the kind that programs go wrong with.
+/// A number of the kind that often breaks programs.
 fn odd_number(numbers: &mut Numbers) -> u64 {
     let usual =
         [0, 1, 2, 255, 4095, 4096, 1 << 20, 1 << 31, 1 << 32, 1 << 40, 1 << 62, (1 << 62) + 1, 1 << 63];
@@ -82,7 +82,7 @@ fn odd_number(numbers: &mut Numbers) -> u64 {
     }
 }
 
-/// Replaces a log by one of other records, with checksums that are right.
+/// Replaces a log by one with other records and right checksums.
 fn rewrite_log<C: Unit>(recording: &Recording<C>, change: impl FnOnce(&mut Vec<LogRecord<C>>)) {
     let mut records = recording.log.records().unwrap();
     change(&mut records);
@@ -177,7 +177,7 @@ fn change_event(event: &mut Event, numbers: &mut Numbers) {
     };
 }
 
-/// Changes numbers in the manifest's text, and gives the log the checksum of the machine that it describes then.
+/// Changes numbers in the manifest's text, and gives the log the new machine's checksum.
 fn change_manifest<C: Unit>(recording: &Recording<C>, numbers: &mut Numbers) {
     let path = recording.path.join(MANIFEST);
     let text = fs::read_to_string(&path).unwrap();
@@ -212,7 +212,7 @@ fn change_recording<C: Unit>(recording: &Recording<C>, numbers: &mut Numbers) {
     }
 }
 
-/// The commands that an input is given to.
+/// The commands that run on an input.
 fn commands(is_packed: bool) -> Vec<Vec<&'static str>> {
     let name = if is_packed { UNPACKED } else { "input" };
     let mut commands = vec![
@@ -229,7 +229,7 @@ fn commands(is_packed: bool) -> Vec<Vec<&'static str>> {
     commands
 }
 
-/// Makes the input with a number and gives it to all verbs; says what goes wrong.
+/// Makes the input with this number, and runs all verbs on it. The error tells what went wrong.
 fn try_input(bases: &[PathBuf], number: u64) -> Result<u32, String> {
     let mut numbers = Numbers(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     numbers.below(2);

@@ -1,4 +1,4 @@
-//! What a recorder keeps: `--last` and `--keep-on`.
+//! Which parts and which recordings are kept: `--last` and `--keep-on`.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use tiny_guest::write_kernel;
 
 /// mov dx, 0x604; mov ax, 0x3400; out dx, ax: powers off by ACPI.
 const POWER_OFF: [u8; 10] = [0x66, 0xba, 0x04, 0x06, 0x66, 0xb8, 0x00, 0x34, 0x66, 0xef];
-/// ud2, and nothing that handles it.
+/// ud2, without a handler.
 const CRASH: [u8; 2] = [0x0f, 0x0b];
 
 /// mov dx, port; mov al, value; out dx, al
@@ -26,8 +26,8 @@ fn the_last_stretch_has_all_of_its_checkpoints_and_the_newest_one_before_it() {
     let kernel = write_kernel(path, u32::MAX).display().to_string();
     // The guest is never idle, so its instructions take a nanosecond each.
     const LAST: u64 = 40_000_000;
-    // Checkpoints come each 10 ms. They are removed several at once while the guest runs, so it depends on the end how many are too
-    // old there.
+    // Checkpoints come every 10 ms. While the guest runs, several are removed at once, so the run's end decides how
+    // many are too old.
     for (number, end) in ["120ms", "147ms", "163ms"].iter().enumerate() {
         let name = format!("{number}.ttvm");
         let arguments = ["record", "-o", &name, "--kernel", &kernel, "--memory", "4M", "--unpaced"];
@@ -38,14 +38,14 @@ fn the_last_stretch_has_all_of_its_checkpoints_and_the_newest_one_before_it() {
         let info: Value = serde_json::from_str(&out).unwrap();
         let end = info["instructions"].as_u64().unwrap();
         let first = info["checkpoints"]["first"]["instructions"].as_u64().unwrap();
-        // The recorder looks each 10 ms whether a checkpoint is due.
+        // The recorder checks every 10 ms whether a checkpoint is due.
         assert!((end - LAST - 20_000_000..=end - LAST).contains(&first), "{out}");
         assert!(info["checkpoints"]["count"].as_u64() >= Some(4), "{out}");
         assert_eq!(ttvm(path, &["verify", &name]).0, 0);
     }
 }
 
-/// Records the guest in this directory, to be kept on failure only.
+/// Records the guest in this directory, with `--keep-on fail`.
 fn record(path: &Path, more: &[&str]) -> (i32, String) {
     let arguments = ["record", "-o", "r.ttvm", "--kernel", "kernel", "--memory", "4M", "--keep-on", "fail"];
     let (code, _, told) = ttvm(path, &[&arguments[..], more].concat());

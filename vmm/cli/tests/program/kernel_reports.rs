@@ -1,4 +1,4 @@
-//! Reports of a guest's kernel by its console, and runs that end when the console shows a text or time is up. Guests are a few
+//! Reports of a guest's kernel on its console, and runs that end at a text or a time limit. Guests are a few
 //! instructions that print a text, and then do one thing.
 
 use std::path::Path;
@@ -7,17 +7,17 @@ use serde_json::Value;
 
 use crate::common::ttvm;
 
-/// Waits for ever, busily.
+/// Spins for ever.
 const SPIN: [u8; 2] = [0xeb, 0xfe];
-/// Pulses the reset line by the keyboard controller.
+/// Pulses the reset line through the keyboard controller.
 const RESET: [u8; 4] = [0xb0, 0xfe, 0xe6, 0x64];
 
-/// What a kernel prints that has an oops, warns and panics.
+/// The output of a kernel that has an oops, warns and panics.
 const CRASH: &str = "boot\r\n[    0.1] BUG: kernel NULL pointer dereference, address: 0\r\n\
     [    0.1] Oops: 0000 [#1] SMP\r\n[    0.1] ---[ end trace 0 ]---\r\n\
     [    0.2][    T1] WARNING: CPU: 0 PID: 1 at x.c:1\r\n[    0.3] Kernel panic - not syncing: Fatal exception\r\n";
 
-/// A Multiboot 1 image that prints a text and goes on with other code.
+/// A Multiboot 1 image that prints a text and continues with other code.
 pub fn write_kernel(directory: &Path, text: &str, then: &[u8]) {
     const AT: u32 = 0x10_0000;
     const FLAGS: u32 = 1 << 16;
@@ -60,7 +60,7 @@ fn reports_on_the_console_are_listed_and_are_places() {
     assert_eq!(info["ended"], ended);
     assert_eq!(info["panic"], "Kernel panic - not syncing: Fatal exception");
     assert_eq!(json(directory, &["ls", "--json"])[0]["ended"], ended);
-    // A recording that has no note of it says the same.
+    // Without the note, the recording gives the same answer.
     std::fs::remove_file(directory.join("r.ttvm/panicked")).unwrap();
     assert_eq!(json(directory, &["info", "r.ttvm", "--json"])["ended"], ended);
     assert_eq!(json(directory, &["ls", "--json"])[0]["ended"], ended);
@@ -124,7 +124,7 @@ fn a_text_on_the_console_ends_a_run_at_once() {
     assert!(code == 2 && told.contains("--stop-when"), "{told}");
 }
 
-/// A timer ticks, which nobody hears: both interrupt controllers are masked. The processor halts for ever.
+/// Halts for ever. A timer ticks, but both interrupt controllers are masked.
 const SLEEP: [u8; 22] = [
     0xb0, 0x34, 0xe6, 0x43, 0xb0, 0x00, 0xe6, 0x40, 0xb0, 0x00, 0xe6, 0x40, // the timer
     0xb0, 0xff, 0xe6, 0x21, 0xe6, 0xa1, // the controllers

@@ -1,4 +1,5 @@
-//! Limits of the host, and what a recording of a stranger may not do: memory, file sizes, descriptors and escape sequences.
+//! The host's limits, and protection from strangers' recordings: memory, file sizes, descriptors and escape
+//! sequences.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -13,26 +14,26 @@ use tiny_guest::{record_with_checkpoints, typed_bytes, write_kernel};
 
 const TTVM: &str = env!("CARGO_BIN_EXE_ttvm");
 
-/// The exit code of a run that the guest ends by its port.
+/// The exit code of a run that the guest ends through its port.
 const ENDED: i32 = 1;
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a line of the shell, in which `$0` is `ttvm`.
+/// Runs a shell command line in which `$0` is `ttvm`.
 fn shell(directory: &Path, line: &str) -> Output {
     let mut command = Command::new("bash");
     command.args(["-c", line, TTVM]).current_dir(directory).stdin(Stdio::null());
     command.output().unwrap()
 }
 
-/// A guest that echoes what steers a terminal, recorded.
+/// Records a guest that echoes control sequences of terminals.
 fn recorded(directory: &Path, name: &str) {
     record_with_checkpoints(directory, name, 30_000, typed_bytes(5_000, "a\x1b[2J\u{9b}b\x07\n"), &[60_000]);
 }
 
-/// What a terminal may take for a command.
+/// Whether a text has characters that a terminal may take for commands.
 fn steers(text: &str) -> bool {
     text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t'))
 }
@@ -85,9 +86,9 @@ fn nothing_of_a_recording_steers_the_terminal() {
         }
     }
     assert!(shown.matches("\\u001b").count() > 10, "{shown}");
-    // The command line cannot look like another line either.
+    // The kernel's command line cannot imitate another line either.
     assert!(!ttvm(path, &["info", made]).1.contains("\nended         well"));
-    // Files and pipes get the console's bytes as they are.
+    // Files and pipes get the console's bytes unchanged.
     let output = Command::new(TTVM).args(["replay", name]).current_dir(path).output().unwrap();
     assert!(output.stdout.windows(5).any(|bytes| bytes == b"a\x1b[2J"), "{:?}", text(&output.stdout));
 }
@@ -239,7 +240,7 @@ fn an_empty_log_is_called_empty() {
     recorded(directory.path(), "r.ttvm");
     let log = directory.path().join("r.ttvm/events.log");
     let bytes = fs::read(&log).unwrap();
-    // Nothing, zeroes, and what a recorder has written before the first event.
+    // Nothing, zeroes, and a log that ends before its first event.
     let first = 20 + u32::from_le_bytes(bytes[8..12].try_into().unwrap()) as usize;
     for contents in [&[][..], &[0; 4096], &bytes[..first]] {
         fs::write(&log, contents).unwrap();

@@ -1,5 +1,5 @@
-//! The program as a user runs it. One program of tests, because linking many takes longer than running them; those that open
-//! terminals are apart, because whatever else starts a process at that moment would hand it the terminal.
+//! The program as a user runs it. These tests are one program, because linking many takes longer than running them.
+//! Tests that open terminals are separate, because a process started at the same moment would inherit the terminal.
 
 #[path = "../common/mod.rs"]
 mod common;

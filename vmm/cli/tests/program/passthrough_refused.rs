@@ -1,10 +1,10 @@
-//! Devices of the host that cannot be passed through: one sentence says why, and nothing of them is touched.
+//! Host devices that cannot be passed through: one sentence tells why, and the devices are not touched.
 
 use std::path::PathBuf;
 
 use crate::common::ttvm;
 
-/// A PCI function of the host that is behind no IOMMU.
+/// A PCI function of the host without an IOMMU.
 fn function_without_iommu() -> Option<String> {
     let functions = std::fs::read_dir("/sys/bus/pci/devices").ok()?;
     let mut paths = functions.filter_map(|entry| Some(entry.ok()?.path()));

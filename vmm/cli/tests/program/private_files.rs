@@ -1,4 +1,4 @@
-//! What ttvm writes is its user's alone, whatever the umask that it was started with.
+//! Only the user can access files that ttvm writes, whatever its umask was.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use tiny_guest::write_kernel;
 
-/// Runs `ttvm` from a shell that lets everybody read and write what is made.
+/// Runs `ttvm` from a shell whose umask lets everybody read and write new files.
 fn ttvm_with_open_umask(directory: &Path, arguments: &str) {
     let line = format!("umask 0; exec {} {arguments}", env!("CARGO_BIN_EXE_ttvm"));
     let mut command = Command::new("sh");
@@ -15,7 +15,7 @@ fn ttvm_with_open_umask(directory: &Path, arguments: &str) {
     assert!(output.status.success(), "{arguments}: {output:?}");
 }
 
-/// A file or folder, and all below it.
+/// A file or folder, and everything below it.
 fn all_below(path: &Path) -> Vec<PathBuf> {
     let mut found = vec![path.to_path_buf()];
     if path.is_dir() {

@@ -1,5 +1,5 @@
-//! Verbs that run a guest lock themselves in before it runs, as the kernel shows in /proc. What being locked in keeps away is
-//! tried in `vmm/sandbox/tests`.
+//! Verbs that run a guest enter their sandbox before it runs, as /proc shows. `vmm/sandbox/tests` tests what the
+//! sandbox forbids.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -7,14 +7,14 @@ use std::process::{Child, Command, Stdio};
 
 use tiny_guest::write_kernel;
 
-/// Bytes that are typed: more than fit into a pipe that the guest does not read.
+/// Number of typed bytes: more than fit into a pipe that the guest does not read.
 const TYPED_BYTES: usize = 100_000;
 const RUN: &str = "run --kernel endless --memory 4M";
 const RECORD: &str = "record -o new.ttvm --kernel endless --memory 4M";
 const REPLAY: &str = "replay r.ttvm";
 const DEBUG: &str = "debug r.ttvm --listen unix:socket";
 
-/// A process that is ended with its test.
+/// A process that ends with its test.
 struct Running(Child);
 
 impl Drop for Running {
@@ -24,8 +24,8 @@ impl Drop for Running {
     }
 }
 
-/// A folder with a guest that echoes what is typed for ever, and a recording in which so much was typed that its replay waits
-/// for a reader.
+/// A folder with a guest that echoes typed keys for ever, and a recording. The recording's output is so long that its
+/// replay waits for a reader.
 fn folder() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
@@ -44,12 +44,12 @@ fn command(directory: &Path, line: &str) -> Command {
     command
 }
 
-/// Starts `ttvm`. Nothing is typed, but might be, and nobody reads what it prints.
+/// Starts `ttvm`. Nothing is typed, although it could be, and nobody reads the output.
 fn start(directory: &Path, line: &str) -> Running {
     Running(command(directory, line).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
 }
 
-/// What /proc tells of each thread, as soon as the first is as it should be; `None` if the process ends before.
+/// The status of each thread in /proc, once the first has the wanted lines. `None` if the process ends before.
 fn statuses(running: &mut Running, wanted: &[&str]) -> Option<Vec<String>> {
     let process = format!("/proc/{}", running.0.id());
     while running.0.try_wait().unwrap().is_none() {
@@ -94,7 +94,7 @@ fn threads_are_locked_in_too() {
     }
     let directory = folder();
     let mut running = start(directory.path(), RECORD);
-    // The recorder's checkpoints are written by a second thread.
+    // A second thread writes the recorder's checkpoints.
     let threads = loop {
         let statuses = statuses(&mut running, &LOCKED_IN).expect("the guest runs for ever");
         if statuses.len() > 1 {

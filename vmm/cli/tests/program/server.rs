@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-/// A server of the recording `r.ttvm`, and what it says. It ends with this.
+/// A server of the recording `r.ttvm`, and its messages. Dropping this ends the server.
 pub struct Server {
     pub process: Child,
     pub messages: BufReader<ChildStderr>,
@@ -15,7 +15,7 @@ impl Server {
     pub fn start(directory: &Path, arguments: &[&str]) -> Server {
         let temporary = directory.join("tmp");
         std::fs::create_dir_all(&temporary).unwrap();
-        // Where the tests run in the background, some signals are ignored, and a program that is started inherits that.
+        // If the tests run in the background, some signals are ignored, and started programs inherit this.
         let mut command = Command::new("env");
         command.args(["--default-signal=HUP,INT,QUIT,TERM", env!("CARGO_BIN_EXE_ttvm"), "debug", "r.ttvm"]);
         command.current_dir(directory).args(arguments).env("TMPDIR", temporary);
@@ -25,7 +25,7 @@ impl Server {
         Server { process, messages }
     }
 
-    /// Reads messages up to one that contains this.
+    /// Reads messages up to the first that contains this text.
     pub fn says(&mut self, text: &str) -> String {
         let mut all = String::new();
         loop {

@@ -1,4 +1,4 @@
-//! What shells and `man` get from the program, read by these programs themselves.
+//! The program's output for shells and `man`, read by these programs themselves.
 
 use std::process::{Command, Output};
 
@@ -6,7 +6,7 @@ use crate::common::ttvm;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_ttvm");
 
-/// Runs a program with a script; `None` where it is not installed.
+/// Runs a program with a script; `None` if the program is not installed.
 fn shell(program: &str, arguments: &[&str]) -> Option<Output> {
     Command::new(program).args(arguments).env("TTVM", PROGRAM).env("LC_ALL", "C").output().ok()
 }

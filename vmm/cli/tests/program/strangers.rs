@@ -1,5 +1,5 @@
-//! Files and recordings from elsewhere: what is no plain file is refused wherever one is wanted. A reader that opened it would
-//! wait for ever, or read without an end.
+//! Files and recordings from elsewhere: anything but a plain file is refused where one is wanted. Otherwise a reader
+//! might wait for ever, or read without end.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,17 +10,17 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use tiny_guest::{record_with_checkpoints, typed, write_kernel};
 
-/// What a kind of file is called, and how one is made.
+/// The name of a kind of file, and how to make one.
 type Maker = (&'static str, fn(&Path));
 
-/// Makes a pipe, a device or a folder in the place of a file.
+/// Ways to make a pipe, a device or a folder in place of a file.
 const MAKERS: [Maker; 3] = [
     ("a pipe", |path| mkfifo(path, Mode::S_IRWXU).unwrap()),
     ("a device", |path| symlink("/dev/zero", path).unwrap()),
     ("a directory", |path| fs::create_dir(path).unwrap()),
 ];
 
-/// Runs `ttvm`, which has to fail with a sentence, and not by a panic; gives the sentence.
+/// Runs `ttvm`, which must fail with a sentence and without a panic. Returns the sentence.
 fn refused(directory: &Path, line: &str) -> String {
     let (code, said, told) = ttvm(directory, &line.split(' ').collect::<Vec<_>>());
     assert!([1, 4].contains(&code), "{line}: {code} {said} {told}");
@@ -74,7 +74,7 @@ fn files_in_recordings_are_plain_files() {
                     verb => &format!("{verb} r.ttvm"),
                 };
                 let (code, said, told) = ttvm(path, &line.split(' ').collect::<Vec<_>>());
-                // Damaged checkpoints are left out, and some verbs need none, or no image.
+                // Damaged checkpoints are left out, and some verbs need no checkpoint or no image.
                 assert!([0, 1, 4].contains(&code), "{file} is {kind}, {line}: {code} {said} {told}");
                 assert!(!told.contains("panicked"), "{file} is {kind}, {line}: {told}");
                 let is_needed = !file.starts_with("checkpoints") && !["ls", "info"].contains(&verb);
@@ -89,7 +89,7 @@ fn an_image_that_is_larger_than_the_memory_is_not_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     fs::rename(write_kernel(path, 1000), path.join("kernel")).unwrap();
-    // It takes no room on the disk, and would take all memory.
+    // This file takes no room on the disk, but would take all memory.
     let hole = fs::File::create(path.join("hole")).unwrap();
     hole.set_len(1 << 42).unwrap();
     for line in
@@ -100,7 +100,7 @@ fn an_image_that_is_larger_than_the_memory_is_not_read() {
     }
 }
 
-/// A recording whose writer wants a file of the user's to be overwritten.
+/// A recording whose maker wants to overwrite a file of the user.
 #[test]
 fn links_in_recordings_lead_nowhere() {
     let directory = tempfile::tempdir().unwrap();

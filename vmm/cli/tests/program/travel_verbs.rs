@@ -1,5 +1,5 @@
-//! The verbs of the command line that go to places in a recording: search, state, checkpoints, replay from
-//! somewhere.
+//! The verbs of the command line that go to places in a recording: search, state, checkpoints, and replay from a
+//! place.
 
 use std::path::Path;
 use std::process::Command;
@@ -38,7 +38,7 @@ fn search_and_state_agree_about_a_write() {
     assert_eq!(place(&last["hits"][0]), place(&hits[hits.len() - 1]));
     let first = json(directory.path(), &["search", "r.ttvm", &condition, "--forward", "--json"]);
     assert_eq!(place(&first["hits"][0]), place(&hits[0]) + 1, "forward stops behind the write");
-    // The memory changes between before and after.
+    // The memory differs between the places before and after.
     let memory = |at: u64| {
         let range = format!("{STIRRED:#x}:0x1000");
         let arguments = ["state", "r.ttvm", "--at", &format!("insn:{at}"), "--physical", &range, "--json"]
@@ -96,12 +96,12 @@ fn a_stretch_gets_checkpoints_at_equal_distances() {
         before.into_iter().chain((0..11).map(|number| begin + 700 * number)).collect();
     expected.sort_unstable();
     assert_eq!(list(), expected);
-    // Where there is one already, there is no second.
+    // A place that has a checkpoint does not get a second one.
     let (code, _, told) = add(&["--every", "3500", "--from", &format!("insn:{begin}"), "--to", "+7100"]);
     assert!(code == 0 && told.contains("0 checkpoints, 0 bytes"), "{code}: {told}");
     let (code, out, told) = ttvm(directory.path(), &["verify", "r.ttvm"]);
     assert!(code == 0 && out.contains(&format!("{} compared", expected.len())), "{code}: {out}{told}");
-    // Where files may not become long, the checkpoints before stay.
+    // If file sizes are limited, the checkpoints taken before stay.
     let limited = format!(
         "trap '' XFSZ; ulimit -f 1; exec {} checkpoints r.ttvm add --every 900",
         env!("CARGO_BIN_EXE_ttvm")
@@ -122,7 +122,7 @@ fn a_stretch_gets_checkpoints_at_equal_distances() {
     }
 }
 
-/// Each checkpoint has a file.
+/// Each checkpoint has its own file.
 #[test]
 fn a_process_with_fewer_descriptors_than_checkpoints_uses_them_all() {
     let directory = tempfile::tempdir().unwrap();
@@ -233,7 +233,7 @@ fn a_place_where_the_guest_sleeps_is_the_same_to_all() {
         assert_eq!((&state["instruction"], &state["guest_seconds"]), (&line["instruction"], &seconds.into()));
         shown.push((line["instruction"].as_u64().unwrap(), seconds));
     }
-    // All of it happened in its sleep.
+    // All of this happened while the guest slept.
     assert!(shown[1..].iter().all(|&(at, _)| at == shown[1].0), "{shown:?}");
     let info = json(directory.path(), &["info", "r.ttvm", "--json"]);
     let state = json(directory.path(), &["state", "r.ttvm", "--json"]);
@@ -284,7 +284,7 @@ fn memory_that_is_not_there_is_said_to_be_missing() {
 #[test]
 fn memory_that_is_not_mapped_is_said_to_be_unmapped() {
     let directory = tempfile::tempdir().unwrap();
-    // Its page tables have the first 4 MiB.
+    // The guest's page tables map the first 4 MiB.
     record_long(directory.path(), "r.ttvm", 1);
     for (range, bytes, at) in [
         ("0x3ffff8:16", 8, "0x400000"),
@@ -304,7 +304,7 @@ fn memory_that_is_not_mapped_is_said_to_be_unmapped() {
     }
 }
 
-/// Waits until a process has a handler for ^C, and presses it. One that has ended already hears nothing.
+/// Waits until a process handles ^C, and sends it. A process that has already ended gets nothing.
 fn interrupt(child: &std::process::Child) {
     let pid = child.id();
     let catches_or_has_ended = || {
@@ -320,7 +320,7 @@ fn interrupt(child: &std::process::Child) {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
 }
 
-/// Runs ttvm, and presses ^C as soon as that is heard: its exit code and what it prints.
+/// Runs ttvm, and presses ^C as soon as ttvm handles it. Returns the exit code and the output.
 fn interrupted(directory: &Path, arguments: &[&str]) -> (Option<i32>, String) {
     let child = std::process::Command::new(env!("CARGO_BIN_EXE_ttvm"))
         .current_dir(directory)
@@ -346,7 +346,7 @@ fn an_interrupted_search_says_so_and_where_it_goes_on() {
     assert_eq!(code, 0, "{told}");
     for options in [&[][..], &["--forward"], &["--all"]] {
         let search = [&["search", "r.ttvm", "break:0x12345"][..], options].concat();
-        // On a busy machine a search may be done before it is interrupted.
+        // On a busy host, a search may end before it is interrupted.
         let mut attempts = (0..20).map(|_| interrupted(directory.path(), &search));
         let (code, out) = attempts.find(|(code, _)| *code != Some(1)).expect("one of them is in time");
         assert_eq!(code, Some(130), "{options:?}: {out}");

@@ -1,4 +1,4 @@
-//! What comes in behind a cut, for a machine that counts from zero there.
+//! The inputs behind a cut, for a machine that counts from zero there.
 
 use cpu::Counts;
 use devices::passthrough::{AskV1, DeviceInputV1};
@@ -10,17 +10,17 @@ use recording::checkpoints::Snapshot;
 use recording::cursor::Cursor;
 use recording::player::{Player, Scrutiny};
 
-/// Gives the rest of a recording's log. A log that was cut off ends as if a signal had ended the run.
+/// Plays the rest of a recording's log. A log that was cut off ends as if a signal had ended the run.
 pub struct Remaining {
     player: Player<Instructions>,
-    /// What the longer recording has counted before the cut.
+    /// The counts of the longer recording at the cut.
     before: Counts,
-    /// Where the run ends if nothing in the log ends it, by the new count.
+    /// Where the run ends if the log does not end it, in the new count.
     end: Option<Instructions>,
 }
 
 impl Remaining {
-    /// What comes in from a snapshot on, up to the recording's end.
+    /// The inputs from a snapshot up to the recording's end.
     pub fn new(
         recording: &Recording<Instructions>,
         here: &Snapshot<Instructions>,
@@ -28,7 +28,7 @@ impl Remaining {
     ) -> Result<Remaining, Error> {
         let mut player = Player::new(recording.log.clone())?;
         player.set_cursor(behind_power_on(here.cursor))?;
-        // The machine's counts are others, so that nothing can be compared on the way.
+        // The machine's counts differ, so nothing can be compared on the way.
         player.set_scrutiny(Scrutiny::Nothing);
         let before = here.state.counts;
         let end = recording.log.end.is_none().then(|| Instructions(end.number() - before.steps));
@@ -40,7 +40,7 @@ impl Remaining {
     }
 }
 
-/// Every recording has a power-on of its own.
+/// The new recording has its own power-on event, so the old one is skipped.
 fn behind_power_on(cursor: Cursor<Instructions>) -> Cursor<Instructions> {
     match cursor.events() {
         0 => Cursor::after(1, cursor.checks(), Moment::default(), 0),

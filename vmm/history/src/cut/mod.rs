@@ -6,17 +6,17 @@
 //!   what is made                            ├───────────────┤   begins with a state, needs no image
 //! ```
 //!
-//! The new recording starts in a [`StartingState`] at the cut, and its log has what came in behind the cut. To be small, it
-//! leaves out what the run no longer needs:
+//! The new recording starts in a [`StartingState`] at the cut, and its log has the events behind the cut. To be
+//! small, it leaves out contents that the run no longer needs:
 //!
-//! - memory that the guest's kernel has free at the cut and at the end, and that nothing touches between them;
-//! - blocks of the disk that the guest does not read before it has written them.
+//! - memory that the guest's kernel has free at the cut and at the end, if nothing touches it between them;
+//! - disk blocks that the guest does not read before writing them.
 //!
-//! Which pages are touched is not guessed. The stretch is replayed with an observer on all free pages. Then it is replayed without
-//! what was left out, and recorded. Both machines must be equal at the end, in every register, device, page and block that
-//! is there.
+//! Which pages are touched is measured. The part is replayed with an observer on all free pages. Then it is replayed
+//! without the pages and blocks left out, and recorded. Both machines must be equal at the end: every register and
+//! device, and every page and block that was kept.
 //!
-//! Positions count from the cut. Guest time goes on.
+//! Positions count from the cut. Guest time continues.
 
 mod inputs;
 mod touched;
@@ -43,22 +43,22 @@ use self::inputs::Remaining;
 use crate::timeline::Timeline;
 use crate::workers::Poll;
 
-/// The name of the disk's image in the new recording's folder, until a pack carries it inside.
+/// The file name of the disk's image in the new recording's folder, until a pack carries the image inside.
 const DISK: &str = "disk";
 
-/// What was cut out.
+/// A summary of the cut recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CutOut {
-    /// What the new recording says of itself.
+    /// The cut, as the new recording's manifest has it.
     pub cut: Cut,
-    /// How long it is.
+    /// The new recording's length.
     pub length: Instructions,
-    /// Blocks of the disk that it has.
+    /// Number of disk blocks in the new recording.
     pub disk_blocks: u64,
 }
 
-/// Makes a recording, in a folder that does not exist yet, of the last `last_ns` of guest time of another one, which stays as it is.
-/// `all_memory` says to keep free pages, too. `poll` asks whether to stop.
+/// Makes a new recording of the last `last_ns` of guest time of another one, which does not change. The folder must
+/// not exist. `all_memory` keeps free pages too. `poll` asks whether to stop.
 pub fn cut_out_end(
     recording: &Recording<Instructions>,
     last_ns: u64,
@@ -87,7 +87,7 @@ pub fn cut_out_end(
     drop(timeline);
     let used: BTreeSet<u64> = start.ram_pages().filter(|page| free.contains(page)).collect();
 
-    // With everything: what is needed?
+    // Replay with all contents, to see what is needed.
     let mut whole = Recordable::<Instructions>::going_on(EngineKind::SOFT, recording, start.clone())?;
     if let Some(disk) = whole.machine.disk_mut() {
         disk.note_read();
@@ -96,7 +96,7 @@ pub fn cut_out_end(
     let free = touched::untouched(&mut whole.machine, used, inputs, poll)?;
     let blocks = whole.machine.disk_mut().map(|disk| disk.take_read()).unwrap_or_default();
 
-    // Without what is not.
+    // Leave out the rest.
     recording::create_folder(folder)?;
     let mut small = recording.clone();
     if let Some(disk) = &mut small.manifest.machine.disk {
@@ -113,7 +113,7 @@ pub fn cut_out_end(
     Ok(CutOut { cut, length, disk_blocks: blocks.len() as u64 })
 }
 
-/// The pages that the guest's kernel has free; none where no known kernel runs.
+/// The pages that the guest's kernel has free; empty if no known kernel runs.
 fn free(machine: &Machine<Instructions>) -> BTreeSet<u64> {
     let layout = machine.ram().layout();
     let blocks = free_pages(machine).unwrap_or_else(|why| {
@@ -123,7 +123,7 @@ fn free(machine: &Machine<Instructions>) -> BTreeSet<u64> {
     pages_of(&blocks, layout)
 }
 
-/// The pages of RAM, as offsets count them, in blocks of physical pages.
+/// The pages of RAM, numbered by offset, in these blocks of physical pages.
 fn pages_of(blocks: &[Range<u64>], layout: &RamLayout) -> BTreeSet<u64> {
     let mut pages = BTreeSet::new();
     for (address, offset, bytes) in layout.ranges() {
@@ -136,7 +136,8 @@ fn pages_of(blocks: &[Range<u64>], layout: &RamLayout) -> BTreeSet<u64> {
     pages
 }
 
-/// Makes an image with these blocks of another one, and holes for all others. Blocks that the start has need not be in it.
+/// Makes an image with these blocks of another image, and holes elsewhere. Blocks in the starting state need not be
+/// in the image.
 fn disk_of(
     image: &ImageFile,
     blocks: &BTreeSet<u64>,
@@ -157,7 +158,7 @@ fn disk_of(
     hash_image(&path, Scheme::Sparse)
 }
 
-/// Refuses what did not come to the same end. Pages that were left out are not compared.
+/// Refuses the new recording if the two machines differ at the end. Pages that were left out are not compared.
 fn must_be_equal(
     whole: &mut Machine<Instructions>,
     again: &mut Machine<Instructions>,
@@ -206,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// A machine whose disk has five and a half blocks, each full of its number.
+    /// A machine whose disk has five and a half blocks, each filled with its number.
     fn machine(directory: &Path) -> (Machine<Instructions>, ImageFile) {
         let image = directory.join("image");
         let contents: Vec<u8> = (0..5 * PAGE_BYTES + 2048).map(|at| (at / PAGE_BYTES) as u8).collect();
@@ -235,7 +236,7 @@ mod tests {
     fn pages_have_the_numbers_of_their_offsets_in_ram() {
         let layout = RamLayout::new(LOW_RAM_LIMIT + 4 * PAGE_SIZE);
         let (low, high) = (LOW_RAM_LIMIT / PAGE_SIZE, HIGH_RAM_START / PAGE_SIZE);
-        // The first ends in the hole, the second begins there, and the last ends behind RAM.
+        // The first block ends in the hole, the second begins there, and the third ends behind RAM.
         let blocks = [low - 1..low + 3, high - 2..high + 1, high + 3..high + 9, 5..7];
         assert_eq!(pages_of(&blocks, &layout), BTreeSet::from([5, 6, low - 1, low, low + 3]));
     }
@@ -273,7 +274,7 @@ mod tests {
             assert!(told.contains(why), "{why}: {told}");
         }
         assert_eq!(differ(&flip, &[page / PAGE_SIZE]), None, "it was left out");
-        // What was written back is the image's contents again.
+        // The guest has written the image's contents back.
         assert_eq!(differ(&|machine| write(machine, 3, 3), &[]), None);
     }
 

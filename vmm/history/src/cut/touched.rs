@@ -1,4 +1,4 @@
-//! Which pages a run touches.
+//! Finds the pages that a run touches.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -13,10 +13,10 @@ use machine::{Machine, RunStop};
 use super::inputs::Remaining;
 use crate::workers::Poll;
 
-/// Steps between two looks: a page that is touched is slow until the next.
+/// Steps between two looks. A touched page slows the run down until the next look.
 const LOOK_STEPS: u64 = 1_000_000;
 
-/// Notes pages that are read, written or executed.
+/// An observer that notes the pages that the guest reads, writes or executes.
 pub struct Touched {
     wants: Wants,
     layout: RamLayout,
@@ -24,7 +24,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// Looks at these pages of a machine's memory.
+    /// An observer of these pages of a machine's memory.
     fn of(pages: &BTreeSet<u64>, layout: RamLayout) -> Touched {
         let places = Places::In(places(pages, layout));
         let wants =
@@ -33,7 +33,7 @@ impl Touched {
     }
 }
 
-/// Neighbouring pages as ranges of physical addresses.
+/// The pages as ranges of physical addresses, with neighbours joined.
 fn places(pages: &BTreeSet<u64>, layout: RamLayout) -> Vec<Place> {
     let mut places: Vec<Place> = Vec::new();
     for (first, offset, bytes) in layout.ranges() {
@@ -118,7 +118,7 @@ mod tests {
         let inputs = Remaining::new(&recording, &here, end.at.count).unwrap();
         let page = |address: u64| address / PAGE_SIZE;
         let [written, beside] = [page(STIRRED), page(STIRRED) + 1];
-        // It was used before only.
+        // This page was only used before.
         let stack = page(STIRRED + STIRRED_BYTES - 4);
         let code = page(timeline.registers().rip);
         let pages = BTreeSet::from([written, beside, stack, code]);
@@ -126,8 +126,8 @@ mod tests {
         assert_eq!(left, BTreeSet::from([beside, stack]));
     }
 
-    /// The guest's first call is the third instruction at most; the function pops the return address at once, and the stack is not
-    /// used again.
+    /// The guest's first call is at most the third instruction. The function pops the return address at once, and the
+    /// stack is not used again.
     #[test]
     fn pages_that_are_read_only_are_touched() {
         let directory = tempfile::tempdir().unwrap();

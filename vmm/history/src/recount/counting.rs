@@ -1,12 +1,12 @@
-//! A recording that counts exits, as one that counts instructions.
+//! Recounts a recording of exits in instructions.
 //!
-//! The software engine replays it once, and a second log says where each event came in by that engine's own
-//! count: the same events in the same order. The log lies in a folder of its own ([`crate::recount::folders`])
-//! and can be made again at any time. Time stays what it was: exits and the events that let it pass. On the
-//! way the replay takes checkpoints, as recording with the software engine would have.
+//! The software engine replays the recording once, and a second log gives each event's place in that engine's own
+//! count. It has the same events in the same order. The log lies in a folder of its own ([`crate::recount::folders`])
+//! and can be made again at any time. Time does not change: exits and events let it pass. On the way the replay takes
+//! checkpoints, as a recording made with the software engine would have.
 //!
-//! Where the recording has checkpoints, a part of it can be recounted without what comes before: from one of
-//! them to the end. Instructions, branches and system calls count from there.
+//! If the recording has checkpoints, its end can be recounted alone, from one of them. Instructions, branches and
+//! system calls then count from there.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,11 +34,11 @@ use recording::{Recording, Recounted};
 
 /// Exits between two reports of progress.
 const SLICE_EXITS: u64 = 100;
-/// Instructions between two checkpoints at least.
+/// Least number of instructions between two checkpoints.
 const CHECKPOINT_STEPS: u64 = 1_000_000_000;
 
-/// The same recording with a log that counts instructions. What was recounted before is used if it is of this
-/// log. `progress` gets the number of exits now and then.
+/// The same recording with a log that counts instructions. Uses an earlier recount if it is of this log. `progress`
+/// gets the number of exits now and then.
 pub fn in_instructions(
     recording: Recording<Exits>,
     progress: impl FnMut(Exits),
@@ -62,8 +62,8 @@ pub fn start_of_last(recording: &Recording<Exits>, last_ns: u64) -> Result<Optio
     Ok(heads.filter(begins_there).map(|head| head.at.count).next())
 }
 
-/// As [`in_instructions`], of what follows the checkpoint at an exit; 0 is the first instruction, which needs
-/// none.
+/// As [`in_instructions`], for the part behind the checkpoint at an exit. Exit 0 is the first instruction, which
+/// needs no checkpoint.
 pub fn from_exit(
     recording: Recording<Exits>,
     from: Exits,
@@ -86,13 +86,13 @@ pub fn from_exit(
     Ok(Recording { path: folder, manifest: recording.manifest, log: Arc::new(log), recounted })
 }
 
-/// Identifies the log that is recounted, every byte of it, and the exit where that begins.
+/// Identifies the recounted log, by every byte, and the exit where the recounted part begins.
 fn origin_of(recording: &Recording<Exits>, from: Exits) -> [u8; 32] {
     let log = &recording.log;
     hash_of(&("recounted", log.machine_hash, log.check(), log.bytes, from))
 }
 
-/// The log in a folder, if the folder has a whole recounted log of this recording.
+/// The log in a folder, if it is a whole recounted log of this recording.
 fn usable(folder: &Path, of: &Recording<Exits>, from: Exits, origin: [u8; 32]) -> Option<Log<Instructions>> {
     let log: Log<Instructions> = read_log(&folder.join(EVENTS), of.log.format).ok()?;
     let skipped = of.log.event_count().checked_sub(log.event_count())?;
@@ -135,7 +135,7 @@ fn recount(
     let options = CheckpointOptions {
         interval_ns: 0,
         min_steps: CHECKPOINT_STEPS,
-        // The person who asked for this waits for it anyway.
+        // The user waits for this anyway, so checkpoints may take their time.
         page_rest_steps: 0,
         trail_rest_steps: 0,
         ..CheckpointOptions::default()
@@ -152,8 +152,7 @@ fn recount(
     run_to_end(recording, &mut machine, &mut transcriber, |machine, transcriber| {
         progress(machine.moment().count);
         let here = machine.moment_in::<Instructions>().count;
-        // Where the guest was stopped without an exit, what comes in after this instruction has begun to come
-        // in.
+        // If the guest was stopped without an exit, the events behind this instruction have already begun to come in.
         if here - looked >= slice_steps && transcriber.last.count < here && transcriber.answers.is_empty() {
             checkpointer.look(machine, transcriber)?;
             looked = here;
@@ -198,8 +197,8 @@ fn run_to_end(
     Ok(())
 }
 
-/// Brings the machine to the checkpoint at an exit. The recounted log begins there with power-on, and its
-/// store with a checkpoint of everything.
+/// Restores the checkpoint at an exit. The recounted log begins there with power-on, and its store begins with a
+/// checkpoint of everything.
 fn begin_part(
     recording: &Recording<Exits>,
     from: Exits,
@@ -233,24 +232,24 @@ fn begin_part(
     Ok(store)
 }
 
-/// Plays a log and writes it down by the CPU's own count.
+/// Plays a log and writes it again with the CPU's own count.
 struct Transcriber {
     player: Player<Exits>,
     log: LogWriter,
     console: ConsoleDigest,
-    /// Where the CPU was when it was last looked at.
+    /// The CPU's place at the last look.
     here: Instructions,
     branches: u64,
-    /// Events and checks written so far, and where the last of them was.
+    /// Number of events and checks so far, and the point of the last one.
     events: usize,
     checks: usize,
     last: Moment<Instructions>,
-    /// Answers to the instruction before the next poll, which says how many system calls there were.
+    /// Answers to the last instruction. They are written at the next poll, when the number of system calls is known.
     answers: Vec<EventRecord<Instructions>>,
 }
 
 impl Transcriber {
-    /// Begins in the middle of the log, with power-on, which every log begins with.
+    /// Begins in the middle of the run, with the power-on event that every log begins with.
     fn begin_at(&mut self, at: Moment<Instructions>) -> Result<(), Error> {
         let EventRecord { at: _, branches, rip, cpu_hash, event } = self.player.log().power_on()?;
         let power_on = EventRecord { at, branches, rip, cpu_hash, event };
@@ -260,7 +259,7 @@ impl Transcriber {
         Ok(())
     }
 
-    /// Writes the answers that have come in since it was last called.
+    /// Writes the answers that have come in since the last call.
     fn write_answers(&mut self, system_calls: u64) -> Result<(), Error> {
         for record in std::mem::take(&mut self.answers) {
             self.log.append(&LogRecord::<Instructions>::SystemCalls(system_calls))?;
@@ -339,7 +338,7 @@ impl Inputs<Exits> for Transcriber {
     }
 
     fn check_due(&self, now: Moment<Exits>) -> Option<CheckParts> {
-        // All of it: the second log is to say as much as the first.
+        // Check all parts that the first log has, so that the second log has as much.
         let due = self.player.check_due(now)?;
         Some(self.player.next_check_parts().unwrap_or(due))
     }

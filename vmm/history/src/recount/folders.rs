@@ -1,9 +1,9 @@
-//! Where a recording's recounted logs lie ([`crate::recount`]), and how they get there.
+//! Where a recording's recounted logs lie ([`crate::recount`]), and how sessions make them.
 //!
-//! Each is a folder `instructions/FROM` in the recording, named after the exit where it begins. A session
-//! makes it under a name that no other session uses, and renames it once it is whole. So sessions that
-//! recount the same recording at once do not disturb each other: all use the folder of the first that is
-//! done. An unfinished folder that no process is writing was left behind by a session that was killed.
+//! Each log has a folder `instructions/FROM` in the recording, named after the exit where it begins. A session makes
+//! the folder under a unique name, and renames it once the log is whole. So sessions that recount the same recording
+//! at once do not disturb each other: all use the first finished folder. An unfinished folder that no process is
+//! writing was left by a killed session.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,24 +16,24 @@ use recording::log::{LogWriter, is_being_written};
 
 /// The folder with all recounted logs of a recording.
 pub const INSTRUCTIONS: &str = "instructions";
-/// In an unfinished folder's name: stands between the name it will get and what makes it unique.
+/// Separates the future name from the unique part in an unfinished folder's name.
 const UNFINISHED: &str = ".new-";
 /// A session holds a lock on this file while it begins or publishes a recounted log.
 const LOCK: &str = "lock";
 
-/// Where the recounted log is that begins at an exit.
+/// The folder of the recounted log that begins at an exit.
 pub fn folder(recording: &Path, from: Exits) -> PathBuf {
     recording.join(INSTRUCTIONS).join(from.to_string())
 }
 
-/// A recounted log that is being made. Its folder is removed if it is not published.
+/// A recounted log that is being made. Its folder is removed unless it is published.
 pub struct RecountDraft {
     path: PathBuf,
     target: PathBuf,
 }
 
 impl RecountDraft {
-    /// Makes a folder, and the log in it. The log's file is locked until it is dropped, which tells other
+    /// Makes a folder with an empty log. The log's file stays locked until it is dropped. The lock tells other
     /// sessions that this one is at work.
     pub fn begin(recording: &Path, from: Exits, format: Format) -> Result<(RecountDraft, LogWriter), Error> {
         let all = recording.join(INSTRUCTIONS);
@@ -49,12 +49,12 @@ impl RecountDraft {
         Ok((draft, log))
     }
 
-    /// The folder, until it is published.
+    /// The unfinished folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives the folder its name, unless what has that name by now `is_usable`.
+    /// Gives the folder its final name, unless that name is taken by a log that `is_usable`.
     pub fn publish(self, log: LogWriter, is_usable: impl FnOnce(&Path) -> bool) -> Result<(), Error> {
         let all = self.path.parent().expect("it lies in the folder of all recounted logs");
         let lock = lock(all)?;
@@ -71,19 +71,19 @@ impl RecountDraft {
 
 impl Drop for RecountDraft {
     fn drop(&mut self) {
-        // What cannot be removed now, the next session tries to remove again.
+        // If the folder cannot be removed now, the next session tries again.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
-/// Waits until no other session begins or publishes a recounted log; `None` where files cannot be locked.
+/// Waits until no other session begins or publishes a recounted log; `None` if files cannot be locked.
 fn lock(all: &Path) -> Result<Option<File>, Error> {
     let path = all.join(LOCK);
     let file = plain_file::lock_file(&path).map_err(Error::file("open", &path))?;
     Ok(file.lock().is_ok().then_some(file))
 }
 
-/// Makes a folder whose name is not taken.
+/// Makes a folder with a name that is not taken.
 fn unused(all: &Path, name: &str) -> Result<PathBuf, Error> {
     let mut number = 0;
     loop {
@@ -96,7 +96,7 @@ fn unused(all: &Path, name: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Removes what killed sessions have left.
+/// Removes folders left by killed sessions.
 fn remove_leftovers(all: &Path) {
     for entry in std::fs::read_dir(all).into_iter().flatten().flatten() {
         let unfinished = entry.file_name().to_string_lossy().contains(UNFINISHED);

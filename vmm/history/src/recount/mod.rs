@@ -1,9 +1,8 @@
-//! Recordings that count exits, recounted in instructions, because travelling and debugging know instruction
-//! counts only.
+//! Recounts recordings of exits in instructions, because time travel and debugging need instruction counts.
 //!
-//! Start with [`in_instructions`]: `counting` replays such a recording once and writes a second log;
-//! [`folders`] says where that lies and how several sessions share it. What an exit is, and how such a
-//! recording is made and replayed, is not here but in [`machine`] and [`recording`].
+//! Start with [`in_instructions`]: `counting` replays such a recording once and writes a second log. [`folders`]
+//! decides where that log lies and how several sessions share it. [`machine`] and [`recording`] define exits, and
+//! make and replay recordings of exits.
 
 mod counting;
 pub mod folders;

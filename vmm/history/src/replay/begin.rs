@@ -1,4 +1,4 @@
-//! Where replays begin.
+//! Builds the machine and the player of a replay.
 
 use machine::Machine;
 use machine::engine::EngineKind;
@@ -8,8 +8,7 @@ use recording::Recording;
 use recording::checkpoints::Checkpoints;
 use recording::player::Player;
 
-/// Builds the machine of a recording where it begins, mostly at its first instruction, and the player that
-/// feeds it.
+/// Builds a recording's machine where the recording begins, usually at the first instruction, and its player.
 pub fn open<C: Unit>(recording: &Recording<C>) -> Result<(Machine<C>, Player<C>), Error> {
     open_on(recording, EngineKind::SOFT)
 }
@@ -30,7 +29,7 @@ pub fn open_on<C: Unit>(
     Ok((machine, player))
 }
 
-/// Brings a machine at power-on to where a part of a run begins: the first of its checkpoints.
+/// Brings a machine at power-on to the beginning of a part of a run: the part's first checkpoint.
 pub fn begin_part<C: Unit>(
     recording: &Recording<C>,
     checkpoints: &Checkpoints<C>,
@@ -43,7 +42,7 @@ pub fn begin_part<C: Unit>(
     player.set_cursor(snapshot.cursor)
 }
 
-/// The checkpoint is gone that a part begins with.
+/// The error for a part whose first checkpoint is missing.
 pub fn no_beginning<C>(recording: &Recording<C>) -> Error {
     let why = "the checkpoint is missing that this part begins with; open it again, and it is made again";
     Error::recording(&recording.path, why)

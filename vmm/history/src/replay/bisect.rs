@@ -1,9 +1,9 @@
 //! Finds the first instruction that two live replays execute differently.
 //!
-//! The two may be replays of two recordings, or of one recording where one of them was tampered with. Neither
-//! is compared with what its recording says: only with the other. It is assumed that machines which differ go
-//! on differing; where a difference vanishes again, the place that is found is one where equal machines
-//! become different, but there may be an earlier one.
+//! The two may be replays of two recordings, or of one recording with a fault injected into one replay. The search
+//! compares the two replays with each other, not with their recordings. It assumes that a difference stays. If a
+//! difference vanishes again, there may be an earlier one than the place found; at that place, equal machines still
+//! become different.
 
 use checkpoint::Maps;
 use cpu::{CpuState, Tier};
@@ -20,9 +20,10 @@ use recording::Recording;
 use recording::cursor::Cursor;
 use recording::player::{Player, Scrutiny};
 
-/// Distance between comparisons, while it is not known yet where the two differ, that costs next to nothing.
+/// Distance between comparisons in a first pass, before a difference is known. At this distance they cost almost
+/// nothing.
 pub const FAR_APART: u64 = 256_000_000;
-/// Places in RAM that are named.
+/// The most differing places in RAM that are listed.
 const MAX_PLACES: usize = 8;
 
 /// One of two replays.
@@ -32,7 +33,7 @@ pub struct Side<C> {
     fault: Option<Fault<C>>,
 }
 
-/// Where a side once was.
+/// A side's state at an earlier place.
 struct Saved<C> {
     at: C,
     state: MachineState,
@@ -40,16 +41,16 @@ struct Saved<C> {
     cursor: Cursor<C>,
 }
 
-/// Where two replays part.
+/// The first difference between two replays.
 #[derive(Clone, Debug)]
 pub struct Parting {
-    /// Both are equal here, and differ after one more.
+    /// Both sides are equal here, and differ after one more step.
     pub at: Position,
     /// The CPU before that step, the same on both sides.
     pub before: CpuState,
-    /// The bytes at RIP then, as far as they can be read.
+    /// The bytes at RIP before that step, as far as they can be read.
     pub code: Vec<u8>,
-    /// What differs after it.
+    /// The differences after the step.
     pub differences: Vec<String>,
 }
 
@@ -61,7 +62,7 @@ impl<C: Unit> Side<C> {
         Ok(Side { machine, player, fault })
     }
 
-    /// As [`Side::new`], by one tier of the software CPU.
+    /// As [`Side::new`], on one tier of the software CPU.
     pub fn by(tier: Tier, recording: &Recording<C>, fault: Option<Fault<C>>) -> Result<Side<C>, Error> {
         let mut side = Side::new(recording, fault)?;
         side.machine.set_tier(tier);
@@ -113,16 +114,16 @@ impl<C: Unit> Side<C> {
     }
 }
 
-/// What two machines are compared by.
+/// The values by which two machines are compared.
 type Summary<C> = (CheckRecord<C>, Option<Outcome>, [u8; 32]);
 
 fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<bool, Error> {
     Ok(left.summary()? == right.summary()?)
 }
 
-/// Where two replays from the first instruction part: the first difference after `equal_at` (where they are
-/// said to be equal, which is looked at) and up to `until`. They are compared every `stride` instructions or exits. `None`
-/// when they are equal there too. `progress` gets positions.
+/// Finds the first difference between two replays after `equal_at`, up to `until`. They are believed to be equal
+/// at `equal_at`; this is checked first. Compares them every `stride` instructions or exits. Returns `None` if they
+/// are equal up to `until`. `progress` gets positions.
 pub fn find_parting<C: Unit>(
     left: &mut Side<C>,
     right: &mut Side<C>,
@@ -137,7 +138,7 @@ pub fn find_parting<C: Unit>(
     }
     let mut next = equal_at;
     let mut high = loop {
-        // Not at a multiple of anything: a stride that is too long is only slower.
+        // The targets need not be multiples of the stride: a stride that is too long is only slower.
         let target = if next > low.0.at { next } else { low.0.at.saturating_add(stride) }.min(until);
         left.run_to(target)?;
         right.run_to(target)?;

@@ -1,10 +1,9 @@
-//! Comparing a recording's checkpoints with a replay of it: the machine's state, the place in the log, every
-//! page of RAM and every block of the disk. Where exits are counted, which engine recorded is not known, and
-//! everything but what processors differ in is compared ([`machine::comparable`]).
+//! Compares a recording's checkpoints with a replay: the machine's state, the place in the log, every page of RAM and
+//! every block of the disk. If exits are counted, any engine may have recorded. The comparison then leaves out state
+//! in which processors differ ([`machine::comparable`]).
 //!
-//! At the checkpoint before, both were equal. A page that the replay has not written since, and of which the
-//! checkpoint has no new version, is still equal and is not read. So comparing costs as much as what was
-//! written.
+//! Both were equal at the checkpoint before. A page is still equal if the replay has not written it since and the
+//! checkpoint has no new version. Such pages are not read, so comparing costs as much as the pages written.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,32 +23,32 @@ use recording::Recording;
 use recording::checkpoints::{CheckpointHead, Checkpoints, must_fit};
 use recording::player::Player;
 
-/// A checkpoint that is not what a replay has at its place.
+/// A difference between a checkpoint and the replay at its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointDifference {
-    /// Where it is.
+    /// The checkpoint's position.
     pub at: Position,
-    /// The first part of it that differs.
+    /// The first part that differs.
     pub part: CheckpointPart,
 }
 
 /// A part of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckpointPart {
-    /// Position, counts, RIP, place in the log: what it says of itself in short.
+    /// The head: position, counts, RIP, and place in the log.
     Head,
     /// A part of the machine's state.
     State(&'static str),
-    /// The page of RAM at this physical address, from this byte of it on.
+    /// The page of RAM at this physical address, from this byte on.
     Ram {
         /// Where the page begins.
         gpa: u64,
         /// The first byte that differs.
         byte: usize,
     },
-    /// This disk block, from this byte of it on.
+    /// This disk block, from this byte on.
     Disk {
-        /// Its number.
+        /// The block's number.
         block: u64,
         /// The first byte that differs.
         byte: usize,
@@ -72,25 +71,25 @@ impl fmt::Display for CheckpointDifference {
     }
 }
 
-/// Compares the checkpoints of a recording one after the other, in the order of the run.
+/// Compares a recording's checkpoints one after the other, in the order of the run.
 pub struct CheckpointComparison<C> {
     checkpoints: Arc<Checkpoints<C>>,
-    /// How alike states must be. What counts instructions was all made by the software CPU.
+    /// How states are compared. Only the software CPU makes recordings that count instructions.
     likeness: Likeness,
     format: Format,
-    /// The disk as it is at the checkpoint that is compared.
+    /// The disk at the checkpoint that is compared.
     disk: Option<OverlayDisk>,
     /// The maps at the checkpoint that was compared last.
     before: Maps,
     /// Number of checkpoints compared so far.
     pub compared: usize,
-    /// The first difference, behind which nothing more is compared.
+    /// The first difference. Nothing behind it is compared.
     pub difference: Option<CheckpointDifference>,
 }
 
 impl<C: Unit> CheckpointComparison<C> {
-    /// Begins with a machine at its first instruction. Reads and checks everything in the store, which
-    /// `progress` hears of in bytes done and in all. `None` if the recording has no checkpoints.
+    /// Begins with a machine at its first instruction. Reads and checks everything in the store; `progress` gets the
+    /// number of bytes done and the total. Returns `None` if the recording has no checkpoints.
     pub fn new(
         recording: &Recording<C>,
         machine: &mut Machine<C>,
@@ -132,7 +131,7 @@ impl<C: Unit> CheckpointComparison<C> {
         })
     }
 
-    /// Takes a replay to a checkpoint. What comes behind it is compared from there on.
+    /// Brings a replay to a checkpoint. The comparison continues with the checkpoints behind it.
     pub(super) fn begin_at(&mut self, at: C, replay: &mut Replay<'_, C>) -> Result<(), Error> {
         let snapshot = self.checkpoints.load(at)?;
         replay.machine.restore(&snapshot.state, &snapshot.maps)?;
@@ -141,19 +140,19 @@ impl<C: Unit> CheckpointComparison<C> {
         Ok(())
     }
 
-    /// As [`CheckpointComparison::compare`]. If they are equal, the machine's memory is that of the checkpoint from here on,
-    /// so that the replay can be taken to another one.
+    /// As [`CheckpointComparison::compare`]. If they are equal, the machine's memory then refers to the checkpoint's
+    /// pages, so that the replay can be taken to another checkpoint.
     pub(super) fn compare_and_adopt(&mut self, at: C, replay: &mut Replay<'_, C>) -> Result<(), Error> {
         self.compare(at, &mut replay.machine, &replay.player)?;
         if self.difference.is_none() { replay.machine.rebase(&self.before) } else { Ok(()) }
     }
 
-    /// Where the checkpoints are, in order.
+    /// The checkpoints' positions, in order.
     pub fn positions(&self) -> Vec<C> {
         self.checkpoints.heads().keys().copied().collect()
     }
 
-    /// Whether a checkpoint is of a run that has ended, and so of the machine behind its last step.
+    /// Whether a checkpoint has the state of an ended run, so that it lies behind the last step.
     pub fn is_after_the_end(&self, at: C) -> Result<bool, Error> {
         let state = MachineState::from_bytes(self.format, &self.checkpoints.store().state_at(at.number())?);
         Ok(state.is_some_and(|state| state.outcome.is_some()))
@@ -182,7 +181,7 @@ impl<C: Unit> CheckpointComparison<C> {
         let (stored, now) = (self.checkpoints.store().state_at(at.number())?, machine.state());
         let bytes = match self.likeness {
             Likeness::Exact => stored.clone(),
-            // Whichever engine it was, as far as engines agree.
+            // Any engine may have recorded: compare the part in which engines agree.
             Likeness::AcrossProcessors => MachineState::from_bytes(self.format, &stored)
                 .filter(|state| self.cpu_hash(state) == self.cpu_hash(&now))
                 .map_or(Vec::new(), |state| {
@@ -239,7 +238,7 @@ impl<C: Unit> CheckpointComparison<C> {
             }
         }
         if machine.store().is_some_and(|store| Arc::ptr_eq(store, self.checkpoints.store())) {
-            // They are equal, and need no memory.
+            // The blocks are equal, so memory need not hold them.
             let blocks = pages.range((Space::Disk, 0)..);
             machine.adopt_blocks(blocks.map(|&(_, block)| (block, maps.disk.get(block).clone())));
         }
@@ -251,7 +250,7 @@ impl<C: Unit> CheckpointComparison<C> {
         cpu_hash(&state.cpu, state.counts, self.likeness)
     }
 
-    /// The part of a state that differs.
+    /// The name of the part of a state that differs.
     fn differing(&self, stored: Option<&MachineState>, now: &MachineState) -> &'static str {
         match stored {
             None => "the machine's state, which makes no sense,",
@@ -280,7 +279,7 @@ impl<C: Unit> CheckpointComparison<C> {
     }
 }
 
-/// The recording's disk, if it has one, with the blocks that lie in the store.
+/// The recording's disk, if it has one, reading written blocks from the store.
 fn disk_of<C>(recording: &Recording<C>, store: &Arc<Store>) -> Result<Option<OverlayDisk>, Error> {
     let Some(image) = &recording.manifest.machine.disk else { return Ok(None) };
     let mut disk = OverlayDisk::open(&image.path)?;
@@ -288,7 +287,7 @@ fn disk_of<C>(recording: &Recording<C>, store: &Arc<Store>) -> Result<Option<Ove
     Ok(Some(disk))
 }
 
-/// What the loader leaves in RAM.
+/// RAM as the loader leaves it.
 fn ram_at_power_on<C: Unit>(recording: &Recording<C>) -> Result<PageMap, Error> {
     let player = Player::new(recording.log.clone())?;
     let machine = &recording.manifest.machine;
@@ -311,7 +310,7 @@ mod tests {
     use recording::recorder::Recorder;
     use recording::{CHECKPOINTS, Opened};
 
-    /// Nothing comes in.
+    /// Inputs without events.
     struct Silence;
 
     impl Inputs<Instructions> for Silence {
@@ -329,7 +328,7 @@ mod tests {
         }
     }
 
-    /// A block of the disk changes as no guest's doing, and no replay does it again.
+    /// The test changes a disk block behind the guest's back, and no replay does this again.
     #[test]
     fn a_block_that_no_replay_writes_is_named() {
         let directory = tempfile::tempdir().unwrap();

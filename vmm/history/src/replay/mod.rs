@@ -1,10 +1,11 @@
-//! Running a recording again, and comparing.
+//! Runs a recording again, and compares.
 //!
-//! Start with [`begin`], which builds the machine and the player of a recording. [`run`] plays it to a place
-//! and compares registers on the way; what it writes to the disk lies in the recording's checkpoints where that
-//! is much (`stored_disk`). [`verify`] compares everything that was noted, and says where a difference began;
-//! where two replays differ, [`bisect`] finds the first instruction that differs. [`compare_checkpoints`] compares
-//! stored checkpoints with a replay; `stretches` does both on all cores. Nothing here goes backward: that is [`crate::timeline`].
+//! Start with [`begin`], which builds the machine and the player of a recording. [`run`] plays it to a place and
+//! compares registers on the way; after many disk writes it reads the blocks from the recording's checkpoints
+//! (`stored_disk`). [`verify`] compares everything that the recording noted, and tells where a difference began. If
+//! two replays differ, [`bisect`] finds the first instruction that differs. [`compare_checkpoints`] compares stored
+//! checkpoints with a replay; `stretches` does both on all cores. Nothing here goes backward: [`crate::timeline`]
+//! does.
 
 pub mod begin;
 pub mod bisect;

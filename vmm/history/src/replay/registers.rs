@@ -1,4 +1,4 @@
-//! Registers for people to read.
+//! Formats registers for people.
 
 use cpu::{Counts, CpuState};
 
@@ -42,7 +42,7 @@ pub fn named(state: &CpuState) -> Vec<(&'static str, u64)> {
     NAMES.into_iter().zip(state.gpr).chain(selectors).chain(rest).collect()
 }
 
-/// What differs between two CPUs, each as `name then now`.
+/// The differences between two CPUs, each as `name then now`.
 pub fn differences(
     (then, counts_then): (&CpuState, Counts),
     (now, counts_now): (&CpuState, Counts),

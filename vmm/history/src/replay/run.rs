@@ -1,4 +1,4 @@
-//! Running a recording again.
+//! Runs a recording again.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,20 +18,20 @@ use recording::player::{Part, Player, Scrutiny};
 /// How far a replay went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayEnd {
-    /// To the end of a complete recording, and everything was equal there.
+    /// The replay reached the end of a complete recording, and everything was equal.
     Verified,
-    /// To the last record of a recording that was cut off, or to the place asked for.
+    /// The replay reached the last record of a recording that was cut off, or the place asked for.
     Stopped,
 }
 
-/// A bit of RAM that fails during a replay: for tests of what notices it.
+/// A bit of RAM that fails during a replay, for tests that must notice it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault<C> {
-    /// Where.
+    /// The place where it fails.
     pub at: C,
-    /// Which byte, as an offset into RAM.
+    /// The byte's offset in RAM.
     pub offset: u64,
-    /// Which bit of it.
+    /// The number of the bit in that byte.
     pub bit: u8,
 }
 
@@ -40,7 +40,7 @@ pub struct Replay<'a, C> {
     recording: &'a Recording<C>,
     /// The machine.
     pub machine: Machine<C>,
-    /// What feeds it.
+    /// The player that feeds the machine.
     pub player: Player<C>,
     digest: Arc<Mutex<ConsoleDigest>>,
     disk: StoredDisk,
@@ -75,19 +75,19 @@ impl<'a, C: Unit> Replay<'a, C> {
         Ok(Replay { recording, machine, player, digest, disk: StoredDisk::default(), fault: None })
     }
 
-    /// Lets disk blocks that were written lie in the recording's checkpoints once more than `most` are held in memory, not the
-    /// usual number.
+    /// Sets how many written disk blocks memory may hold. With more, they are read from the recording's checkpoints
+    /// instead.
     pub fn hold_blocks(&mut self, most: usize) {
         self.disk = StoredDisk::beyond(most);
     }
 
-    /// Lets a bit of RAM fail on the way.
+    /// Makes a bit of RAM fail on the way.
     pub fn inject(&mut self, fault: Option<Fault<C>>) {
         self.fault = fault;
     }
 
-    /// Runs to the end of the recording, or to a place in it, and compares the end. `progress` gets the place
-    /// now and then.
+    /// Runs to the end of the recording, or to a place in it, and compares the end. `progress` gets the place now and
+    /// then.
     pub fn run(&mut self, until: Option<C>, progress: impl FnMut(C)) -> Result<ReplayEnd, Error> {
         if !self.go(until, progress)? {
             return Ok(ReplayEnd::Stopped);
@@ -96,11 +96,11 @@ impl<'a, C: Unit> Replay<'a, C> {
         self.compare_end(Some(console))
     }
 
-    /// As [`Replay::run`], but does not compare the end. Gives whether the replay is there.
+    /// As [`Replay::run`], but does not compare the end. Returns whether the replay has reached the end.
     pub(super) fn go(&mut self, until: Option<C>, mut progress: impl FnMut(C)) -> Result<bool, Error> {
         let last = last_place(self.recording);
-        // One step further than the end, where the end is still to come about: a run ends while an
-        // instruction is looked at, or while time passes before the next one.
+        // Go one step beyond the last place: a run may end while an instruction is looked at, or while time passes
+        // before the next one.
         let until = until.unwrap_or(C::MAX).min(last.saturating_add(1));
         while self.machine.outcome().is_none() && self.machine.moment().count < until {
             let now = self.machine.moment().count;
@@ -122,7 +122,7 @@ impl<'a, C: Unit> Replay<'a, C> {
         Ok(self.machine.outcome().is_some() || self.machine.moment().count >= last.saturating_add(1))
     }
 
-    /// One stretch, which ends at `last` too: what comes there decides whether to go on.
+    /// Runs one part of the way. It stops at `last` too: the events there decide whether to continue.
     fn advance(&mut self, until: C, last: C) -> Result<(), Error> {
         let now = self.machine.moment().count;
         let mut until = if now < last { until.min(last) } else { until };
@@ -137,7 +137,7 @@ impl<'a, C: Unit> Replay<'a, C> {
         self.machine.run(until, &mut self.player).map(drop)
     }
 
-    /// Compares the end, but not what the console showed: this replay did not begin where the recording does.
+    /// Compares the end without the console's output: this replay did not begin where the recording does.
     pub(super) fn compare_end_but_console(&mut self) -> Result<ReplayEnd, Error> {
         self.compare_end(None)
     }
@@ -161,8 +161,8 @@ impl<'a, C: Unit> Replay<'a, C> {
     }
 }
 
-/// Replays a whole recording, or up to a place in it, and compares the end. `progress` gets the place now
-/// and then, and `output` the console's output.
+/// Replays a whole recording, or up to a place in it, and compares the end. `progress` gets the place now and then;
+/// `output` gets the console's output.
 pub fn replay<C: Unit>(
     recording: &Recording<C>,
     until: Option<C>,
@@ -174,7 +174,7 @@ pub fn replay<C: Unit>(
     Ok((replay.machine, end))
 }
 
-/// The last place that the recording vouches for.
+/// The last place in the log.
 pub fn last_place<C: Count>(recording: &Recording<C>) -> C {
     recording.log.last_moment().count
 }

@@ -1,5 +1,5 @@
-//! Lets the disk blocks that a replay has written lie in the recording's checkpoints, as they do while it is recorded. A replay
-//! that held all of them in memory would need as much as the disk is large.
+//! Reads written disk blocks from the recording's checkpoints instead of holding them in memory, as a recorder does.
+//! A replay that held all of them would need as much memory as the disk is large.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use machine::unit::Unit;
 use recording::Recording;
 use recording::checkpoints::must_fit;
 
-/// So many written blocks are held in memory before a replay looks for them in the checkpoints: 256 MiB. Reading a block from
+/// A replay looks for written blocks in the checkpoints once memory holds this many: 256 MiB. Reading a block from
 /// there takes several times as long as copying it.
 const MOST_HELD: usize = 65_536;
 
-/// See the module.
+/// Moves a replay's disk blocks to the checkpoints: see the module.
 pub(super) struct StoredDisk {
     most_held: usize,
-    /// Position behind the last checkpoint that was looked at.
+    /// Position behind the last checkpoint that was read.
     next: u64,
     /// There are no checkpoints, or they cannot be read.
     given_up: bool,
@@ -31,13 +31,13 @@ impl Default for StoredDisk {
 }
 
 impl StoredDisk {
-    /// Lets blocks lie in checkpoints once more than `most_held` are held in memory.
+    /// Uses the checkpoints once memory holds more than `most_held` blocks.
     pub fn beyond(most_held: usize) -> StoredDisk {
         StoredDisk { most_held, next: 0, given_up: false }
     }
 
-    /// To be called now and then, while the machine stands still. What a checkpoint that the replay has passed cannot give is
-    /// held in memory, which is no error: a replay needs nothing but the log.
+    /// Frees memory if too many blocks are held. Callers call this now and then, while the machine stands still.
+    /// Blocks that no passed checkpoint has stay in memory. That is no error: a replay needs nothing but the log.
     pub fn look<C: Unit>(&mut self, recording: &Recording<C>, machine: &mut Machine<C>) {
         if self.given_up || machine.written_blocks() <= self.most_held {
             return;
@@ -60,7 +60,7 @@ impl StoredDisk {
     }
 }
 
-/// The store that the machine reads from: the recording's, if it had none.
+/// The machine's store; attaches the recording's if it had none.
 fn store_of<C: Unit>(
     recording: &Recording<C>,
     machine: &mut Machine<C>,
@@ -84,7 +84,8 @@ mod tests {
 
     use super::*;
 
-    /// A machine with a disk, a store of checkpoints that has these blocks full of these bytes, and a recording.
+    /// A recording, and a machine with a disk. The recording's checkpoints have these blocks, each filled with this
+    /// byte.
     fn example(
         directory: &std::path::Path,
         checkpoints: &[(u64, &[(u64, u8)])],
@@ -140,7 +141,7 @@ mod tests {
         assert_eq!(held(&mut machine), 1, "it has not come to the first");
         go(&mut machine, 1_000);
         assert_eq!(held(&mut machine), 0);
-        // A checkpoint that was looked at is not read again.
+        // A checkpoint is not read a second time.
         write(&mut machine, 3, 6);
         write(&mut machine, 3, 7);
         assert_eq!(held(&mut machine), 1);

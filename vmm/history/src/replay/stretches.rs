@@ -1,8 +1,8 @@
-//! Verifying on all cores: each worker replays the stretches between two checkpoints, one after the other.
+//! Verifies on all cores: each worker replays stretches between two checkpoints, one after the other.
 //!
-//! A stretch begins with what a checkpoint holds, and its worker compares the checkpoint at its end with what the replay has
-//! there. If the first stretch is equal, and each checkpoint that the next one begins with, then a replay in one piece is equal
-//! everywhere too. Nothing is said of a difference but that there is one: [`super::verify`] looks for it in one piece.
+//! A stretch begins in a checkpoint's state. At its end, the worker compares the next checkpoint with the replay. If
+//! the first stretch and every checkpoint are equal, then a replay in one piece is equal everywhere too. A difference
+//! is only reported as such: [`super::verify`] then looks for it in one piece.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,32 +17,32 @@ use recording::Recording;
 use recording::console_digest::ConsoleDigest;
 use recording::player::Scrutiny;
 
-/// Stretches for each worker: the last ones to end keep the other cores waiting no longer than a stretch takes.
+/// Stretches for each worker. With several, the other cores wait at most one short stretch for the last worker.
 const STRETCHES_EACH: u64 = 4;
-/// Checks of registers between two questions whether to stop.
+/// Checks of registers between two polls.
 const CHECKS_AT_ONCE: u64 = 8;
 
 /// How a recording is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
-    /// Workers at most. Each has a machine with the guest's RAM.
+    /// The most workers. Each has a machine with the guest's RAM.
     pub threads: usize,
-    /// A stretch has at least so many steps.
+    /// The least number of steps in a stretch.
     pub least_steps: u64,
 }
 
 impl Cores {
-    /// All cores of this host, where a stretch takes longer than getting to its begin.
+    /// All cores of this host. Stretches are longer than the time needed to restore their beginning.
     pub fn all() -> Cores {
         Cores { threads: crate::timeline::cores(), least_steps: 100_000_000 }
     }
 }
 
-/// What is replayed in one piece.
+/// A part of a recording that one worker replays.
 struct Stretch<C> {
-    /// The checkpoint that it begins with; `None` where the recording begins.
+    /// The checkpoint where the stretch begins; `None` for the recording's beginning.
     from: Option<C>,
-    /// The checkpoints to compare, the last of which is its end.
+    /// The checkpoints to compare. The last one is the stretch's end.
     checkpoints: Vec<C>,
 }
 
@@ -64,9 +64,9 @@ fn divide<C: Unit>(positions: &[C], last: C, cores: Cores) -> Vec<Stretch<C>> {
     stretches
 }
 
-/// What a worker takes down.
+/// A worker's result.
 enum Row<C> {
-    /// What the console showed.
+    /// Console output.
     Console(Vec<u8>),
     /// A checkpoint was compared.
     Compared(Option<CheckpointDifference>),
@@ -74,12 +74,12 @@ enum Row<C> {
     End(Moment<C>, ReplayEnd),
 }
 
-/// A replay, and what it compares with.
+/// A replay, and the checkpoints that it is compared with.
 struct Worker<'a, C> {
     replay: Replay<'a, C>,
     comparison: CheckpointComparison<C>,
     console: Arc<Mutex<Vec<u8>>>,
-    /// The stretch before which it stands.
+    /// The number of the stretch that begins where the worker stands.
     stands_before: usize,
 }
 
@@ -99,7 +99,8 @@ impl<'a, C: Unit> Worker<'a, C> {
         Ok(Worker { replay, comparison, console, stands_before })
     }
 
-    /// Replays to a place, or to the recording's end. `None` if it was interrupted; otherwise whether it is at the end.
+    /// Replays to a place, or to the recording's end. Returns `None` if interrupted, otherwise whether it is at the
+    /// end.
     fn go(
         &mut self,
         until: Option<C>,
@@ -134,7 +135,7 @@ struct Stretches<'a, C> {
     /// The checkpoint behind the recording's last step, if there is one.
     behind_the_end: Option<C>,
     idle: Mutex<Vec<Worker<'a, C>>>,
-    /// Steps that all workers replayed.
+    /// Steps that all workers have replayed.
     replayed: AtomicU64,
 }
 
@@ -193,16 +194,16 @@ impl<'a, C: Unit> Task for Stretches<'a, C> {
     }
 }
 
-/// What was equal: all of the recording.
+/// The result if the whole recording is equal.
 pub(super) struct Equal<C> {
     /// Where the replay ended.
     pub at: Moment<C>,
-    /// Number of checkpoints that were compared.
+    /// Number of checkpoints compared.
     pub checkpoints: usize,
 }
 
-/// Verifies a recording on several cores. `None` if it cannot be divided. What differs is an error, which says no more than
-/// that one worker found it.
+/// Verifies a recording on several cores. Returns `None` if it cannot be divided. A difference is an error, which
+/// says only that one worker found it.
 pub(super) fn verify<C: Unit>(
     recording: &Recording<C>,
     comparison: &CheckpointComparison<C>,
@@ -210,7 +211,7 @@ pub(super) fn verify<C: Unit>(
     last: C,
     mut progress: impl FnMut(C),
 ) -> Result<Option<Equal<C>>, Error> {
-    // Where exits are counted another engine may have made the checkpoints: states are alike, and not the same.
+    // If exits are counted, another engine may have made the checkpoints: states are then alike, but not identical.
     if cores.threads < 2 || !C::NAMES_ONE_PLACE {
         return Ok(None);
     }
@@ -309,7 +310,7 @@ mod tests {
         };
         let equal = verified(&recording).unwrap().expect("it is long enough");
         assert!(equal.at == end.at && equal.checkpoints > more.len(), "{}", equal.checkpoints);
-        // What the console showed is known to no worker alone.
+        // No worker alone knows the whole console output.
         let mut changed = recording.clone();
         tiny_guest::change_log(&mut changed, |log| {
             let Some(LogRecord::End(end)) = log.last_mut() else { panic!("it has an end") };

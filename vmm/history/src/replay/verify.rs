@@ -1,12 +1,11 @@
-//! Verifying a recording: everything in its store, then a replay that compares all that the recording noted
-//! and every checkpoint, and where that fails, an answer to the question where the difference began, as exact
-//! as it can be.
+//! Verifies a recording. It checks everything in the store. Then a replay compares all noted hashes and every
+//! checkpoint. If they differ, it finds out as exactly as possible where the difference began.
 //!
-//! The log holds hashes, not states. So where every replay differs from it in the same way, the difference
-//! can be placed between two checks and no closer: the recorded machine of that time is gone. Where two
-//! *replays* differ (a bit of memory that failed, something in this program that is not deterministic), or
-//! where there is a second recording of the same run, both machines can be had live, and the first
-//! instruction that they execute differently is found ([`crate::replay::bisect`]).
+//! The log holds hashes, not states. If every replay differs from it in the same way, the difference lies between two checks.
+//! No closer place can be found, because the recorded machine is gone. If two *replays* differ, both machines
+//! exist live. Memory may have failed, or this program may have a bug that is not deterministic. A second recording
+//! of the same run also gives two live machines. Then [`crate::replay::bisect`] finds the first instruction that they
+//! execute differently.
 
 use cpu::{CpuState, Parts, Tier};
 
@@ -24,7 +23,7 @@ use recording::Recording;
 use recording::log::EventRecord;
 use recording::player::Scrutiny;
 
-/// What verifying a recording found.
+/// The result of verifying a recording.
 #[derive(Default)]
 pub struct Verification<C> {
     /// Where the replay ended.
@@ -35,9 +34,9 @@ pub struct Verification<C> {
     pub difference: Option<Difference<C>>,
     /// Number of checkpoints that were compared with the replay.
     pub checkpoints: usize,
-    /// The first checkpoint that is not what the replay had at its place.
+    /// The first checkpoint that differs from the replay.
     pub checkpoint_difference: Option<CheckpointDifference>,
-    /// What a replay on several cores found to differ, and a replay in one piece did not.
+    /// A difference that a replay on several cores found, and a replay in one piece did not.
     pub did_not_recur: Option<String>,
 }
 
@@ -50,31 +49,31 @@ impl<C> Verification<C> {
 
 /// A difference between recording and replay.
 pub struct Difference<C> {
-    /// As the replay found it.
+    /// The divergence that the replay found.
     pub divergence: Divergence,
     /// The replayed machine's registers there.
     pub registers: CpuState,
-    /// The recorded events between the last point that was equal and this one.
+    /// The recorded events between the last equal point and this one.
     pub events: Vec<(usize, EventRecord<C>)>,
-    /// What could be found out about where it began.
+    /// Where the difference began, as far as it could be found out.
     pub origin: Origin,
 }
 
 /// Where a difference began.
 pub enum Origin {
-    /// A second replay differs in the same way: between the two points, and no closer.
+    /// A second replay differs in the same way: the difference began between the two points.
     Between,
-    /// A second replay is equal to the recording, and the first one parts from it here.
+    /// A second replay is equal to the recording, and the first one differs from here on.
     ReplaysPart(Box<Parting>),
-    /// A second replay is equal to the recording, and so was the first one, run again.
+    /// A second replay is equal to the recording, and so was the first one when run again.
     DidNotRecur,
 }
 
-/// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` lets
-/// memory fail on the way, for tests. `progress` gets what is being done and a position, or the share of the
-/// last one.
+/// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` makes memory
+/// fail on the way, for tests. `progress` gets the current activity and a position.
+/// While checkpoints are checked, the position is the checked share of the last one.
 ///
-/// Long recordings with checkpoints are replayed on all cores, which takes guest RAM once for each.
+/// Long recordings with checkpoints are replayed on all cores. Each core needs the guest's RAM once.
 pub fn verify<C: Unit>(
     recording: &Recording<C>,
     fault: Option<Fault<C>>,
@@ -83,7 +82,7 @@ pub fn verify<C: Unit>(
     verify_on(Cores::all(), recording, fault, progress)
 }
 
-/// As [`verify`], on so many cores.
+/// As [`verify`], on this many cores.
 pub fn verify_on<C: Unit>(
     cores: Cores,
     recording: &Recording<C>,
@@ -98,7 +97,7 @@ pub fn verify_on<C: Unit>(
         progress("checking checkpoints", C::new(share as u64));
     })?;
     let mut did_not_recur = None;
-    // Where each core replays a part of its own, none meets a fault as one replay would.
+    // If each core replays its own part, a fault would not act as in one replay.
     if let Some(comparison) = comparison.as_ref().filter(|_| fault.is_none()) {
         match stretches::verify(recording, comparison, cores, last, |at| progress("replaying", at)) {
             Ok(Some(Equal { at, checkpoints })) => {
@@ -178,14 +177,14 @@ fn find_origin<C: Unit>(
     Ok(parting.map_or(Origin::DidNotRecur, |parting| Origin::ReplaysPart(Box::new(parting))))
 }
 
-/// The last check of everything at or before a point.
+/// The last check of all parts, at or before a point.
 fn equal_everywhere<C: Unit>(recording: &Recording<C>, last_good: Moment<C>) -> Result<C, Error> {
     let is_whole = |check: &CheckRecord<C>| check.ram_digest.is_some() && check.at <= last_good;
     let whole = recording.log.last_check_before(recording.log.entry_count(), is_whole)?;
     Ok(whole.map_or(C::default(), |check| check.at.count))
 }
 
-/// Where the replays of two recordings part; `None` if they do not.
+/// Finds the first difference between the replays of two recordings; `None` if there is none.
 pub fn compare<C: Unit>(
     left: &Recording<C>,
     right: &Recording<C>,
@@ -196,8 +195,9 @@ pub fn compare<C: Unit>(
     find_parting(&mut left, &mut right, C::default(), until, FAR_APART, progress)
 }
 
-/// Where the interpreter and the translator of the software CPU part in the replay of a recording, when everything is compared
-/// every `stride` instructions; `None` if they do not. The translator's side may have a fault.
+/// Finds the first difference between the software CPU's interpreter and its translator in the replay of a recording.
+/// Compares everything every `stride` instructions. Returns `None` if there is no difference. The translator's side
+/// may have a fault.
 pub fn compare_tiers(
     recording: &Recording<Instructions>,
     fault: Option<Fault<Instructions>>,

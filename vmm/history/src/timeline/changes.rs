@@ -1,4 +1,4 @@
-//! What a debugger changes: the first change leaves the recorded history for a scratch [`Fork`].
+//! A debugger's changes: the first change leaves the recorded history for a scratch [`Fork`].
 
 use cpu::CpuState;
 
@@ -9,7 +9,7 @@ use machine::error::Error;
 use machine::position::Instructions;
 
 impl Timeline {
-    /// The place at which the fork began that the machine is in, if it is in one.
+    /// The place where the present fork began, if the machine is in a fork.
     pub fn forked_at(&self) -> Option<Instructions> {
         self.fork.as_ref().map(Fork::begun_at)
     }
@@ -21,8 +21,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// Writes memory at a linear address as a debugger: all bytes, or none where some of them are not mapped
-    /// to RAM, which is `false`. Begins a fork, unless the machine is in one.
+    /// Writes memory at a linear address, for a debugger. Writes nothing and returns false unless all bytes are
+    /// mapped to RAM. Begins a fork, unless the machine is in one.
     pub fn change_memory(&mut self, address: u64, bytes: &[u8]) -> Result<bool, Error> {
         if !self.walker.machine.can_change_memory(address, bytes.len()) {
             return Ok(false);
@@ -32,13 +32,13 @@ impl Timeline {
         Ok(true)
     }
 
-    /// Goes back to where the fork began; gives where that is, or `None` if the machine is in no fork.
+    /// Returns to the place where the fork began, and returns that place; `None` if the machine is in no fork.
     pub fn leave_fork(&mut self) -> Result<Option<Instructions>, Error> {
         let Some(fork) = &self.fork else { return Ok(None) };
         let root = fork.begun_at();
         Armed::disarm(&mut self.walker.machine);
         self.walker.restore(&fork.root)?;
-        // Only now: had it failed, the machine would still be none that history knows.
+        // Only now: if restoring fails, the machine is still not in the recorded history.
         self.fork = None;
         Ok(Some(root))
     }
@@ -51,7 +51,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Refuses what makes sense in the recorded history only.
+    /// Refuses actions that make sense only in the recorded history.
     pub(super) fn must_be_history(&self) -> Result<(), Error> {
         match self.forked_at() {
             None => Ok(()),

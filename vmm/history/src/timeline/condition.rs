@@ -1,4 +1,4 @@
-//! What to search for, as a person writes it.
+//! Parses a person's notation of a search condition.
 
 use std::collections::BTreeSet;
 
@@ -9,13 +9,13 @@ use wildmatch::WildMatch;
 
 use super::stops::{Breakpoint, Cause, Comparison, Relation, Stops, Watch};
 
-/// What the notation can be.
+/// The notations of a condition.
 pub const CONDITIONS: &str = "break:ADDR, write:ADDR[+LEN], read:ADDR[+LEN], access:ADDR[+LEN], change:ADDR[+LEN] (each also with \
      -phys, as in write-phys:ADDR; all but break also with a value, as in 'write:ADDR+4 == 0', by ==, !=, <, <=, > or >=), \
      syscall, syscall:NAME, syscall:N, vector:N, console:TEXT. ADDR is a number, a symbol of the kernel (after kexec: of each \
      kernel), or SYMBOL+OFFSET (of all but break: SYMBOL+OFFSET+LEN); break takes names like ext4_*, and syscall like open*";
 
-/// Bytes that can be compared with a value.
+/// Sizes in bytes that can be compared with a value.
 const COMPARABLE: [u64; 4] = [1, 2, 4, 8];
 
 /// A condition, parsed.
@@ -26,11 +26,11 @@ pub struct Condition(pub Stops);
 pub trait Names {
     /// The address of a symbol, and its size in bytes.
     fn named(&self, name: &str) -> Option<(u64, u64)>;
-    /// Where the functions are whose names match a pattern with `*` and `?`.
+    /// The addresses of the functions whose names match a pattern with `*` and `?`.
     fn functions_like(&self, pattern: &str) -> BTreeSet<u64>;
 }
 
-/// For where no kernel is known.
+/// For a guest without a known kernel.
 pub struct NoNames;
 
 impl Names for NoNames {
@@ -62,7 +62,7 @@ impl std::str::FromStr for Condition {
 }
 
 impl Condition {
-    /// Reads the notation.
+    /// Parses the notation.
     pub fn parse(text: &str, names: &dyn Names) -> Result<Condition, String> {
         let (word, rest) = text.split_once(':').unwrap_or((text, ""));
         let (kind, space) = match word.strip_suffix("-phys") {
@@ -94,7 +94,7 @@ impl Condition {
     }
 }
 
-/// Why the notation could not be read.
+/// Explains why the notation could not be parsed.
 fn what_is_wrong(text: &str, kind: &str, rest: &str, names: &dyn Names) -> String {
     let place = rest.split(['+', ' ', '=', '!', '<', '>']).next().unwrap_or(rest);
     if kind == "syscall" && !place.is_empty() {
@@ -115,7 +115,7 @@ fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
-/// An address, and the size of what has a name there.
+/// An address. If it is a symbol's, also the symbol's size.
 fn place_of(text: &str, names: &dyn Names) -> Option<(u64, Option<u64>)> {
     let named = || names.named(text).map(|(address, size)| (address, Some(size)));
     number(text).map(|address| (address, None)).or_else(named)
@@ -132,7 +132,7 @@ fn breakpoints(text: &str, space: AddressKind, names: &dyn Names) -> Option<Stop
     (!breakpoints.is_empty()).then(|| Stops { breakpoints, ..Stops::default() })
 }
 
-/// `ADDR`, `ADDR+LEN` or `SYMBOL+OFFSET+LEN`, and perhaps a comparison behind it.
+/// Parses `ADDR`, `ADDR+LEN` or `SYMBOL+OFFSET+LEN`, with an optional comparison.
 fn watch(
     text: &str,
     space: AddressKind,
@@ -161,7 +161,7 @@ fn watch(
     Some(Watch { point: Watchpoint { space, address, length, kind }, changes_only, comparison })
 }
 
-/// What stands before a comparison, and it.
+/// Splits off a comparison. Returns the text before it, and the comparison if there is one.
 fn comparison(text: &str) -> Option<(&str, Option<Comparison>)> {
     let Some(at) = text.find(['=', '!', '<', '>']) else { return Some((text, None)) };
     let (range, rest) = text.split_at(at);
@@ -178,7 +178,7 @@ fn comparison(text: &str) -> Option<(&str, Option<Comparison>)> {
     Some((range.trim(), Some(Comparison { relation, value: number(value.trim())? })))
 }
 
-/// System calls of Linux for x86-64, by number, name, or a pattern of names.
+/// Parses system calls of Linux for x86-64: a number, a name, or a pattern of names.
 fn system_calls(text: &str) -> Option<Stops> {
     let pattern = WildMatch::new(text);
     let numbers: BTreeSet<u64> = match number(text) {
@@ -194,7 +194,7 @@ fn system_calls(text: &str) -> Option<Stops> {
     Some(Stops { traps: Traps { system_calls, ..Traps::default() }, ..Stops::default() })
 }
 
-/// A number, in hexadecimal with 0x before it.
+/// Parses a number; hexadecimal numbers start with 0x.
 pub fn number(text: &str) -> Option<u64> {
     let text = text.replace('_', "");
     match text.strip_prefix("0x") {
@@ -204,7 +204,7 @@ pub fn number(text: &str) -> Option<u64> {
 }
 
 impl Cause {
-    /// In words, with the name of what is there where the kernel's symbols are known.
+    /// The cause in words. Adds the symbol at its address if the kernel's symbols are known.
     pub fn told(self, symbols: Option<&Symbols>) -> String {
         let address = match self {
             Cause::Breakpoint(address) | Cause::Watch { address, .. } => address,

@@ -1,8 +1,8 @@
-//! The instruction that faulted: the one whose exception led to a report of the guest's kernel.
+//! Finds the instruction that faulted: its exception led to a report of the guest's kernel.
 //!
-//! While the kernel reports an exception, the frame that the processor saved for it is on the stack. So of all exceptions
-//! before the report, the last one counts whose frame still stands where it was saved. Exceptions that were served in
-//! between have left theirs to others.
+//! While the kernel reports an exception, the frame that the processor saved for it is on the stack. So the search
+//! takes the last exception before the report whose frame is still in its place. The frames of exceptions that were
+//! served in between have been overwritten.
 
 use cpu::{CodeSize, Traps};
 use guest_symbols::reports::Kind;
@@ -16,17 +16,17 @@ use crate::workers::Poll;
 
 /// Vectors of exceptions, without the NMI.
 const EXCEPTIONS: [u8; 17] = [0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 16, 17, 19, 21];
-/// Those that push an error code.
+/// The exceptions that push an error code.
 const WITH_ERROR_CODE: [u8; 7] = [8, 10, 11, 12, 13, 14, 17];
-/// How far before a report its exception is looked for: so many steps, and each time so many times more.
+/// How far before a report its exception is looked for: first this many steps, then each time `FACTOR` times as many.
 const FIRST_STEPS: u64 = 1_000_000;
 const FACTOR: u64 = 16;
 const MOST_STEPS: u64 = 1 << 32;
-/// A guest that has more of them in one stretch does so on purpose.
+/// A guest with more exceptions in one search causes them on purpose.
 const MOST_EXCEPTIONS: usize = 1 << 20;
-/// A kernel's stack is no larger, with all that a sanitizer adds.
+/// The largest kernel stack, with everything that a sanitizer adds.
 const MOST_STACK_BYTES: u64 = 1 << 17;
-/// Reports that are looked at, from the last one on: a panic may have other reasons than an exception.
+/// The most reports that are looked at, from the last one backward: a panic may have another cause than an exception.
 const MOST_LOOKS: usize = 8;
 /// RIP, CS, RFLAGS, RSP and SS.
 type Frame = [u64; 5];
@@ -39,7 +39,8 @@ struct Delivered {
 }
 
 impl Timeline {
-    /// The instruction whose exception led to the last oops or panic before a place, or at it. The machine stays where it looked last.
+    /// The instruction whose exception led to the last oops or panic at or before a place. The machine stays where
+    /// the search ended.
     pub(super) fn fault_before(
         &mut self,
         place: Instructions,
@@ -84,7 +85,7 @@ impl Timeline {
             if seen.interrupted_at.is_some() {
                 return Err(Error::Interrupted);
             }
-            // The position has stayed at the report.
+            // The position is still at the report.
             let stands = |exception: &&Delivered| {
                 frame_at(self.machine(), exception.frame_at) == Some(exception.frame)
             };
@@ -99,7 +100,7 @@ impl Timeline {
     }
 }
 
-/// An exception as it has just been delivered, if the kernel met it.
+/// An exception that has just been delivered, if it happened in the kernel.
 fn delivered(machine: &Machine<Instructions>, hit: Hit) -> Option<Delivered> {
     let Cause::Vector(vector) = hit.cause else { return None };
     if machine.cpu().core().code_size != CodeSize::Bits64 {

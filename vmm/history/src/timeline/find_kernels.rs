@@ -1,8 +1,8 @@
 //! Finds the kernels that a guest runs one after the other.
 //!
-//! The kernel at the end of a part of a run says whether another one has started it. Only then is the earlier one looked for:
-//! checkpoints narrow down where the later kernel begins, and a search finds the last system call before that. A run with
-//! one kernel costs one look.
+//! The kernel at the end of a part of a run knows whether another kernel has started it. Only then does the timeline
+//! look for the earlier one. Checkpoints narrow down where the later kernel begins, and a search finds the last
+//! system call before that. A run with one kernel costs one look.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::stops::{Filter, Stops, TravelStop};
 use super::travel::Timeline;
 use crate::workers::Poll;
 
-/// Where no kernel is mapped, as many checkpoints are looked at one after the other. Then each look goes twice as far back.
+/// While no kernel is mapped, this many checkpoints are looked at one by one. Then each look goes twice as far back.
 const LOOKS_IN_A_ROW: usize = 8;
 
 impl Timeline {
@@ -32,17 +32,17 @@ impl Timeline {
         Ok(symbols)
     }
 
-    /// The symbols that were last asked for, wherever that was.
+    /// The symbols that were read last, at whatever place.
     pub fn last_symbols(&self) -> Option<&Symbols> {
         self.kernels.here.as_ref().map(|(_, symbols)| &**symbols)
     }
 
-    /// The kernels that have been found so far.
+    /// The kernels found so far.
     pub fn known_kernels(&self) -> Option<&Kernels> {
         self.kernels.before.as_ref().map(|(_, kernels)| kernels)
     }
 
-    /// The kernels that run before a place, and perhaps later ones. The position stays.
+    /// The kernels that run before a place, and perhaps later ones. The position does not change.
     pub fn kernels(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
         let until = until.min(self.end());
         if let Some((_, kernels)) = self.kernels.before.as_ref().filter(|(known, _)| until <= *known) {
@@ -61,8 +61,8 @@ impl Timeline {
         Ok(kernels)
     }
 
-    /// As [`Timeline::kernels`]. For the kernel that runs here, the symbols are read anew: they include the modules that are loaded
-    /// now. In a fork only this kernel is known.
+    /// As [`Timeline::kernels`], but reads the symbols of the kernel that runs here anew: they include the modules
+    /// that are loaded now. In a fork, only this kernel is known.
     pub fn names(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
         if self.forked_at().is_some() {
             return Ok(Kernels(self.kernel_here().into_iter().collect()));
@@ -100,7 +100,7 @@ impl Timeline {
         Some(Kernel { symbols, boot, seen_at: self.position() })
     }
 
-    /// The last kernel before a place: the machine stands there, perhaps while no kernel is mapped.
+    /// The last kernel before a place where the machine stands. No kernel may be mapped there.
     fn last_kernel(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Option<Kernel>, Error> {
         if let Some(kernel) = self.kernel_here() {
             return Ok(Some(kernel));
@@ -118,12 +118,12 @@ impl Timeline {
         Ok(None)
     }
 
-    /// The kernel that has started this one by kexec, if it ran in this recording.
+    /// The kernel that started this one by kexec, if that kernel ran in this recording.
     fn kernel_that_started(&mut self, later: &Kernel, poll: &mut Poll<'_>) -> Result<Option<Kernel>, Error> {
         let Some(boot) = later.boot.clone().filter(Boot::is_by_kexec) else { return Ok(None) };
         let Some(begun) = self.first_place_of(&boot, later.seen_at, poll)? else { return Ok(None) };
         self.seek(begun, poll)?.unless_interrupted()?;
-        // A program has loaded the later kernel, so the earlier one has served system calls.
+        // A program has loaded the later kernel, so the earlier kernel has served system calls.
         let is_earlier = Filter::new(move |machine: &Machine<Instructions>| !boot.is_here(machine));
         self.stops = Stops { only: Some(is_earlier), ..Stops::system_call(None) };
         match self.run_backward(poll)?.unless_interrupted()? {
@@ -132,7 +132,8 @@ impl Timeline {
         }
     }
 
-    /// The first of the recording's start, its checkpoints and `seen_at` where a boot runs; `None` if that is the start.
+    /// The first place where a boot runs, among the recording's start, its checkpoints and `seen_at`. Returns `None`
+    /// if it is the start.
     fn first_place_of(
         &mut self,
         boot: &Boot,
@@ -151,7 +152,7 @@ impl Timeline {
         Ok(if low == 0 { None } else { Some(places.get(low).copied().unwrap_or(seen_at)) })
     }
 
-    /// Where the recording's checkpoints are.
+    /// The places of the recording's checkpoints.
     pub(super) fn checkpoint_places(&self) -> Vec<Instructions> {
         let heads = self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads());
         heads.map(|(&at, _)| at).collect()

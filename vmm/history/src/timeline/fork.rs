@@ -1,6 +1,6 @@
-//! Scratch forks: a debugger changes registers or memory, and the machine goes on from there into a future
-//! that was never recorded. Nothing comes into it from outside, it only goes forward, and leaving it puts the
-//! machine back into the recorded history at the place where the fork began. The recording never hears of it.
+//! Scratch forks: a debugger changes registers or memory, and the machine continues into a future that was never
+//! recorded. A fork gets no input from outside, and only goes forward. Leaving it returns the machine to the place in
+//! the recorded history where the fork began. The recording does not change.
 
 use super::stops::{Armed, Stops, TravelStop};
 use super::walker::POLL_STEPS;
@@ -14,11 +14,11 @@ use recording::checkpoints::Snapshot;
 
 /// A fork under way.
 pub(super) struct Fork {
-    /// Where history was left.
+    /// The place where the machine left the history.
     pub root: Snapshot<Instructions>,
 }
 
-/// What a fork gets from outside: time passes, and that is all.
+/// A fork's inputs: time passes, and nothing else comes in.
 struct NoInputs;
 
 impl Inputs<Instructions> for NoInputs {
@@ -36,12 +36,12 @@ impl Inputs<Instructions> for NoInputs {
 }
 
 impl Fork {
-    /// The place where history was left.
+    /// The place where the machine left the history.
     pub fn begun_at(&self) -> Instructions {
         Instructions(self.root.state.counts.steps)
     }
 
-    /// Runs a fork on to a place, or to something to stop at.
+    /// Runs a fork to a place, or to a stop.
     pub fn run(
         machine: &mut Machine<Instructions>,
         target: Instructions,
@@ -66,7 +66,7 @@ impl Fork {
                 return Ok(TravelStop::End);
             }
             if machine.moment().count < target && poll() {
-                // The next run passes over a breakpoint where it begins.
+                // The next run passes over a breakpoint at its beginning, so report it now.
                 let hit = armed.hit(&RunStop::Met(Met::Breakpoint), machine);
                 return Ok(hit.map_or(TravelStop::Interrupted, |hit| TravelStop::Hit(hit.cause)));
             }

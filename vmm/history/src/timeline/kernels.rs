@@ -1,8 +1,9 @@
 //! The kernels of a run, and which of them runs where.
 //!
-//! A guest starts a second kernel by kexec, or a crash kernel after a panic. Each boot has its own addresses, so a name means as
-//! many places as there were kernels. A point at such a place counts only while the point's kernel is mapped: memory says so
-//! at each hit ([`guest_symbols::boot`]). So no borders between kernels have to be known. `find_kernels.rs` finds the kernels.
+//! A guest starts a second kernel by kexec, or a crash kernel after a panic. Each boot has its own addresses, so a
+//! name means one place in each kernel. A breakpoint there counts only while its kernel is mapped: each hit reads
+//! memory to find out ([`guest_symbols::boot`]). So the timeline need not know where one kernel ends and the next
+//! begins. `find_kernels.rs` finds the kernels.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -16,7 +17,7 @@ use machine::position::Instructions;
 use super::condition::{Names, NoNames};
 use super::stops::{Filter, Stops};
 
-/// Kernels that one run is believed to have had.
+/// The most kernels of one run.
 pub(super) const MOST_KERNELS: usize = 8;
 const NUMBERS: [&str; MOST_KERNELS] =
     ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"];
@@ -24,11 +25,11 @@ const NUMBERS: [&str; MOST_KERNELS] =
 /// A kernel of a run.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Its symbols, including those of the modules that were loaded at `seen_at`.
+    /// The kernel's symbols, including symbols of the modules loaded at `seen_at`.
     pub symbols: Arc<Symbols>,
-    /// What tells it from others; `None` if it has no symbols of variables.
+    /// The identity of this boot; `None` if the kernel has no symbols of variables.
     pub boot: Option<Boot>,
-    /// The place at which its symbols were read.
+    /// The place where the symbols were read.
     pub seen_at: Instructions,
 }
 
@@ -36,12 +37,12 @@ pub struct Kernel {
 #[derive(Clone, Debug, Default)]
 pub struct Kernels(pub(super) Arc<[Kernel]>);
 
-/// One of several kernels, for people: "second kernel, 6.1.0-56-cloud-amd64".
+/// The name of one of several kernels, for people: "second kernel, 6.1.0-56-cloud-amd64".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelName {
-    /// Its number, from 1 on.
+    /// The kernel's number, from 1 on.
     pub number: usize,
-    /// Its release.
+    /// The kernel's release.
     pub release: String,
 }
 
@@ -63,12 +64,12 @@ impl Kernel {
 }
 
 impl Kernels {
-    /// The kernels, the first one first.
+    /// The kernels, in order.
     pub fn all(&self) -> &[Kernel] {
         &self.0
     }
 
-    /// Which of them a machine runs. If there is only one, it is that one everywhere.
+    /// The number of the kernel that a machine runs. If there is only one, it is that kernel everywhere.
     pub fn at(&self, machine: &Machine<Instructions>) -> Option<usize> {
         if self.0.len() <= 1 {
             return (!self.0.is_empty()).then_some(0);
@@ -77,27 +78,27 @@ impl Kernels {
         here.or_else(|| self.0.iter().rposition(|kernel| kernel.is_mapped(machine)))
     }
 
-    /// What to call one of them, if there are several.
+    /// The name of a kernel, if there are several.
     pub fn name(&self, number: usize) -> Option<KernelName> {
         let kernel = self.0.get(number).filter(|_| self.0.len() > 1)?;
         let release = kernel.boot.as_ref().map(Boot::release).unwrap_or_default();
         Some(KernelName { number: number + 1, release })
     }
 
-    /// What to call the one that a machine runs, if there are several.
+    /// The name of the kernel that a machine runs, if there are several.
     pub fn name_at(&self, machine: &Machine<Instructions>) -> Option<KernelName> {
         self.name(self.at(machine)?)
     }
 
-    /// These kernels, with one of them as it is known at another place.
+    /// These kernels, with one kernel's symbols replaced by those read at another place.
     pub(super) fn with(&self, number: usize, symbols: Arc<Symbols>, seen_at: Instructions) -> Kernels {
         let mut kernels = self.0.to_vec();
         kernels[number] = Kernel { symbols, seen_at, ..kernels[number].clone() };
         Kernels(kernels.into())
     }
 
-    /// Has each kernel's names read by `parse`. What a name means counts only while its kernel is mapped. Fails if no kernel
-    /// knows the names.
+    /// Reads the names with `parse` for each kernel. A name's meaning counts only while its kernel is mapped. Fails
+    /// if no kernel has the names.
     pub fn stops<E>(&self, parse: impl Fn(&dyn Names) -> Result<Stops, E>) -> Result<Stops, E> {
         let [earlier @ .., last] = &self.0[..] else { return parse(&NoNames) };
         let read_last = parse(&*last.symbols);
@@ -118,7 +119,7 @@ impl Kernels {
     }
 }
 
-/// The break- and watchpoints of all kernels, each with a filter for the kernels that have it.
+/// The break- and watchpoints of all kernels, each with a filter for the kernels that it belongs to.
 fn union<K: Clone>(read: Vec<(K, Stops)>, filter: impl Fn(Vec<K>) -> Filter) -> Stops {
     let mut all = Stops::default();
     let (mut breakpoints, mut watches) = (BTreeMap::<u64, Vec<K>>::new(), BTreeMap::<u64, Vec<K>>::new());
@@ -143,15 +144,15 @@ fn union<K: Clone>(read: Vec<(K, Stops)>, filter: impl Fn(Vec<K>) -> Filter) -> 
     Stops { filters: filters(breakpoints), watch_filters: filters(watches), ..all }
 }
 
-/// A place, and where the fork begins that it is in.
+/// A place, and the beginning of the fork that contains it.
 pub(super) type Place = (Instructions, Option<Instructions>);
 
-/// What a session knows of the guest's kernels.
+/// What a session knows about the guest's kernels.
 #[derive(Default)]
 pub(super) struct Known {
-    /// The symbols at the place where they were last asked for.
+    /// The symbols read last, and the place.
     pub here: Option<(Place, Arc<Symbols>)>,
-    /// The kernels before a place.
+    /// The kernels found before a place.
     pub before: Option<(Instructions, Kernels)>,
 }
 
@@ -175,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Two kernels have one place in common, and a variable of another size.
+    /// Two kernels have one breakpoint address in common, and a variable with different sizes.
     #[test]
     fn each_place_counts_in_the_kernels_that_have_it() {
         let read =

@@ -1,15 +1,15 @@
 //! Time travel. Callers say where to go; the timeline decides how.
 //!
-//! Start with [`Timeline`] (`travel`), which is what callers see. It moves a `walker`, which leaves snapshots behind; `shared`
-//! is what all walkers of a session have in common. `search` looks for things along an interval, and `walkers` do so on all
-//! cores; `stops` says what there is to stop at, and `condition` reads that from text. `positions` finds out what a notation
-//! means; `kernels` says what names mean where a guest runs several kernels one after the other, and `find_kernels` finds these.
-//! `reports` finds what a guest's kernel reports of itself, and `fault` the instruction that led to it. `settler` makes near what
-//! lies before, while nothing moves. `runner` has KVM go ahead. `changes` lets a debugger change things in a scratch `fork`.
-//! `vmm/history/TRAVEL.md` has the ideas.
+//! Start with [`Timeline`] (`travel`), which callers use. It moves a `walker`, which leaves snapshots behind; all
+//! walkers of a session have `shared` in common. `search` searches an interval, and `walkers` search on all cores.
+//! `stops` has everything that a run can stop at, and `condition` parses it from text. `positions` resolves notations
+//! of positions. `kernels` resolves names if a guest runs several kernels one after the other, and `find_kernels`
+//! finds these. `reports` finds the reports of a guest's kernel, and `fault` the instruction that led to one. While
+//! nothing moves, `settler` leaves snapshots for the next search back. `runner` lets KVM run long stretches.
+//! `changes` lets a debugger change things in a scratch `fork`. `vmm/history/TRAVEL.md` explains the ideas.
 //!
-//! A timeline knows instruction counts only: [`crate::recount`] comes first where a recording counts exits.
-//! Nothing here changes what was recorded; all that it adds to a recording are checkpoints.
+//! A timeline knows instruction counts only. A recording that counts exits must go through [`crate::recount`] first.
+//! Nothing here changes the recorded run; a timeline only adds checkpoints to a recording.
 
 mod changes;
 mod condition;

@@ -1,4 +1,4 @@
-//! What the notations of positions mean in a recording.
+//! Resolves notations of positions in a recording.
 
 use super::stops::{Stops, TravelStop};
 use super::travel::Timeline;
@@ -13,12 +13,12 @@ use machine::notation::{Distance, PositionSpec};
 use machine::position::{Count, Instructions, Moment};
 use recording::checkpoints::CheckpointHead;
 
-/// Steps between two looks at a measure while it is far from what is wanted, and the factor to the next finer
-/// ones. The first is a power of the second.
+/// Steps between two looks at a measure in the coarsest pass, and the factor to the next finer pass. The first is a
+/// power of the second.
 const SLICE_STEPS: u64 = 1 << 24;
 const SLICE_FACTOR: u64 = 1 << 2;
 
-/// A number that only grows along a run, as a machine and the head of a checkpoint have it.
+/// A number that only grows along a run. A machine and a checkpoint's head both have it.
 struct Measure {
     of_machine: fn(&Machine<Instructions>) -> u64,
     of_head: fn(&CheckpointHead<Instructions>) -> u64,
@@ -31,15 +31,15 @@ static SYSTEM_CALLS: Measure =
 static TIME: Measure =
     Measure { of_machine: |machine| machine.moment().time_ns, of_head: |head| head.at.time_ns };
 
-/// What a notation means.
+/// The meaning of a notation.
 enum Meaning {
     /// This place.
     Place(Instructions),
-    /// The first place at which a measure has reached a number, and what that is called.
+    /// The first place where a measure has reached a number, and its name in messages.
     Reached(&'static Measure, u64, String),
-    /// The place behind the last system call, whose number is not known.
+    /// The place behind the last system call, whose number is unknown.
     LastSystemCall,
-    /// Where the kernel panics, if the run went on behind it.
+    /// The kernel's panic, if the run went on behind it.
     Panic,
     /// A report of the guest's kernel.
     Report(Wanted),
@@ -47,7 +47,7 @@ enum Meaning {
     Fault(Instructions),
 }
 
-/// Which report.
+/// The report that is wanted.
 enum Wanted {
     FirstOops,
     Numbered(u64),
@@ -57,7 +57,7 @@ fn beyond(what: &str) -> Error {
     Error::Position(format!("the recording ends before {what}"))
 }
 
-/// The place so far after a moment.
+/// The position at this distance behind a moment.
 fn after(moment: Moment<Instructions>, distance: Distance) -> PositionSpec {
     match distance {
         Distance::Instructions(number) => {
@@ -68,8 +68,8 @@ fn after(moment: Moment<Instructions>, distance: Distance) -> PositionSpec {
 }
 
 impl Timeline {
-    /// The place that a notation means to someone who has only just opened the recording: a distance is one from an end
-    /// of it. Where the machine has to run to find it, it stays where it was found, so that going there costs nothing more.
+    /// The place that a notation means to someone who has just opened the recording: distances count from an end. If
+    /// the machine must run to find the place, it stays there, so that going there costs nothing more.
     pub fn resolve_outside(
         &mut self,
         spec: PositionSpec,
@@ -90,8 +90,8 @@ impl Timeline {
         self.find(meaning, poll)
     }
 
-    /// The place that a notation means where the timeline stands. For notations that count anything but instructions the
-    /// machine runs to find it, and comes back.
+    /// The place that a notation means where the timeline stands. If the notation does not count instructions, the
+    /// machine runs to find the place, and returns.
     pub fn resolve(&mut self, spec: PositionSpec, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         let meaning = self.meaning(spec)?;
         if let Meaning::Place(at) = meaning {
@@ -104,7 +104,7 @@ impl Timeline {
         found
     }
 
-    /// What a notation means where the timeline stands.
+    /// The meaning of a notation where the timeline stands.
     fn meaning(&self, spec: PositionSpec) -> Result<Meaning, Error> {
         let (here, end) = (self.machine().moment(), self.end());
         Ok(match spec {
@@ -141,7 +141,7 @@ impl Timeline {
         })
     }
 
-    /// The place that is meant. The machine runs to find it where that is not known, and stays where it looked last.
+    /// Finds the place. If it is unknown, the machine runs to find it, and stays where the search ended.
     fn find(&mut self, meaning: Meaning, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         let (measure, wanted, what) = match meaning {
             Meaning::Place(at) => return Ok(at),
@@ -161,7 +161,7 @@ impl Timeline {
         if let Some(place) = self.first_reached(measure, wanted, poll)? {
             return Ok(place);
         }
-        // All was replayed up to the end, where the guest may idle until the log ends.
+        // The replay reached the end, where the guest may idle until the log ends.
         let end_ns = self.shared.recording.log.last_moment().time_ns;
         if std::ptr::eq(measure, &TIME) && wanted <= end_ns {
             return Ok(self.end());
@@ -173,7 +173,7 @@ impl Timeline {
         }))
     }
 
-    /// The place so far before a moment.
+    /// The position at this distance before a moment.
     fn before(&self, moment: Moment<Instructions>, distance: Distance) -> Result<PositionSpec, Error> {
         let place = match distance {
             Distance::Instructions(number) => {
@@ -185,8 +185,8 @@ impl Timeline {
         place.ok_or_else(none)
     }
 
-    /// When it is that something is at a notation's place, in guest time: an event that comes in, or the
-    /// recording's end. The guest may idle there, and the place has been reached before.
+    /// The guest time of a notation's event, or of the recording's end. The guest may idle at that place, and reach it
+    /// long before that time.
     pub fn time_at(&self, spec: PositionSpec) -> Result<Option<u64>, Error> {
         Ok(match spec {
             PositionSpec::Event(number) => Some(self.event(number)?.time_ns),
@@ -195,9 +195,8 @@ impl Timeline {
         })
     }
 
-    /// Lets the time pass that the guest idles at a notation's place where it stands, up to what the notation
-    /// names: see [`Timeline::time_at`]. For a look at the machine as it is then: no position names that
-    /// state, and the timeline can only go elsewhere.
+    /// Lets the guest idle at a notation's place until the notation's time: see [`Timeline::time_at`]. The machine
+    /// can then be looked at in that state. No position names the state, so the timeline can only go elsewhere.
     pub fn idle_at(&mut self, spec: PositionSpec) -> Result<(), Error> {
         let Some(time_ns) = self.time_at(spec)? else { return Ok(()) };
         let Walker { machine, player, .. } = &mut self.walker;
@@ -208,7 +207,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// When an event comes in, by its number in the whole run.
+    /// The moment of an event, by its number in the whole run.
     fn event(&self, number: u64) -> Result<Moment<Instructions>, Error> {
         let recording = &self.shared.recording;
         let number = usize::try_from(number).unwrap_or(usize::MAX);
@@ -223,8 +222,8 @@ impl Timeline {
         })
     }
 
-    /// The place where the console last began to show a panic's report, or where the kernel's log has one: of a guest that
-    /// reset itself then, or went on with a crash kernel. The machine stays where it looked last.
+    /// The place where the last panic's report begins, on the console or in the kernel's log. It serves a guest that
+    /// reset itself after the panic, or went on with a crash kernel. The machine stays where the search ended.
     fn panic_after_which_it_went_on(&mut self, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         self.seek(self.end(), poll)?.unless_interrupted()?;
         if panic_on_console(self.machine()).is_some() {
@@ -265,7 +264,7 @@ impl Timeline {
         found.map(|report| report.at).ok_or_else(|| Error::Position(none()))
     }
 
-    /// The guest time at which what is opened begins.
+    /// The guest time at which the opened part begins.
     fn begins_ns(&self) -> u64 {
         self.shared.begins_ns
     }
@@ -275,8 +274,8 @@ impl Timeline {
         Error::Position(format!("{what} lies before the part that is opened, which begins at {seconds:.6} s"))
     }
 
-    /// Two places to which one can go at once, or the run's beginning: something holds up to some place between them. There is no
-    /// second one where it is not known of any that it does not hold there.
+    /// Two restorable places (or the run's beginning) around the place up to which a condition is true. Returns no
+    /// second place if the condition is true everywhere we looked.
     fn around(
         &self,
         holds: impl Fn(&CheckpointHead<Instructions>) -> bool,
@@ -290,9 +289,9 @@ impl Timeline {
         (low.unwrap_or(Instructions(0)), high)
     }
 
-    /// The first place at which a measure has reached `wanted`, where the machine stands then. Checkpoints and the session's
-    /// snapshots say between which of them that is; from there the run is replayed once, in slices, of which each begins with a
-    /// snapshot, and the slice that has it again in finer ones.
+    /// The first place where a measure has reached `wanted`. The machine then stands there. Checkpoints and snapshots
+    /// narrow down the range. The run is replayed from its beginning in slices, each beginning with a snapshot. The
+    /// slice that contains the place is replayed again in finer slices.
     fn first_reached(
         &mut self,
         measure: &Measure,
@@ -313,7 +312,7 @@ impl Timeline {
                 return Ok(None);
             }
             self.walker.leave_snapshot()?;
-            // What is known of a place is no reason to go there, and back from there.
+            // A place that is already known need not be visited again.
             while slice > 1 && known.is_some_and(|known| known <= low + slice) {
                 slice /= SLICE_FACTOR;
             }

@@ -7,14 +7,14 @@ use machine::position::Instructions;
 /// A panic, an oops, or another complaint of the guest's kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What it is.
+    /// The kind of the report.
     pub kind: Kind,
-    /// Its first line.
+    /// The report's first line.
     pub line: String,
     /// The place where the first line is complete in the kernel's log, or on the console.
     pub at: Instructions,
-    /// The guest's time there.
+    /// The guest time at that place.
     pub time_ns: u64,
-    /// The thread that runs there, where that is known.
+    /// The thread that runs there, if it is known.
     pub thread: Option<Thread>,
 }

@@ -1,10 +1,10 @@
 //! Finds the reports of the guest's kernel: panics, oopses, warnings.
 //!
-//! A kernel's own log has them with or without a console. The log is read where the kernel was last seen, and from there on
-//! backward as far as its ring buffer has forgotten the beginning. Of each report that is found in it, a search for the write
-//! to the message's state finds the place. An earlier kernel, before kexec or a crash kernel, has a log of its own.
+//! A kernel's own log has them, with or without a console. The log is read where the kernel was last seen, and then
+//! further and further back, wherever its ring buffer begins. For each report found there, a search for the write to
+//! the message's state finds the place. An earlier kernel, before kexec or a crash kernel, has its own log.
 //!
-//! Where no kernel with a readable log is found, the console's text is looked through instead.
+//! If no kernel with a readable log is found, the console's text is searched instead.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,40 +23,41 @@ use super::stops::{Hit, Stops, Watch};
 use super::travel::Timeline;
 use crate::workers::Poll;
 
-/// Kernels that one run is believed to have had.
+/// The most kernels of one run.
 const MOST_KERNELS: usize = 8;
-/// Times that the log is followed backward to where its ring buffer begins.
+/// The most times that the log is read at an earlier place.
 const MOST_HOPS: usize = 64;
-/// Text of the log that is looked through.
+/// The most bytes of log that are read.
 const MOST_LOG_BYTES: usize = 256 << 20;
-/// Reports that are listed; a guest may print without end.
+/// The most reports in the list; a guest may print without end.
 const MOST_REPORTS: usize = 1000;
-/// The kernel's clock may differ from the guest's time by so much before a report's place is looked for in all of the run.
+/// The kernel's clock may differ from the guest's time by this much. Beyond it, a report's place is looked for in the
+/// whole run.
 const BEFORE_NS: u64 = 300_000_000;
 const AFTER_NS: u64 = 2_000_000_000;
-/// How near to a kernel's last moment its log is read.
+/// The log is read at most this many steps before a kernel's last moment.
 const NEAR_STEPS: u64 = 1000;
-/// A console's line is cut here.
+/// Longer lines of the console are cut here.
 const MOST_LINE_BYTES: usize = 1024;
 
-/// A kernel, and where it is known to have run.
+/// A kernel, and where it ran.
 struct Seen {
     log: KernelLog,
     tasks: Option<Tasks>,
-    /// It does not run before this.
+    /// The kernel does not run before this place.
     from: Instructions,
-    /// Its log could last be read here.
+    /// The last place where the kernel's log could be read.
     last: Instructions,
 }
 
-/// A report in a kernel's log, whose place is not known yet.
+/// A report in a kernel's log, before its place is known.
 struct Unplaced {
     kind: Kind,
     line: String,
     message: Kept,
 }
 
-/// A write to a message's state, and what was seen there.
+/// A write to a message's state, and the values there.
 struct Written {
     id: u64,
     state: State,
@@ -66,7 +67,8 @@ struct Written {
 }
 
 impl Timeline {
-    /// The reports of the guest's kernels, in the order of the run. Found once for a session; the position stays.
+    /// The reports of the guest's kernels, in the order of the run. They are found once per session; the position
+    /// does not change.
     pub fn reports(&mut self, poll: &mut Poll<'_>) -> Result<Arc<[Report]>, Error> {
         if let Some(found) = &self.reports {
             return Ok(found.clone());
@@ -105,7 +107,7 @@ impl Timeline {
     fn kernel_before(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Option<Seen>, Error> {
         let heads: Vec<Instructions> = self.checkpoint_places();
         let before = heads.partition_point(|&at| at < until);
-        // Between two kernels the machine may spend seconds: each look goes twice as far back.
+        // Between two kernels the machine may spend seconds, so each look goes twice as far back.
         let distances =
             (0..usize::BITS).map(|shift| 1_usize << shift).take_while(|&distance| distance <= before);
         let earlier = distances.map(|distance| heads[before - distance]);
@@ -123,7 +125,8 @@ impl Timeline {
         Ok(None)
     }
 
-    /// The last place, nearly, where a kernel's log can be read: it can at `low`, and cannot at `high` unless the two are one.
+    /// The last place where a kernel's log can be read, approximately. It can be read at `low`, and not at `high`,
+    /// unless the two are equal.
     fn last_of(
         &mut self,
         log: &KernelLog,
@@ -135,14 +138,14 @@ impl Timeline {
         while high - low > NEAR_STEPS {
             let middle = low + (high - low) / 2;
             self.seek(middle, poll)?.unless_interrupted()?;
-            // Another kernel at the same addresses has said less.
+            // Another kernel at the same addresses has a shorter log.
             let is_readable = log.length(self.machine()).is_some_and(|length| Some(length) >= known);
             *(if is_readable { &mut low } else { &mut high }) = middle;
         }
         Ok(low)
     }
 
-    /// The last checkpoint at which a kernel's log cannot be read yet, or the beginning.
+    /// The last checkpoint before a kernel's log can be read, or the beginning.
     fn first_of(
         &mut self,
         log: &KernelLog,
@@ -177,7 +180,7 @@ impl Timeline {
         self.place(kernel, unplaced, poll)
     }
 
-    /// All messages of a kernel, by their numbers, as far back as they can be had.
+    /// All messages of a kernel by number, as far back as they can be read.
     fn all_messages(&mut self, kernel: &Seen, poll: &mut Poll<'_>) -> Result<BTreeMap<u64, Kept>, Error> {
         let (mut all, mut place, mut bytes) = (BTreeMap::<u64, Kept>::new(), kernel.last, 0);
         for _ in 0..MOST_HOPS {
@@ -201,8 +204,8 @@ impl Timeline {
         Ok(all)
     }
 
-    /// Finds the places of reports: first near their times, then in all of the kernel's part of the run. What the kernel said
-    /// before the recording begins has no place, and is left out.
+    /// Finds the places of reports: first near their times, then in the kernel's whole part of the run. Reports from
+    /// before the recording's beginning have no place, and are left out.
     fn place(
         &mut self,
         kernel: &Seen,
@@ -224,7 +227,7 @@ impl Timeline {
         Ok(found)
     }
 
-    /// The part of a kernel's run between two checkpoints that lie around a time.
+    /// The part of a kernel's run between two checkpoints around a time.
     fn part_near(&self, kernel: &Seen, time_ns: u64) -> (Instructions, Instructions) {
         let heads = || self.checkpoints().into_iter().flat_map(|checkpoints| checkpoints.heads());
         let early = time_ns.saturating_sub(BEFORE_NS);
@@ -236,7 +239,7 @@ impl Timeline {
         if from < to { (from, to) } else { (kernel.from, kernel.last) }
     }
 
-    /// Finds the places of reports in a part of the run. Returns the reports that have no place there.
+    /// Finds the places of reports in a part of the run. Returns the reports whose places are not there.
     fn place_in(
         &mut self,
         (from, to): (Instructions, Instructions),
@@ -264,9 +267,9 @@ impl Timeline {
             for row in rows.into_iter().flatten() {
                 match row.state {
                     State::Unwritten => {}
-                    // A message that is added to is opened and committed again: the last time counts.
+                    // A message that grows is opened and committed again: the last commit counts.
                     State::Committed => _ = places.insert(row.id, row),
-                    // The next message finalizes one that was only committed.
+                    // The next message finalizes a message that was only committed.
                     State::Finalized => _ = places.entry(row.id).or_insert(row),
                 }
             }
@@ -291,7 +294,7 @@ impl Timeline {
         Ok(left)
     }
 
-    /// Reports by the text that the guest prints on its console.
+    /// Finds reports in the text that the guest prints on its console.
     fn reports_on_console(&mut self, poll: &mut Poll<'_>) -> Result<Vec<Report>, Error> {
         self.stops = Stops { console: Some(Vec::new()), ..Stops::default() };
         let look = |machine: &Machine<Instructions>, hit: Hit| {
@@ -330,7 +333,7 @@ impl Timeline {
     }
 }
 
-/// The log of the kernel that a machine runs, with at least one message, and where that kernel keeps its tasks.
+/// The log of the kernel that a machine runs, if it has at least one message, and the kernel's tasks.
 fn log_of(machine: &Machine<Instructions>) -> Option<(KernelLog, Option<Tasks>)> {
     let symbols = Symbols::of_guest(machine).ok()?;
     let log = KernelLog::of_kernel(machine, &symbols).ok()?;
@@ -338,7 +341,7 @@ fn log_of(machine: &Machine<Instructions>) -> Option<(KernelLog, Option<Tasks>)>
     Some((log, Tasks::of_kernel(machine, &symbols).ok()))
 }
 
-/// What a write to the state of one of these messages says.
+/// Reads a write to the state of one of these messages.
 fn written(
     machine: &Machine<Instructions>,
     hit: Hit,

@@ -1,14 +1,13 @@
-//! Going along long stretches of a recording on an engine that counts no instructions: KVM, which executes as
-//! fast as the processor does.
+//! Runs long stretches of a recording on an engine that counts no instructions: KVM, which is as fast as the
+//! processor.
 //!
-//! A walker's own machine is on the software CPU, which alone knows where between two exits it is. The
-//! stretch between the places of two events can be left to a second machine, which counts exits and plays the
-//! log that was recorded: the recounted log says what the counts of instructions are at the end of the
-//! stretch.
+//! A walker's own machine is on the software CPU, which alone knows its place between two exits. A second machine can
+//! run the stretch between two events. It counts exits and plays the log that was recorded. The recounted log has the
+//! counts of instructions at the stretch's end.
 //!
-//! Where the second machine comes to a breakpoint, it says only behind which event that was. It goes to that
-//! event once more, and the software CPU finds the breakpoint from there. So everything that a person sees
-//! comes from the software CPU, and if the second machine fails, the walker goes on without it.
+//! If the second machine meets a breakpoint, it knows only the last event before it. It goes to that event once more,
+//! and the software CPU finds the breakpoint from there. So everything that a person sees comes from the software
+//! CPU. If the second machine fails, the walker continues without it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,14 +25,13 @@ use recording::cursor::Cursor;
 use recording::log::{CountedEvent, Log};
 use recording::player::Player;
 
-/// Exits between two questions whether to stop.
+/// Exits between two polls.
 const POLL_EXITS: u64 = 200;
-/// After a breakpoint that was near, the software CPU goes on alone for this many times as long as after the
-/// one before.
+/// If a breakpoint was near, the software CPU runs alone for this many times as long as after the breakpoint before.
 const REST_FACTOR: u64 = 2;
 const MOST_REST: u64 = 1 << 32;
 
-/// From the place of one event to that of another, both by their numbers in the recounted log.
+/// From the place of one event to the place of another. Both are numbers in the recounted log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
     pub first: usize,
@@ -48,7 +46,7 @@ impl Stretch {
     }
 }
 
-/// An event of a log that was there when the log was opened.
+/// An event that the log had when it was opened.
 fn known<C: Count>(log: &Log<C>, number: usize) -> Result<CountedEvent<C>, Error> {
     let missing = || Error::State(format!("event {number} is missing"));
     log.event_with_system_calls(number)?.ok_or_else(missing)
@@ -56,16 +54,16 @@ fn known<C: Count>(log: &Log<C>, number: usize) -> Result<CountedEvent<C>, Error
 
 /// How a stretch ended.
 pub(super) enum Gone {
-    /// To its end, and this is the machine there.
+    /// The machine reached the stretch's end; this is its state.
     There(Box<Snapshot<Instructions>>),
-    /// A breakpoint was met, or almost, when this number of events had come in.
+    /// The machine met a breakpoint, or almost, after this number of events.
     Met(usize),
     Interrupted,
 }
 
-/// What a walker is to do.
+/// What the walker does next.
 pub(super) enum Ahead {
-    /// Nothing can be left to another engine before this place.
+    /// The walker must run itself up to this place.
     NotBefore(Instructions),
     /// The walker is at another place now.
     Gone,
@@ -78,19 +76,19 @@ pub(super) struct Runner {
     machine: Machine<Exits>,
     player: Player<Exits>,
     exits: Arc<Recounted>,
-    /// Checks and conditional branches before the part that was recounted.
+    /// Checks and conditional branches before the recounted part.
     checks_before: usize,
     branches_before: u64,
-    /// The same events by instructions, and the number of system calls until each.
+    /// The same events by instructions, with the number of system calls before each.
     log: Arc<Log<Instructions>>,
-    /// Where the software CPU goes alone, and for how long after the next breakpoint.
+    /// Where the software CPU runs alone, and for how long after the next breakpoint.
     pub resting: Range<Instructions>,
     rest: u64,
 }
 
 impl Runner {
-    /// A second machine for a recounted recording. Others count instructions from the beginning, and no
-    /// engine but the software CPU can run them.
+    /// A second machine for a recounted recording. Other recordings count instructions from the beginning, and only the
+    /// software CPU can run them.
     pub fn new(shared: &Shared, options: FastForward) -> Result<Runner, Error> {
         let recording = &shared.recording;
         let Some(exits) = &recording.recounted else {
@@ -108,7 +106,7 @@ impl Runner {
             let why = "its log by instructions has other events than the log by exits";
             return Err(Error::recording(&recording.path, why));
         }
-        // The count is in events at which the guest was stopped, if the processor could count.
+        // Events at which the guest was stopped have the count, if the processor could count.
         let mut branches_before = 0;
         for number in 0..events {
             let then = exits.log.event(exits.number_of(number))?.map_or(0, |event| event.branches);
@@ -136,8 +134,8 @@ impl Runner {
         self.options.engine.most_breakpoints
     }
 
-    /// What can be left to this machine on the way to a place by a walker that is here and has taken so many
-    /// events.
+    /// The stretch that this machine can run on the way to a place. The walker stands at `here` and has taken this
+    /// many events.
     pub fn stretch(
         &self,
         here: Instructions,
@@ -146,18 +144,19 @@ impl Runner {
     ) -> Result<Option<Stretch>, Error> {
         let Some(limit) = target.number().checked_sub(self.options.near_steps) else { return Ok(None) };
         let earliest = if self.resting.contains(&here) { self.resting.end } else { here };
-        // Power-on is no place to begin at: a part of a recording has it too, and it happened long before.
+        // The stretch cannot begin at power-on: a part of a recording has this event too, but it happened long
+        // before.
         let first = taken.max(1).max(self.log.counts_while(|at| at.count < earliest)?.0);
         let Some(begin) = self.place_of(first)? else { return Ok(None) };
         self.worth_it(first, Instructions(limit).min(begin.saturating_add(self.options.most_steps)))
     }
 
-    /// From an event to the last place of one at or before a place, if that is long enough.
+    /// A stretch from an event to the last event at or before a place, if it is long enough.
     pub fn worth_it(&self, first: usize, limit: Instructions) -> Result<Option<Stretch>, Error> {
         let last = self.log.counts_while(|at| at.count <= limit)?.0.checked_sub(1);
         let last = last.map_or(Ok(None), |last| self.place_of(last))?;
         let (Some(begin), Some(end)) = (self.place_of(first)?, last) else { return Ok(None) };
-        // Several can come in at one place: the first of them.
+        // Several events can come in at one place: take the first.
         let last = self.log.counts_while(|at| at.count < end)?.0;
         let stretch = Stretch { first, last, begin, end };
         Ok((last > first && stretch.length() >= self.options.least_steps).then_some(stretch))
@@ -167,7 +166,7 @@ impl Runner {
         Ok(self.log.event(event)?.map(|event| event.at.count))
     }
 
-    /// Goes along a stretch at whose beginning a walker stands.
+    /// Runs along a stretch. A walker stands at its beginning.
     pub fn go(
         &mut self,
         stretch: Stretch,
@@ -202,7 +201,7 @@ impl Runner {
         Ok(Gone::There(Box::new(self.arrived(stretch)?)))
     }
 
-    /// The machine at the end of a stretch, as the software CPU would have it there.
+    /// The machine's state at the end of a stretch, as the software CPU would have it.
     fn arrived(&mut self, stretch: Stretch) -> Result<Snapshot<Instructions>, Error> {
         let (record, system_calls) = known(&self.log, stretch.last)?;
         let mut state = self.machine.state();
@@ -217,8 +216,8 @@ impl Runner {
         Ok(Snapshot { state, maps: self.machine.maps()?, cursor })
     }
 
-    /// On the way from `here` a breakpoint was met behind `before`, the place of the event before this one.
-    /// Where they are dense, each way to the other engine is for nothing.
+    /// Notes a breakpoint met on the way from `here`. It lies behind `before`, the place of the event before this
+    /// one. If breakpoints are dense, the other engine is of no use for a while.
     pub fn met(&mut self, here: Instructions, before: Instructions, event: usize) -> Result<(), Error> {
         let soon = before.saturating_since(here) < self.rest.saturating_mul(REST_FACTOR);
         self.rest = if soon { (self.rest * REST_FACTOR).min(MOST_REST) } else { self.options.least_steps };

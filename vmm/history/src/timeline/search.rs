@@ -1,8 +1,8 @@
-//! Searches along a recording: interval by interval between places that can be restored, each interval run forward.
+//! Searches a recording interval by interval. Intervals lie between restorable places, and each is run forward.
 //!
-//! A search backward wants the last hit of the latest interval that has one. Intervals do not depend on one another, so a
-//! long search has workers on every core ([`super::walkers`]). It begins alone, though: what the others do beyond the first
-//! hit is lost.
+//! A search backward wants the last hit of the latest interval that has one. Intervals are independent, so a long
+//! search has workers on every core ([`super::walkers`]). But it begins alone: work of the others beyond the first
+//! hit is wasted.
 
 use super::stops::{Armed, Hit, Stops};
 use super::walker::{SNAPSHOT_SPACING, Walked, Walker};
@@ -11,20 +11,19 @@ use machine::Machine;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 
-/// Checkpoints that a search passes before other cores join in. A recording's end has three that are close together.
+/// Checkpoints that a search passes before other cores join in. A recording's end has three close together.
 pub(super) const ALONE: usize = 6;
-/// Steps that a search backward looks through at most before other cores join in, where these have walkers: most hits are
-/// near.
+/// Most steps that a search backward runs before other cores join in, if they have walkers: most hits are near.
 pub(super) const ALONE_STEPS: u64 = 50_000_000;
-/// The same where they have none yet: making a walker takes as long as looking through 200 million.
+/// The same if they have no walkers yet: making a walker takes as long as searching 200 million steps.
 pub(super) const ALONE_STEPS_AT_FIRST: u64 = 500_000_000;
 /// The first interval of a search backward.
 const FIRST_INTERVAL_STEPS: u64 = 100_000;
-/// Parts of an interval between which its scan leaves snapshots: what lies between them has to be run again to
-/// get to a hit.
+/// An interval has this many parts. Its scan leaves a snapshot between each two of them; going to a hit runs one part
+/// again.
 const PARTS: u64 = 16;
 
-/// Which way a search goes.
+/// The direction of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From earlier to later.
@@ -33,7 +32,7 @@ pub enum Direction {
     Backward,
 }
 
-/// From a place that can be restored, or where a walker stands, to another one.
+/// The range between two places. A walker stands at the first, or can restore it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval {
     /// The first instruction.
@@ -42,33 +41,33 @@ pub struct Interval {
     pub end: Instructions,
 }
 
-/// What a search takes down of a hit. Any thread calls it, where the machine stands at the hit: behind what happened, and
+/// Reads something at a hit. Any thread calls it. The machine stands at the hit: behind the event that caused it, or
 /// before an instruction with a breakpoint.
 pub type Look<'a, T> = dyn Fn(&Machine<Instructions>, Hit) -> T + Sync + 'a;
 
-/// Takes down the hit and nothing else.
+/// A look that returns the hit itself.
 pub(super) fn the_hit(_: &Machine<Instructions>, hit: Hit) -> Hit {
     hit
 }
 
-/// What is looked for along intervals.
+/// A search's question: what to look for, and which hits to keep.
 pub(super) struct Question<'a, T> {
     pub stops: &'a Stops,
     pub keep: Keep,
     pub look: &'a Look<'a, T>,
 }
 
-/// Which hits of an interval to keep.
+/// The hits of an interval that a search keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
     First,
     Last,
-    /// At most this number, and then no more are looked for.
+    /// At most this many hits. Then the search ends.
     All(usize),
 }
 
 impl Keep {
-    /// Hits after which a search needs no more.
+    /// The number of hits after which a search needs no more.
     pub fn enough(self) -> usize {
         match self {
             Keep::First | Keep::Last => 1,
@@ -76,15 +75,15 @@ impl Keep {
         }
     }
 
-    /// Where a search enters an interval.
+    /// The end of an interval at which a search enters it.
     pub fn begin_of(self, interval: &Interval) -> Instructions {
         if self == Keep::Last { interval.end } else { interval.start }
     }
 }
 
 impl Walker {
-    /// Goes to an interval's start and scans the interval. `row` gets what was found, and says whether to go on. A breakpoint
-    /// where a scan forward was interrupted is yet to be found.
+    /// Goes to an interval's start and scans the interval. `row` gets each result, and returns whether to continue.
+    /// If a scan forward is interrupted at a breakpoint, that breakpoint is still to be found.
     pub fn scan<T>(
         &mut self,
         interval: Interval,
@@ -95,7 +94,7 @@ impl Walker {
         if question.keep != Keep::Last {
             return self.scan_forward(interval, question, row, poll);
         }
-        // Snapshots within a long interval, where there are any, make it a row of short ones.
+        // If a long interval contains snapshots, they divide it into short ones.
         let mut end = interval.end;
         loop {
             let start = self.nearest(end.saturating_back(ALONE_STEPS)).0.max(interval.start);
@@ -106,7 +105,7 @@ impl Walker {
             };
             let scanned = self.scan_forward(Interval { start, end }, question, &mut found, poll)?;
             if matches!(scanned, Scanned::Interrupted(_)) {
-                // The last hit is known at the interval's end only.
+                // The last hit is only known at the interval's end.
                 return Ok(Scanned::Interrupted(end));
             }
             if let Some(last) = last {
@@ -149,8 +148,8 @@ impl Walker {
         }
     }
 
-    /// The interval before `end` that a search backward that began at `origin` looks at next: small at first,
-    /// since most hits are near, and a constant share of what was searched already later on.
+    /// The next interval before `end`, in a search backward from `origin`. Intervals are short at first, since most
+    /// hits are near. Later each is a constant share of the part already searched.
     pub fn interval_before(&self, end: Instructions, origin: Instructions) -> Interval {
         let length = ((origin - end) / PARTS).max(FIRST_INTERVAL_STEPS);
         Interval { start: self.nearest(end.saturating_back(length)).0, end }

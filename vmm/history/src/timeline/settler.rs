@@ -1,9 +1,9 @@
-//! Makes near what a search back would have to replay first, while a person looks at where the timeline stands.
+//! Prepares a search back in the background, while a person looks at the present place.
 //!
-//! A debugger opens a recording at its end, where checkpoints are near. Where the guest wrote much, those before them are many
-//! seconds of replay away, and the first search back would have to wait for that. So a walker of its own, on a thread of its
-//! own, goes that way as long as nothing moves, and leaves snapshots there. A movement ends that, and has what was left
-//! behind until then.
+//! A debugger opens a recording at its end, where checkpoints are near. If the guest wrote a lot, the checkpoints
+//! before them are many seconds of replay away, and the first search back would have to wait. So a thread with its
+//! own walker replays that part while nothing moves, and leaves snapshots there. A movement stops the thread, and
+//! uses the snapshots left so far.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,35 +16,36 @@ use super::walkers::Pool;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 
-/// How long nothing has to move before the settler begins: a script's next command comes sooner, a person's later.
+/// How long the timeline must stand still before the settler begins. A script's next command comes sooner, a person's
+/// later.
 const QUIET: Duration = Duration::from_millis(500);
-/// Steps between two places to which one can go at once that are worth a walk: a fraction of a second.
+/// A gap between two restorable places must be this long to be worth a walk: a fraction of a second.
 const GAP_STEPS: u64 = 200_000_000;
-/// Snapshots that a walk leaves behind at most.
+/// The most snapshots that a walk leaves.
 const SNAPSHOTS: u64 = 64;
 
-/// What the thread is asked by. It ends soon after this is dropped, which nothing has to wait for.
+/// A handle on the thread. The thread ends soon after the handle is dropped; nothing has to wait for it.
 pub(super) struct Settler(Arc<Door>);
 
-/// Where the settler hears what is wanted.
+/// The thread's requests.
 #[derive(Default)]
 struct Door {
-    /// Where the timeline stands, if that is news.
+    /// The timeline's present place, if it is new.
     look: Mutex<Option<Look>>,
     bell: Condvar,
     is_over: AtomicBool,
 }
 
-/// A person looks at where the timeline stands.
+/// The place where the timeline stands still.
 #[derive(Clone, Copy)]
 struct Look {
     here: Instructions,
-    /// The movement that led there.
+    /// The number of the movement that ended there.
     movement: u64,
 }
 
 impl Settler {
-    /// A settler that has nothing to do yet.
+    /// Starts a settler, which has nothing to do yet.
     pub fn new(shared: Arc<Shared>, workers: Arc<Pool>) -> Settler {
         let door = Arc::new(Door::default());
         let of_thread = door.clone();
@@ -55,9 +56,9 @@ impl Settler {
         Settler(door)
     }
 
-    /// The timeline stands here, and nothing moves for now.
+    /// Notes that the timeline stands still here for now.
     pub fn look_at(&self, here: Instructions, shared: &Shared) {
-        // While it waits for quiet it need not be woken: a step takes less time than that.
+        // While the thread waits for quiet, it need not be woken: a step takes less time than that.
         if self.0.look().replace(Look { here, movement: shared.movement() }).is_none() {
             self.0.bell.notify_one();
         }
@@ -67,7 +68,7 @@ impl Settler {
 impl Drop for Settler {
     fn drop(&mut self) {
         {
-            // The thread asks while it holds this, and then waits.
+            // The thread checks `is_over` while it holds this lock, and then waits.
             let _look = self.0.look();
             self.0.is_over.store(true, Ordering::Relaxed);
         }
@@ -85,7 +86,7 @@ impl Door {
     }
 
     fn work(&self, shared: &Arc<Shared>, workers: &Pool) {
-        // What was walked along to its end: snapshots that are thinned out there are no reason to do it again.
+        // The range already walked. If its snapshots are thinned out later, it need not be walked again.
         let mut settled = Instructions(0)..Instructions(0);
         while let Some(Look { here, movement }) = self.wait(shared) {
             let is_new = |gap: &Range<_>| gap.start < settled.start || settled.end < gap.end;
@@ -107,7 +108,7 @@ impl Door {
         }
     }
 
-    /// Waits until the timeline has stood still for a while.
+    /// Waits until the timeline has stood still for [`QUIET`].
     fn wait(&self, shared: &Shared) -> Option<Look> {
         let mut look = self.look();
         while !self.is_over() {
@@ -117,7 +118,7 @@ impl Door {
             };
             look = self.bell.wait_timeout(look, QUIET).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
             if look.is_some_and(|look| look.movement == movement) {
-                // If another movement is under way, there is a look again at its end.
+                // If another movement is under way, its end brings another look.
                 let still = look.take().filter(|look| look.movement == shared.movement());
                 if still.is_some() {
                     return still;
@@ -136,8 +137,8 @@ impl Door {
     }
 }
 
-/// The nearest stretch before a place that has nothing to which one can go at once, if it is longer than all that lies between
-/// it and the place: a search back has looked through that before it has to wait for this.
+/// The nearest long stretch before a place without any restorable place in it. It must be longer than the distance
+/// between it and the place. A search back looks through that distance before it has to wait for the stretch.
 fn gap_before(shared: &Shared, here: Instructions) -> Option<Range<Instructions>> {
     let mut end = here;
     while end > Instructions(0) {

@@ -1,4 +1,4 @@
-//! Snapshots: places where a session was, and to which it can go back at once.
+//! Snapshots: places where a session was, and to which it can return at once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -6,37 +6,36 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use machine::position::{Count, Instructions};
 use recording::checkpoints::{CheckpointHead, Snapshot};
 
-/// Snapshots of one session that are kept at most.
+/// The most snapshots of one session.
 const MAX_SNAPSHOTS: usize = 256;
-/// Pages that they may hold in memory together while the session moves: 256 MiB.
+/// The most pages that all snapshots hold in memory while the session moves: 256 MiB.
 const MAX_PAGES: usize = 65536;
-/// The share of guest RAM that they may hold while nothing moves.
+/// While nothing moves, snapshots may hold one part in this many of the guest's RAM.
 const RESTING_SHARE: u64 = 8;
-/// Snapshots that stay in any case: those around the place that is being looked at make the next steps back cheap.
+/// Snapshots that always stay: those around the present place make the next steps back cheap.
 const ALWAYS_KEPT: usize = 24;
 
-/// The snapshots of one session: close together around the place that is being looked at, and ever farther
-/// apart from there.
+/// The snapshots of one session. They are close together around the present place, and farther apart with distance.
 pub struct Snapshots(Mutex<Inner>);
 
 struct Inner {
     by_place: BTreeMap<Instructions, Kept>,
     pages: usize,
-    /// What they may hold while nothing moves.
+    /// The most pages that snapshots may hold while nothing moves.
     resting_pages: usize,
-    /// The place that is being looked at.
+    /// The place that the user looks at.
     focus: Instructions,
 }
 
 struct Kept {
     head: CheckpointHead<Instructions>,
     snapshot: Arc<Snapshot<Instructions>>,
-    /// Pages that were new in it.
+    /// Pages that were new in this snapshot.
     pages: usize,
 }
 
 impl Snapshots {
-    /// No snapshots yet, of a guest with so many pages of RAM.
+    /// No snapshots yet, for a guest with this many pages of RAM.
     pub fn of_guest(ram_pages: u64) -> Snapshots {
         Snapshots(Mutex::new(Inner {
             by_place: BTreeMap::new(),
@@ -50,29 +49,30 @@ impl Snapshots {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Says around which place snapshots are wanted most.
+    /// Sets the place around which snapshots are wanted most.
     pub fn focus(&self, at: Instructions) {
         self.inner().focus = at;
     }
 
-    /// Whether there is one at exactly this place.
+    /// Whether there is a snapshot at exactly this place.
     pub fn contains(&self, at: Instructions) -> bool {
         self.inner().by_place.contains_key(&at)
     }
 
-    /// The last one at or before a place.
+    /// The last snapshot at or before a place.
     pub fn nearest(&self, at: Instructions) -> Option<(Instructions, Arc<Snapshot<Instructions>>)> {
         let inner = self.inner();
         let (&at, kept) = inner.by_place.range(..=at).next_back()?;
         Some((at, kept.snapshot.clone()))
     }
 
-    /// Where the first one at or after a place is.
+    /// The place of the first snapshot at or after a place.
     pub fn first_from(&self, at: Instructions) -> Option<Instructions> {
         self.inner().by_place.range(at..).next().map(|(&at, _)| at)
     }
 
-    /// The last one of which something holds that holds up to some place of the run, and the first one of which it does not.
+    /// The last snapshot where a condition is true, and the first one where it is false. The condition must be true
+    /// up to some place and false from there on.
     pub fn around(
         &self,
         holds: impl Fn(&CheckpointHead<Instructions>) -> bool,
@@ -88,7 +88,7 @@ impl Snapshots {
         (before, None)
     }
 
-    /// Keeps a snapshot in which `pages` pages are new. The one at the first instruction stays for ever.
+    /// Adds a snapshot in which `pages` pages are new. The snapshot at the first instruction is never dropped.
     pub fn keep(&self, head: CheckpointHead<Instructions>, snapshot: Snapshot<Instructions>, pages: usize) {
         let mut inner = self.inner();
         inner.pages += pages;
@@ -103,7 +103,7 @@ impl Snapshots {
         }
     }
 
-    /// Nothing moves for now: gives up snapshots until the rest hold little memory.
+    /// Drops snapshots until the rest hold little memory: nothing moves for now.
     pub fn rest(&self) {
         let mut inner = self.inner();
         while inner.by_place.len() > ALWAYS_KEPT && inner.pages > inner.resting_pages {
@@ -113,14 +113,14 @@ impl Snapshots {
 }
 
 impl Inner {
-    /// Whether there was one that could be given up.
+    /// Drops the least useful snapshot. Returns whether there was one to drop.
     fn give_up_one(&mut self) -> bool {
         let given_up = self.least_useful().and_then(|least| self.by_place.remove(&least));
         self.pages -= given_up.as_ref().map_or(0, |kept| kept.pages);
         given_up.is_some()
     }
 
-    /// The one whose loss leaves the smallest gap for its distance from the focus.
+    /// The snapshot whose loss leaves the smallest gap relative to its distance from the focus.
     fn least_useful(&self) -> Option<Instructions> {
         let places: Vec<Instructions> = self.by_place.keys().copied().collect();
         let cost = |before: Instructions, at: Instructions, after: Instructions| {
@@ -161,13 +161,13 @@ mod tests {
         Snapshot { state: machine.state(), maps: machine.maps().unwrap(), cursor: Cursor::default() }
     }
 
-    /// A place at which as many nanoseconds have passed as instructions.
+    /// The head of a place where the time in nanoseconds equals the number of instructions.
     fn head(place: u64) -> CheckpointHead<Instructions> {
         let at = Moment { count: Instructions(place), time_ns: place };
         CheckpointHead { at, branches: 0, system_calls: 0, rip: 0, cursor: Cursor::default() }
     }
 
-    /// Snapshots at these places, kept in this order, with so many new pages each.
+    /// Snapshots at these places, added in this order, with this many new pages each.
     fn kept(focus: u64, places: impl IntoIterator<Item = u64>, pages: usize) -> Snapshots {
         let directory = tempfile::tempdir().unwrap();
         let (snapshot, snapshots) = (snapshot(directory.path()), Snapshots::of_guest(8 * MAX_PAGES as u64));
@@ -217,7 +217,7 @@ mod tests {
         let all = kept(0, 0..most, 1);
         assert_eq!(places(&all), (0..most).collect::<Vec<_>>());
         assert_eq!(places(&kept(0, 0..most * 3, 1)).len(), MAX_SNAPSHOTS);
-        // One in the place of another is not one more.
+        // A replaced snapshot does not count twice.
         assert_eq!(places(&kept(0, (0..most).chain(0..most), 1)).len(), MAX_SNAPSHOTS);
     }
 
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(places(&kept(0, 0..4, pages + 1)).len(), 3);
         let many = kept(0, 0..40, pages);
         assert_eq!((places(&many).len(), many.inner().pages), (4, MAX_PAGES));
-        // The pages of one that is replaced count no more.
+        // The pages of a replaced snapshot no longer count.
         let again = kept(0, [0, 1, 2, 1, 2, 1, 2, 3], pages);
         assert_eq!((places(&again), again.inner().pages), (vec![0, 1, 2, 3], MAX_PAGES));
     }
@@ -253,7 +253,7 @@ mod tests {
             let snapshots = kept(focus, (0..1000).map(|number| number * 1000), 1);
             assert_eq!(places(&snapshots)[0], 0, "{focus}");
         }
-        // Even if it alone holds too much.
+        // Even if this snapshot alone holds too much.
         assert_eq!(places(&kept(0, [0], MAX_PAGES + 1)), [0]);
     }
 
@@ -268,7 +268,7 @@ mod tests {
             };
             let near = focus.clamp(10, most - 10);
             assert!((near - 8..near + 8).all(|place| gap_at(place) <= 2), "{focus}: {places:?}");
-            // What lies a thousand steps off is kept more seldom, but no gap is longer than its distance.
+            // Snapshots a thousand steps away are sparser, but no gap is longer than its distance.
             for far in
                 [focus.saturating_sub(1000), focus + 1000].into_iter().filter(|at| (1..most).contains(at))
             {

@@ -1,4 +1,4 @@
-//! What a run along the timeline stops at, and the machine's side of finding it.
+//! Everything that a run along the timeline can stop at, and how a machine detects it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,14 +19,13 @@ pub struct Breakpoint {
 }
 
 impl Breakpoint {
-    /// At a linear address, whatever address space is current.
+    /// A breakpoint at a linear address, in any address space.
     pub fn at(address: u64) -> Breakpoint {
         Breakpoint { space: AddressKind::Linear, address }
     }
 }
 
-/// What must hold where a breakpoint is reached or memory accessed, for it to count: asked while the run goes
-/// on, by any thread.
+/// A condition that must be true for a breakpoint or an access to count. Any thread asks it, while the run goes on.
 #[derive(Clone)]
 pub struct Filter(Arc<Question>);
 
@@ -34,12 +33,12 @@ pub struct Filter(Arc<Question>);
 type Question = dyn Fn(&Machine<Instructions>) -> bool + Send + Sync;
 
 impl Filter {
-    /// A filter that asks this. It must depend on the machine alone.
+    /// A filter with this condition, which must depend on the machine alone.
     pub fn new(holds: impl Fn(&Machine<Instructions>) -> bool + Send + Sync + 'static) -> Filter {
         Filter(Arc::new(holds))
     }
 
-    /// Asks about a machine as it stands.
+    /// Asks the question about a machine as it stands.
     pub fn holds(&self, machine: &Machine<Instructions>) -> bool {
         (self.0)(machine)
     }
@@ -62,25 +61,25 @@ impl Eq for Filter {}
 /// A watched range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watch {
-    /// Which accesses to what.
+    /// The range, and the kind of access.
     pub point: Watchpoint,
-    /// Only writes after which watched bytes are others than before; what devices make of writes is not known,
-    /// and each counts.
+    /// Count only writes that change watched bytes. The result of a write to a device is unknown, so each such write
+    /// counts.
     pub changes_only: bool,
-    /// Only accesses behind which this holds of the range, which has at most eight bytes then.
+    /// Count only accesses after which this is true of the range. The range then has at most eight bytes.
     pub comparison: Option<Comparison>,
 }
 
-/// What is asked of the number in memory, without a sign and in the guest's order of bytes.
+/// A comparison of the number in memory, which is unsigned and in the guest's byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Comparison {
-    /// How it is to stand to the value.
+    /// The relation between the number and the value.
     pub relation: Relation,
-    /// What it is compared with.
+    /// The value to compare with.
     pub value: u64,
 }
 
-/// How two numbers stand to each other.
+/// A relation between two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Relation {
@@ -93,7 +92,7 @@ pub enum Relation {
 }
 
 impl Comparison {
-    /// Whether a number in memory is as asked.
+    /// Whether the relation is true of a number in memory.
     pub fn holds(self, number: u64) -> bool {
         match self.relation {
             Relation::Equal => number == self.value,
@@ -107,13 +106,13 @@ impl Comparison {
 }
 
 impl Watch {
-    /// Whether it waits for such a hit of its range, where the access has just been made.
+    /// Whether this watch counts a hit of its range. The access has just been made.
     fn waits_for(&self, hit: &WatchHit, machine: &Machine<Instructions>) -> bool {
         let holds = |comparison: Comparison| comparison.holds(self.number_in(machine));
         (hit.changed || !self.changes_only) && self.comparison.is_none_or(holds)
     }
 
-    /// The number in its range; what is not mapped is zero.
+    /// The number in the watched range. Bytes that are not mapped are zero.
     fn number_in(&self, machine: &Machine<Instructions>) -> u64 {
         let mut bytes = [0; 8];
         let to = &mut bytes[..(self.point.length as usize).min(8)];
@@ -131,7 +130,7 @@ impl From<Watchpoint> for Watch {
     }
 }
 
-/// The root of the current page tables: what tells address spaces apart.
+/// The root of the current page tables, which identifies the address space.
 pub fn address_space(machine: &Machine<Instructions>) -> u64 {
     machine.cpu().core().state.cr3 & 0x000f_ffff_ffff_f000
 }
@@ -141,19 +140,19 @@ pub fn address_space(machine: &Machine<Instructions>) -> u64 {
 pub struct Stops {
     /// Before instructions at these places.
     pub breakpoints: Vec<Breakpoint>,
-    /// Where breakpoints count under a condition only, by linear address.
+    /// Filters for breakpoints, by linear address.
     pub filters: BTreeMap<u64, Filter>,
     /// After accesses to these ranges.
     pub watches: Vec<Watch>,
-    /// Where accesses count under a condition only, by the address at which the range begins.
+    /// Filters for watches, by the address at which the range begins.
     pub watch_filters: BTreeMap<u64, Filter>,
     /// After these events of the CPU.
     pub traps: Traps,
-    /// What must hold behind an event of the CPU for it to count.
+    /// A filter for events of the CPU.
     pub trap_filter: Option<Filter>,
-    /// When this text has appeared on the console; an empty one: when anything has.
+    /// After this text has appeared on the console; if it is empty, after any output.
     pub console: Option<Vec<u8>>,
-    /// What must hold wherever any of this happens, for it to count.
+    /// A filter for all of these.
     pub only: Option<Filter>,
 }
 
@@ -163,7 +162,7 @@ impl Stops {
         !self.breakpoints.is_empty() && self.breakpoint_at(machine).is_some()
     }
 
-    /// The linear address of a breakpoint that counts where a machine stands.
+    /// The linear address of a breakpoint that counts where a machine stands, if there is one.
     fn breakpoint_at(&self, machine: &Machine<Instructions>) -> Option<u64> {
         let core = machine.cpu().core();
         let linear = core.rip.wrapping_add(core.frame.seg_base[1]);
@@ -178,7 +177,7 @@ impl Stops {
         (wanted && holds()).then_some(linear)
     }
 
-    /// One system call, or each.
+    /// A stop at one system call, or at each.
     pub fn system_call(number: Option<u64>) -> Stops {
         let system_calls =
             number.map_or(SystemCalls::All, |number| SystemCalls::Numbered([number].into_iter().collect()));
@@ -204,19 +203,19 @@ pub enum Cause {
     Vector(u8),
     /// A return from a handler or a system call completed.
     Return,
-    /// The text appeared on the console, with the last so many bytes of what the guest printed.
+    /// The text appeared on the console, within the last bytes that the guest printed; this is their number.
     Console(usize),
 }
 
-/// Something that a run stops at, where it happens: between `before` and `after`, which are the same for what
-/// happens before an instruction.
+/// Something that a run stops at. It happens between `before` and `after`, which are equal if it happens before an
+/// instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hit {
-    /// The place before it: where a run backward stops.
+    /// The place before the hit: a run backward stops here.
     pub before: Instructions,
-    /// The place after it: where a run forward stops.
+    /// The place after the hit: a run forward stops here.
     pub after: Instructions,
-    /// What it is.
+    /// The cause.
     pub cause: Cause,
 }
 
@@ -236,7 +235,7 @@ impl<'a> Armed<'a> {
         Armed { stops }
     }
 
-    /// What [`Armed::new`] has armed already, and nothing has changed since.
+    /// Stops that [`Armed::new`] has armed already, if nothing has changed since.
     pub fn again(stops: &'a Stops) -> Armed<'a> {
         Armed { stops }
     }
@@ -249,7 +248,7 @@ impl<'a> Armed<'a> {
         machine.stop_on_output(false);
     }
 
-    /// The addresses of its breakpoints, if it stops at nothing but breakpoints at no more than `most` linear
+    /// The addresses of the breakpoints. `None` if there are other stops, or breakpoints at more than `most` linear
     /// addresses.
     pub fn addresses(&self, most: usize) -> Option<Vec<u64>> {
         let Stops {
@@ -271,7 +270,7 @@ impl<'a> Armed<'a> {
         (!others && only_linear && addresses.len() <= most).then_some(addresses)
     }
 
-    /// What a stop of the machine means: a hit, or `None` where no stop waits for it.
+    /// The hit that a stop of the machine means; `None` if no stop waits for it.
     pub fn hit(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Hit> {
         let counts = |_: &Hit| self.stops.only.as_ref().is_none_or(|only| only.holds(machine));
         self.any_hit(stop, machine).filter(counts)
@@ -282,7 +281,7 @@ impl<'a> Armed<'a> {
         let cause = match stop {
             RunStop::Met(Met::Breakpoint) => return self.at_breakpoint(machine, here),
             RunStop::Met(Met::Watchpoint(_) | Met::Trap(_)) => self.of_step(machine),
-            // What printed something may have done more.
+            // A step that printed something may have done more.
             RunStop::Output(output) => self.printed(output, machine).or_else(|| self.of_step(machine)),
             RunStop::Reached | RunStop::Paused | RunStop::Met(Met::Observer) | RunStop::Ended(_) => None,
         }?;
@@ -295,7 +294,7 @@ impl<'a> Armed<'a> {
         has_it.then_some(Cause::Console(output.len()))
     }
 
-    /// The first of all that the step hit which is waited for.
+    /// The first hit of the step that a stop waits for.
     fn of_step(&self, machine: &Machine<Instructions>) -> Option<Cause> {
         machine.cpu().hits().iter().find_map(|hit| match hit {
             cpu::Hit::Watch(hit) => self.watched(hit, machine),
@@ -329,9 +328,9 @@ impl<'a> Armed<'a> {
 /// Why a movement ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TravelStop {
-    /// Where it was asked to go.
+    /// At the place asked for.
     Reached,
-    /// At something to stop at: after it when going forward, before it when going backward.
+    /// At a stop: after it when going forward, before it when going backward.
     Hit(Cause),
     /// The poll function asked to stop.
     Interrupted,
@@ -342,7 +341,7 @@ pub enum TravelStop {
 }
 
 impl TravelStop {
-    /// An error if the movement was interrupted, for callers who need it whole.
+    /// An error if the movement was interrupted, for callers that need it complete.
     pub fn unless_interrupted(self) -> Result<TravelStop, Error> {
         if self == TravelStop::Interrupted { Err(Error::Interrupted) } else { Ok(self) }
     }

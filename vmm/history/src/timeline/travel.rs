@@ -1,8 +1,8 @@
 //! The timeline: owns the current position in a recording. Callers say where to go; the timeline decides how.
 //!
-//! Going forward is running. Going backward is restoring the nearest earlier state and running forward from
-//! there: either one of the recording's checkpoints, or a snapshot that this session took on its way.
-//! Snapshots are dense around the place that is being looked at, so that the next step back is near.
+//! Going forward means running. Going backward means restoring the nearest earlier state, and running forward from
+//! there. That state is one of the recording's checkpoints, or a snapshot of this session. Snapshots are dense around
+//! the present place, so that the next step back is near.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,59 +34,61 @@ use recording::Recording;
 use recording::checkpoints::{Checkpoints, Snapshot, add_here, must_fit};
 use recording::files::CHECKPOINTS;
 
-/// What a part of a recording has to stop at.
+/// The hits in a part of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hits<T = Hit> {
-    /// In the order of the run.
+    /// The hits, in the order of the run.
     pub found: Vec<T>,
-    /// Where the poll function asked to stop: all hits before this place have been found, and a search from
-    /// here on goes on.
+    /// Where the poll function asked to stop. All hits before this place are in `found`, and a search from here finds
+    /// the rest.
     pub interrupted_at: Option<Instructions>,
 }
 
-/// How far the movement under way is, for a person who waits for it: can be asked while the timeline moves.
+/// The progress of a movement, for a person who waits. It can be read while the timeline moves.
 #[derive(Clone)]
 pub struct Meter(Arc<Shared>);
 
 impl Meter {
-    /// Steps that have been executed, and those that will have been at most; a movement may end well before.
+    /// Steps executed so far, and the most that will have been executed; a movement may end well before.
     pub fn progress(&self) -> (u64, u64) {
         self.0.progress()
     }
 
-    /// Steps executed so far by [`Timeline::settle_meanwhile`], which no movement waited for.
+    /// Steps executed so far by [`Timeline::settle_meanwhile`]. No movement waited for these steps.
     pub fn settled(&self) -> u64 {
         self.0.settled.load(Ordering::Relaxed)
     }
 
-    /// Places of [`Timeline::settle_meanwhile`] that its thread is done with. Some need nothing, and a movement ends others.
+    /// Number of places of [`Timeline::settle_meanwhile`] that its thread is done with. Some need no work, and a
+    /// movement ends the work on others.
     pub fn settlings(&self) -> u64 {
         self.0.settlings.load(Ordering::Acquire)
     }
 }
 
-/// Single steps between two questions whether to stop.
+/// Single steps between two polls.
 const STEPS_PER_POLL: u64 = 4096;
 
-/// Cores of this host for long searches: asked once, for a process that has locked itself in cannot look at all that decides it.
+/// The number of this host's cores, for long searches. It is read once: a process in its sandbox can no longer find
+/// it out.
 pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// A recording with a current position that can be anywhere in it.
+/// A recording with a current position, which can be anywhere in the recording.
 pub struct Timeline {
     pub(super) walker: Walker,
     pub(super) shared: Arc<Shared>,
     pub(super) panic: Option<Instructions>,
     pub(super) stops: Stops,
-    /// The reports of the guest's kernels, once they have been looked for.
+    /// The reports of the guest's kernels, once a search has found them.
     pub(super) reports: Option<Arc<[Report]>>,
-    /// The guest's kernels, as far as they have been looked for.
+    /// The guest's kernels, as far as a search has found them.
     pub(super) kernels: Known,
     workers: Arc<Pool>,
     settler: Option<Settler>,
-    /// The machine is not in the recorded history but in this.
+    /// The fork that the machine is in; `None` in the recorded history.
     pub(super) fork: Option<Fork>,
 }
 
@@ -96,7 +98,7 @@ impl Timeline {
         Timeline::open_with(recording, cores())
     }
 
-    /// As [`Timeline::open`]; long searches use at most `threads` cores, and guest RAM as many times.
+    /// As [`Timeline::open`]. Long searches use at most `threads` cores, and each needs the guest's RAM.
     pub fn open_with(recording: &Recording<Instructions>, threads: usize) -> Result<Timeline, Error> {
         let images = recording.read_images()?;
         let end = last_place(recording);
@@ -136,22 +138,20 @@ impl Timeline {
         })
     }
 
-    /// From now on leaves to KVM what it can do of the way, if that is the engine: see
-    /// [`Timeline::fast_forward`].
+    /// Lets KVM run parts of the way from now on, if that is the engine: see [`Timeline::fast_forward`].
     pub fn use_engine(&mut self, engine: EngineKind) -> Result<(), Error> {
         if engine.counts_instructions { Ok(()) } else { self.fast_forward(FastForward::on(engine)) }
     }
 
-    /// From now on leaves long stretches to another engine, where nothing but a few breakpoints is looked
-    /// for: in a recording that counted exits. Whatever is found is the same, and shown by the software
-    /// engine.
+    /// Lets another engine run long stretches from now on, if there are at most a few breakpoints to look for. The
+    /// recording must have counted exits. Results are the same, and come from the software engine.
     pub fn fast_forward(&mut self, options: FastForward) -> Result<(), Error> {
         let options = *self.shared.fast_forward.get_or_init(|| options);
         log::debug!("long stretches are {:?}'s", options.engine);
         self.walker.get_runner()
     }
 
-    /// Steps that another engine went so far, of those that were replayed.
+    /// Replayed steps that another engine executed.
     pub fn fast_forwarded_steps(&self) -> u64 {
         self.shared.fast_forwarded.load(Ordering::Relaxed)
     }
@@ -161,27 +161,27 @@ impl Timeline {
         &self.walker.machine
     }
 
-    /// The machine, for what needs more than a look but does not move it.
+    /// The machine, for callers that need mutable access but do not move it.
     pub fn machine_mut(&mut self) -> &mut Machine<Instructions> {
         &mut self.walker.machine
     }
 
-    /// Where the machine is.
+    /// The machine's present place.
     pub fn position(&self) -> Instructions {
         self.walker.position()
     }
 
-    /// Where the recording ends.
+    /// The recording's end.
     pub fn end(&self) -> Instructions {
         self.shared.end
     }
 
-    /// Steps executed so far to get to places.
+    /// Steps executed so far by movements.
     pub fn replayed_steps(&self) -> u64 {
         self.shared.replayed.load(Ordering::Relaxed)
     }
 
-    /// What tells how far a movement is.
+    /// A meter of this timeline's movements.
     pub fn meter(&self) -> Meter {
         Meter(self.shared.clone())
     }
@@ -191,7 +191,7 @@ impl Timeline {
         self.shared.checkpoints.as_ref()
     }
 
-    /// Here, as what a checkpoint keeps.
+    /// The present state, as in a checkpoint.
     pub fn snapshot(&mut self) -> Result<Snapshot<Instructions>, Error> {
         Ok(Snapshot {
             state: self.walker.machine.state(),
@@ -200,7 +200,7 @@ impl Timeline {
         })
     }
 
-    /// Whether the recording has a checkpoint of this place, one that was added since it was opened, too.
+    /// Whether the recording has a checkpoint of this place, including checkpoints added since it was opened.
     pub fn has_checkpoint_here(&self) -> Result<bool, Error> {
         let directory = self.shared.recording.path.join(CHECKPOINTS);
         if !directory.is_dir() {
@@ -210,7 +210,7 @@ impl Timeline {
         Ok(Store::open(&directory)?.entries().iter().any(|entry| entry.position == here))
     }
 
-    /// Adds a checkpoint of this place to the recording, for every session that opens it from now on.
+    /// Adds a checkpoint of this place to the recording. Every session that opens it from now on has the checkpoint.
     pub fn add_checkpoint(&mut self) -> Result<Entry, Error> {
         self.must_be_history()?;
         if self.shared.fast_forward.get().is_some() {
@@ -222,7 +222,7 @@ impl Timeline {
         let directory = self.shared.recording.path.join(CHECKPOINTS);
         let machine = &mut self.walker.machine;
         let (ram_pages, disk_blocks) = machine.page_counts();
-        // A store of its own: other sessions and other walkers of this one go on with what they have opened.
+        // Open a separate store: other sessions and walkers keep the one that they have opened.
         let store = if directory.is_dir() {
             Store::open(&directory)?
         } else {
@@ -246,12 +246,12 @@ impl Timeline {
         add_here(&store, &initial, machine, self.walker.player.cursor(), self.walker.player.log().format)
     }
 
-    /// Replaces everything that runs stop at.
+    /// Replaces all stops.
     pub fn set_stops(&mut self, stops: Stops) {
         self.stops = stops;
     }
 
-    /// Everything that runs stop at.
+    /// All stops.
     pub fn stops(&self) -> &Stops {
         &self.stops
     }
@@ -281,15 +281,14 @@ impl Timeline {
         })
     }
 
-    /// Goes back at once to where [`Timeline::snapshot`] was taken, in this session and in the recorded
-    /// history.
+    /// Returns at once to an earlier [`Timeline::snapshot`], taken in this session and in the recorded history.
     pub fn return_to(&mut self, here: &Snapshot<Instructions>) -> Result<(), Error> {
         self.must_be_history()?;
         Armed::disarm(&mut self.walker.machine);
         self.walker.restore(here)
     }
 
-    /// Runs on from here to a place without leaving anything out, and hands on what the console shows.
+    /// Runs from here to a place without leaving anything out, and hands on the console's output.
     pub fn play(
         &mut self,
         until: Instructions,
@@ -302,8 +301,8 @@ impl Timeline {
         Ok(if walked? == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
     }
 
-    /// Makes the next steps back from here near, where nothing has been left behind yet: after going straight
-    /// to a checkpoint. Costs at most as much as replaying from the checkpoint before.
+    /// Makes the next steps back cheap after a jump straight to a checkpoint, where no snapshots are near. Costs at
+    /// most as much as replaying from the checkpoint before.
     pub fn settle(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
         let here = self.position();
@@ -317,8 +316,8 @@ impl Timeline {
         Ok(if walked == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
     }
 
-    /// As [`Timeline::settle`], as long as there is nothing else to do, and stays here. What is left undone then is done by the
-    /// first step back.
+    /// As [`Timeline::settle`], until there is something else to do, and stays here. The first step back does the
+    /// rest.
     pub fn settle_until(&mut self, is_wanted: &mut Poll<'_>) -> Result<(), Error> {
         let here = self.snapshot()?;
         if self.settle(is_wanted)? == TravelStop::Interrupted {
@@ -327,10 +326,9 @@ impl Timeline {
         Ok(())
     }
 
-    /// Nothing moves for now: as long as that is so, a thread of its own makes near what a search back from here would have to
-    /// replay first. It takes guest RAM once more.
+    /// Prepares a search back on a separate thread, while nothing moves. The thread needs the guest's RAM once more.
     pub fn settle_meanwhile(&mut self) {
-        // Another engine does not come to the places at which snapshots are left.
+        // Another engine does not stop at the places for snapshots.
         if self.fork.is_none() && self.shared.fast_forward.get().is_none() {
             let here = self.position();
             let new = || Settler::new(self.shared.clone(), self.workers.clone());
@@ -338,7 +336,7 @@ impl Timeline {
         }
     }
 
-    /// Runs forward to something to stop at, the end, or until told to stop.
+    /// Runs forward to a stop or to the end, or until `poll` says to stop.
     pub fn run_forward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         let stops = self.stops.clone();
         if self.fork.is_some() {
@@ -354,7 +352,7 @@ impl Timeline {
             Walked::Hit(hit) => return Ok(TravelStop::Hit(hit.cause)),
             Walked::There if alone == self.shared.end => return Ok(TravelStop::End),
             walked => {
-                // A run forward that begins here would pass over a breakpoint.
+                // A later run forward from here would pass over a breakpoint.
                 let hit = armed.hit(&RunStop::Met(Met::Breakpoint), &self.walker.machine);
                 if let Some(hit) = hit.filter(|_| self.position() > here) {
                     return Ok(TravelStop::Hit(hit.cause));
@@ -369,7 +367,7 @@ impl Timeline {
         self.finish_on_all_cores(&begun, &intervals, Direction::Forward, poll)
     }
 
-    /// As [`Timeline::run_forward`], but no more than so many steps.
+    /// As [`Timeline::run_forward`], for at most this many steps.
     pub fn run_forward_at_most(&mut self, steps: u64, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         let stops = self.stops.clone();
         let here = self.position();
@@ -386,7 +384,7 @@ impl Timeline {
         let walked = self.walker.run(target, &armed, &mut origin, SNAPSHOT_SPACING, poll)?;
         let hit = match walked {
             Walked::Hit(hit) => Some(hit),
-            // A run forward that begins here would pass over a breakpoint.
+            // A later run forward from here would pass over a breakpoint.
             _ => armed
                 .hit(&RunStop::Met(Met::Breakpoint), &self.walker.machine)
                 .filter(|_| self.position() > here),
@@ -398,19 +396,19 @@ impl Timeline {
         })
     }
 
-    /// Runs backward to something to stop at, the start, or until told to stop.
+    /// Runs backward to a stop or to the start, or until `poll` says to stop.
     pub fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
         let begun = self.snapshot()?;
         let stop = self.search_backward(&begun, poll);
         if stop.is_err() {
-            // What lies behind the place where it failed is not known.
+            // The part behind the failure has not been searched.
             self.return_to(&begun)?;
         }
         stop
     }
 
-    /// Runs backward from here, which is `begun`.
+    /// Runs backward from here. `begun` is a snapshot of this place.
     fn search_backward(
         &mut self,
         begun: &Snapshot<Instructions>,
@@ -453,7 +451,7 @@ impl Timeline {
         Ok(TravelStop::Start)
     }
 
-    /// What lies between two places, from one checkpoint to the next: the parts that workers replay by themselves.
+    /// The intervals between two places, cut at checkpoints: the units that workers replay.
     pub fn intervals(&self, from: Instructions, to: Instructions) -> Vec<Interval> {
         let starts = || [from].into_iter().chain(self.checkpoints_in(from + 1, to.saturating_back(1)));
         let ends = starts().skip(1).chain([to]);
@@ -490,7 +488,7 @@ impl Timeline {
         }
     }
 
-    /// Asks along intervals, on all cores where there are several.
+    /// Searches intervals, on all cores if there are several.
     fn ask<T: Send>(
         &mut self,
         question: &Question<'_, T>,
@@ -502,7 +500,7 @@ impl Timeline {
         workers::ask(&search, &mut self.walker, self.shared.threads, hand_on, poll)
     }
 
-    /// Goes to a hit that a search from `begun` found.
+    /// Goes to a hit found by a search from `begun`.
     fn arrive(
         &mut self,
         begun: &Snapshot<Instructions>,
@@ -521,9 +519,9 @@ impl Timeline {
         }
     }
 
-    /// Ends a search that began at `begun` and has left nothing out up to `edge`: goes to the place nearest to
-    /// the edge that can be had at once (a person who interrupts does not want to wait) and from which the
-    /// same search would find whatever it has not found yet.
+    /// Ends an interrupted search that began at `begun` and has left nothing out up to `edge`. Goes to the nearest
+    /// place to `edge` that can be restored at once: a person who interrupts does not want to wait. The same search
+    /// from there must find everything that it has not found yet.
     fn interrupted(
         &mut self,
         begun: &Snapshot<Instructions>,
@@ -534,7 +532,7 @@ impl Timeline {
         let origin = Instructions(begun.state.counts.steps);
         let place = match direction {
             Direction::Backward => self.walker.first_from(edge).filter(|&place| place < origin),
-            // A breakpoint at the edge is yet to be found, and a search passes over one where it begins.
+            // A breakpoint at the edge is still to be found, and a search passes over one at its beginning.
             Direction::Forward => {
                 Some(self.walker.nearest(edge.saturating_back(1)).0).filter(|&place| place > origin)
             }
@@ -552,8 +550,7 @@ impl Timeline {
         in_range.into_iter().flatten().map(|(&steps, _)| steps).collect()
     }
 
-    /// All hits of the timeline's stops between two places, at most `limit`, in the order of the run. The
-    /// position stays.
+    /// All hits between two places, at most `limit`, in the order of the run. The position does not change.
     pub fn hits(
         &mut self,
         from: Instructions,
@@ -564,7 +561,7 @@ impl Timeline {
         self.hits_seen(from, to, limit, &the_hit, poll)
     }
 
-    /// As [`Timeline::hits`], with what `look` takes down where the machine stands at each.
+    /// As [`Timeline::hits`], with the result of `look` at each hit.
     pub fn hits_seen<T: Send>(
         &mut self,
         from: Instructions,
@@ -582,8 +579,8 @@ impl Timeline {
         Ok(Hits { found, interrupted_at })
     }
 
-    /// As [`Timeline::hits_seen`], but hands on what was taken down in batches, in the order of the run, while workers go on:
-    /// a part of a recording may have more hits than fit into memory. Gives the place where the poll function asked to stop.
+    /// As [`Timeline::hits_seen`], but hands on the results in batches, in the order of the run, while
+    /// workers continue. There may be more hits than fit into memory. Returns the place where the poll function asked to stop.
     pub fn each_hit<T: Send>(
         &mut self,
         part: Range<Instructions>,
@@ -615,8 +612,8 @@ impl Timeline {
         self.steps_forward(&mut |_| false, &mut || false)
     }
 
-    /// Executes instructions one by one, ignoring breakpoints, for as long as `goes_on` says so behind each and nothing else
-    /// stops them.
+    /// Executes instructions one by one, ignoring breakpoints. Ends when `goes_on` returns false
+    /// behind one, or at another stop.
     pub fn steps_forward(
         &mut self,
         goes_on: &mut dyn FnMut(&Machine<Instructions>) -> bool,
@@ -659,7 +656,7 @@ impl Timeline {
         })
     }
 
-    /// Undoes one instruction. What there is to stop at and is undone is reported.
+    /// Undoes one instruction. Reports a stop that is undone.
     pub fn step_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
         let here = self.position();
@@ -675,7 +672,7 @@ impl Timeline {
             }
             stop
         } else {
-            // Too short a way to give it up.
+            // The way is too short to be interrupted.
             self.seek(here - 1, &mut || false)?
         };
         let Stops { breakpoints, filters, .. } = self.stops.clone();

@@ -1,5 +1,5 @@
-//! A machine that walks along a recording: restores snapshots, runs, and leaves snapshots on its way. A
-//! timeline has one that stands at its position; long searches have one for each core.
+//! A machine that walks along a recording: it restores snapshots, runs, and leaves snapshots on its way. A timeline
+//! has one walker at its position; long searches have one for each core.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,41 +18,43 @@ use recording::Recording;
 use recording::checkpoints::{CheckpointHead, Snapshot};
 use recording::player::Player;
 
-/// Longest stretch between two questions whether to stop: some tens of milliseconds.
+/// The longest run between two polls: some tens of milliseconds.
 pub(super) const POLL_STEPS: u64 = 4_000_000;
-/// Distance of the snapshots that a walk leaves behind, unless it is told otherwise: a single step back replays no more, but
-/// from places far before the end of a long walk.
+/// The default distance of the snapshots that a walk leaves. A single step back replays no more, except from places
+/// far before the end of a long walk.
 pub(super) const SNAPSHOT_SPACING: u64 = 8_000_000;
-/// How far before its end a walk leaves them behind in this distance.
+/// A walk leaves snapshots at this distance in the last part of its way, which has this length.
 const NEAR_STEPS: u64 = 64_000_000;
-/// Their distance before that: while a guest boots, copying what it has written since the one before costs a tenth of the walk.
+/// The distance of snapshots before that part. While a guest boots, copying the pages written since the last snapshot
+/// costs a tenth of the walk.
 pub(super) const FAR_SPACING: u64 = 3 * SNAPSHOT_SPACING;
-/// Nearest of the snapshots before a place that is approached, and the factor from one to the next.
+/// The distance of the last snapshot from the goal, and the factor from one snapshot to the one before.
 const APPROACH_STEPS: u64 = 128;
 const APPROACH_FACTOR: u64 = 8;
 
-/// How a stretch of a walk ended.
+/// How a part of a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Walked {
-    /// Where it was to end.
+    /// At its goal.
     There,
     /// The poll function asked to stop.
     Interrupted,
-    /// At something to stop at.
+    /// At a stop.
     Hit(Hit),
 }
 
-/// See the module.
+/// A machine that walks along a recording: see the module.
 pub(super) struct Walker {
     pub machine: Machine<Instructions>,
     pub player: Player<Instructions>,
     pub(super) runner: Option<Runner>,
     shared: Arc<Shared>,
-    /// It belongs to no movement: what it does is not counted with theirs, and does not say what is being looked at.
+    /// Whether the walker belongs to no movement. Its steps are then counted separately, and its place is not the
+    /// focus.
     in_background: bool,
 }
 
-/// A machine at power-on, and what plays its recording to it.
+/// A machine at power-on, and the player of its recording.
 pub(super) fn powered_on(
     recording: &Recording<Instructions>,
     images: &Images,
@@ -74,7 +76,7 @@ impl Walker {
         Ok(Walker { in_background: true, ..Walker::new(shared)? })
     }
 
-    /// As [`Walker::new`], with a machine that has been powered on.
+    /// As [`Walker::new`], with a machine at power-on.
     pub fn with(
         mut machine: Machine<Instructions>,
         mut player: Player<Instructions>,
@@ -96,7 +98,7 @@ impl Walker {
         Ok(walker)
     }
 
-    /// Gets the other engine, if there is to be one.
+    /// Builds the machine of the other engine, if the timeline has one.
     pub fn get_runner(&mut self) -> Result<(), Error> {
         if let Some(&options) = self.shared.fast_forward.get() {
             self.runner = Some(Runner::new(&self.shared, options)?);
@@ -104,17 +106,17 @@ impl Walker {
         Ok(())
     }
 
-    /// Where it stands.
+    /// The walker's place.
     pub fn position(&self) -> Instructions {
         self.machine.moment().count
     }
 
-    /// The last place at or before `target` that can be restored, and whether it is a checkpoint.
+    /// The last restorable place at or before `target`, and whether it is a checkpoint.
     pub fn nearest(&self, target: Instructions) -> (Instructions, bool) {
         self.shared.nearest(target)
     }
 
-    /// The first place at or after `target` that can be restored.
+    /// The first restorable place at or after `target`.
     pub fn first_from(&self, target: Instructions) -> Option<Instructions> {
         let checkpoint = match target {
             Instructions(0) => None,
@@ -123,7 +125,7 @@ impl Walker {
         self.shared.snapshots.first_from(target).into_iter().chain(checkpoint).min()
     }
 
-    /// Goes to the last place at or before `target` that can be restored.
+    /// Goes to the last restorable place at or before `target`.
     pub fn restore_nearest(&mut self, target: Instructions) -> Result<(), Error> {
         let shared = self.shared.clone();
         while let ((at, true), Some(checkpoints)) = (self.nearest(target), &shared.checkpoints) {
@@ -150,15 +152,15 @@ impl Walker {
         Armed::disarm(&mut self.machine);
         let here = self.position();
         let nearest = self.nearest(target).0;
-        // Where little is left, running there leaves snapshots behind, and a checkpoint does not.
+        // If the way is short, run: this leaves snapshots behind, and restoring a checkpoint does not.
         if target < here || (nearest > here && target - here > SNAPSHOT_SPACING) {
             self.restore_nearest(target)?;
         }
         self.approach(target, poll)
     }
 
-    /// Runs on to a place, with snapshots on the way that are closer and closer together towards it: they
-    /// make the next steps back cheap.
+    /// Runs to a place. Leaves snapshots that get closer together towards the place: they make the next steps back
+    /// cheap.
     pub fn approach(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<Walked, Error> {
         self.shared.snapshots.focus(target);
         let mut distance = APPROACH_STEPS;
@@ -167,7 +169,7 @@ impl Walker {
             stages.push(target - distance);
             distance *= APPROACH_FACTOR;
         }
-        // Another engine goes as far as it can at one go.
+        // Another engine goes as far as it can in one run.
         let near = if self.runner.is_some() { self.position() } else { target.saturating_back(NEAR_STEPS) };
         if self.advance(near, FAR_SPACING, poll)? == Walked::Interrupted {
             return Ok(Walked::Interrupted);
@@ -181,7 +183,7 @@ impl Walker {
         self.advance(target, SNAPSHOT_SPACING, poll)
     }
 
-    /// Runs on to a place without stopping at anything, with a snapshot every `spacing` steps.
+    /// Runs to a place without stopping, with a snapshot every `spacing` steps.
     pub fn advance(
         &mut self,
         target: Instructions,
@@ -194,8 +196,8 @@ impl Walker {
         self.run(target, &armed, &mut origin, spacing, poll)
     }
 
-    /// Runs on to a place, or to something to stop at, with a snapshot every `spacing` steps. A breakpoint at
-    /// `origin` is passed over; going on from a hit goes on with what `origin` is then.
+    /// Runs to a place or to a stop, with a snapshot every `spacing` steps. Passes over a breakpoint at `origin`. To
+    /// continue after a hit, call this again with the new `origin`.
     pub fn run(
         &mut self,
         target: Instructions,
@@ -245,7 +247,7 @@ impl Walker {
         self.shared.fast_forwarded.fetch_add(steps, Ordering::Relaxed);
     }
 
-    /// The next place after `here` where there is something to do: a snapshot to take, a checkpoint to pass.
+    /// The next place after `here` with something to do: a snapshot to take, or a checkpoint to pass.
     fn next_stage(&self, here: Instructions, spacing: u64) -> Instructions {
         let checkpoint = self.shared.checkpoint_after(here).unwrap_or(Instructions::MAX);
         checkpoint.min(Instructions((here.number() / spacing + 1).saturating_mul(spacing)))
@@ -256,7 +258,7 @@ impl Walker {
         if let Some(checkpoints) =
             self.shared.checkpoints.as_ref().filter(|_| self.shared.is_checkpoint(here))
         {
-            // From here on the pages are those of the checkpoint, which need no memory.
+            // The machine's pages now refer to the checkpoint, and need no memory.
             self.machine.rebase(&checkpoints.maps(here)?)?;
         } else if here.number().is_multiple_of(spacing) {
             if !self.in_background {
@@ -267,7 +269,7 @@ impl Walker {
         Ok(())
     }
 
-    /// Keeps a snapshot of this place, unless there is one.
+    /// Adds a snapshot of this place, unless there is one.
     pub fn leave_snapshot(&mut self) -> Result<(), Error> {
         let here = self.position();
         if self.shared.snapshots.contains(here) {
@@ -281,7 +283,7 @@ impl Walker {
         Ok(())
     }
 
-    /// Lets the other engine, if there is one, go along what lies ahead.
+    /// Lets the other engine, if there is one, run the next stretch.
     pub fn fast_forward(
         &mut self,
         target: Instructions,
@@ -289,7 +291,7 @@ impl Walker {
         poll: &mut Poll<'_>,
     ) -> Result<Ahead, Error> {
         let nothing = Ok(Ahead::NotBefore(Instructions::MAX));
-        // What the console shows is handed on by the software engine.
+        // Console output must come from the software engine.
         let Some(runner) = self.runner.as_mut().filter(|_| !self.player.shows_output()) else {
             return nothing;
         };
@@ -325,7 +327,7 @@ impl Walker {
                 log::debug!("the other engine went ahead from {here}, {length} steps");
                 self.restore(&there)?;
                 self.count_fast_forwarded(length);
-                // Where time has passed idle, the step count was first reached in another state.
+                // If idle time has passed here, this step count was first reached in another state.
                 if !there.state.cpu.halted {
                     self.leave_snapshot()?;
                 }

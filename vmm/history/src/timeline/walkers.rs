@@ -1,5 +1,5 @@
-//! Searches on all cores: walkers are the workers of [`crate::workers`]. Making a machine is dear, so walkers that have nothing
-//! to do are kept for the session ([`Pool`]).
+//! Searches on all cores: walkers are the workers of [`crate::workers`]. Making a machine is expensive, so idle
+//! walkers are kept for the session ([`Pool`]).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ use crate::workers::{Poll, Scanned, TakeRow, Task};
 use machine::error::Error;
 use machine::position::Instructions;
 
-/// Walkers that have nothing to do, kept for the session.
+/// Idle walkers, kept for the session.
 #[derive(Default)]
 pub(super) struct Pool(Mutex<Vec<Walker>>);
 
@@ -30,7 +30,7 @@ impl Pool {
     }
 }
 
-/// A question that is asked along intervals.
+/// A question about intervals, for all cores.
 pub(super) struct Search<'a, T> {
     pub question: &'a Question<'a, T>,
     pub intervals: &'a [Interval],

@@ -1,4 +1,5 @@
-//! The end of a recording as a recording of its own: what came in behind the cut comes in again, and the end is the same.
+//! The end of a recording, cut out as its own recording: the same events come in behind the cut, and the end is the
+//! same.
 
 use std::path::Path;
 
@@ -18,7 +19,7 @@ fn cut(recording: &Recording<Instructions>, last_ns: u64, folder: &Path) -> CutO
     cut_out_end(recording, last_ns, false, folder, &mut || false).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What a replay from a place on prints. The replay must be equal up to the recording's end.
+/// The output of a replay from a place on. The replay must be equal up to the recording's end.
 fn printed(recording: &Recording<Instructions>, from: Instructions) -> String {
     let (console, _, end) = replayed_from(recording, from);
     assert!(matches!(end, ReplayEnd::Verified | ReplayEnd::Stopped), "{end:?}");
@@ -67,14 +68,14 @@ fn more_than_there_is_is_all_there_is() {
     let part = open(&folder);
     assert_eq!(printed(&part, Instructions(0)), printed(&whole, Instructions(0)));
     assert_eq!(part.log.end.as_ref().unwrap().outcome, Outcome::Panic);
-    // A part of the part.
+    // Cut the cut recording again.
     let folder = directory.path().join("less.ttvm");
     let less = self::cut(&part, 1_000, &folder);
     assert_eq!(less.length, Instructions(1_000));
     printed(&open(&folder), Instructions(0));
 }
 
-/// The recorder of the whole recording was killed.
+/// The whole recording's recorder was killed.
 #[test]
 fn the_end_of_a_log_that_was_cut_off_is_as_if_a_signal_had_ended_the_run() {
     let directory = tempfile::tempdir().unwrap();

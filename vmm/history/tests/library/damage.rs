@@ -1,5 +1,4 @@
-//! Damaged recordings: whatever is done to their files, opening, replaying and verifying them ends with a
-//! sentence and never with another run.
+//! Damaged recordings. Opening, replaying and verifying them ends with an error message, and never with another run.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +36,7 @@ fn opened(path: &Path) -> Result<Recording<Instructions>, Error> {
     }
 }
 
-/// Opens and replays everything.
+/// Opens and replays a whole recording.
 fn replayed(path: &Path) -> Result<(Recording<Instructions>, ReplayEnd, Instructions), Error> {
     let recording = opened(path)?;
     let mut replay = Replay::new(&recording, Scrutiny::Everything, |_| Ok(()))?;
@@ -67,7 +66,7 @@ fn no_random_change_makes_another_run_of_a_recording() {
                 assert!(named, "round {round}: {} is not named in: {error}", path.display());
                 refused += 1;
             }
-            // Harmless: nothing that matters changed, or the log ends early and says so.
+            // Harmless: no content changed, or the log ends early and reports it.
             Ok((recording, ReplayEnd::Verified, at)) => {
                 assert_eq!(recording.log, original.recording.log, "round {round}");
                 assert_eq!(at, whole, "round {round}");
@@ -107,7 +106,7 @@ fn what_is_missing_or_foreign_is_named() {
     std::fs::write(kernel, [bytes, &b"x"[..]].concat()).unwrap();
     let text = sentence();
     assert!(text.contains("has changed") && text.contains(hash), "{text}");
-    // A file of the same size, too: it may be any file of the user's, whose hash is not to be shown.
+    // A file of the same size fails too. It may be any file of the user's, so the message must not show its hash.
     let other = vec![b'x'; bytes.len()];
     std::fs::write(kernel, &other).unwrap();
     let (text, now) = (sentence(), blake3::hash(&other).to_hex().to_string());
@@ -158,7 +157,7 @@ fn a_log_cut_off_at_any_record_replays_to_its_last_one() {
     for length in (9..bytes.len()).step_by(11) {
         std::fs::write(path, &bytes[..length]).unwrap();
         match opened(&original.recording.path) {
-            // Only the length of the last whole record makes a difference.
+            // Only the length of the last whole record matters.
             Ok(recording) if !lengths.insert(recording.log.bytes) => continue,
             Ok(_) => {}
             Err(error) => {

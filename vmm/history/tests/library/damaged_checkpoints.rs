@@ -1,5 +1,5 @@
-//! Damaged checkpoints: whatever is done to their files, verifying and travelling end with a sentence, or at
-//! the very state that an undamaged recording has there.
+//! Damaged checkpoints. Verifying and travelling end with an error message, or at exactly the state of an undamaged
+//! recording.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ use tiny_guest::{
 const ROUNDS: u32 = 10_000;
 const CHANGES: u64 = 400;
 const KEYS: [(u64, &str); 3] = [(20_000, "a"), (40_000, "bc"), (60_000, "d")];
-/// So small a recording is replayed on several cores too.
+/// With these limits, even this short recording is replayed on several cores.
 const ON_THREE: Cores = Cores { threads: 3, least_steps: 5_000 };
-/// Where checkpoints are besides those of the recorder: some of them between others.
+/// More checkpoints besides the recorder's. Some lie between others.
 const MORE: [u64; 5] = [95_000, 30_001, 50_000, 45_678, 70_000];
 
 struct Original {
@@ -60,15 +60,15 @@ fn hashes_at(timeline: &mut Timeline, at: Instructions) -> Result<Hashes, Error>
     Ok(timeline.machine_mut().hashes())
 }
 
-/// Verifies the recording, and travels to `places`; gives whether anything was noticed, which must be told in
-/// the right way. What was not noticed must be harmless.
+/// Verifies the recording, and travels to `places`. Returns whether any damage was noticed; the message must then be
+/// the right one. Damage that was not noticed must be harmless.
 fn noticed(original: &Original, places: &[Instructions], what: &str) -> bool {
     let opened = open(&original.recording.path);
     let verified = match verify_on(ON_THREE, &opened, None, |_, _| {}) {
         Ok(found) => found.equal(),
         Err(error) => told(&error, what),
     };
-    // From the last to the first: the way to each begins at a checkpoint, or at what such a way has left behind.
+    // From the last to the first: each way begins at a checkpoint, or at a snapshot that an earlier way left.
     let (mut travelled, mut left) = (true, None);
     for &at in places.iter().rev() {
         let timeline = left.take().map_or_else(|| Timeline::open_with(&opened, 1), Ok);
@@ -113,7 +113,7 @@ fn no_random_change_of_a_checkpoint_leads_to_another_state() {
     assert!(count > CHANGES * 9 / 10, "{count} noticed");
 }
 
-/// Puts the files back as they were.
+/// Restores the files.
 fn put_back(original: &Original) {
     let directory = original.recording.path.join(CHECKPOINTS);
     std::fs::remove_dir_all(&directory).unwrap();
@@ -157,8 +157,8 @@ fn checkpoints_that_are_mixed_up_lead_to_no_other_state() {
     }
     others.iter().zip(&original.files).for_each(|(from, to)| std::fs::write(&to.0, &from.1).unwrap());
     look("all from another recording".to_string());
-    // Nothing is missed of checkpoints that were put between others, which build upon none of their pages, of
-    // the last one, and of those from before the two recordings part.
+    // Some missing checkpoints go unnoticed. These are the last one, and those from before the two recordings differ.
+    // Others were added between checkpoints, and no checkpoint builds upon their pages.
     for what in &unnoticed {
         let harmless = what.contains("removed") || what.contains("unfinished") || what.contains("another");
         assert!(harmless && !what.starts_with("all"), "{what} goes unnoticed");
@@ -166,7 +166,7 @@ fn checkpoints_that_are_mixed_up_lead_to_no_other_state() {
     assert!(unnoticed.len() <= 10, "{unnoticed:?}");
 }
 
-/// Writes a checkpoint in which everything is whole and something is wrong.
+/// Writes a checkpoint that is valid in form but has wrong contents.
 fn forge(path: &Path, of: u64, at: u64, page: Option<(u64, Page)>, state: impl Fn(&mut Vec<u8>)) {
     let store = Store::open(path.join(CHECKPOINTS)).unwrap();
     let entry = store.entries().into_iter().find(|entry| entry.position == of).unwrap();
@@ -191,8 +191,7 @@ fn a_checkpoint_that_lies_is_found_by_verify() {
         ("the first register", None, Some(0), "the CPU's state differs"),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        // The checkpoint that is forged is the first, so that leaving its pages out makes no difference in
-        // others.
+        // The forged checkpoint is the first, so that its missing pages make no difference in others.
         let (recording, end) =
             record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS), &[5, 95_000]);
         forge(&recording.path, 5, 5, page, |state| {
@@ -236,7 +235,7 @@ fn travelling_goes_on_without_a_checkpoint_with_a_damaged_page() {
     let checkpoints = &original.files[..original.files.len() - 1];
     for (path, bytes) in checkpoints {
         let mut changed = bytes.clone();
-        // The first page's blob, or the head, where there is none; then the state.
+        // Damage the blob of the first page, or the head if there is no page; then the state.
         changed[8] ^= 1;
         std::fs::write(path, changed).unwrap();
         let opened = open(&original.recording.path);
@@ -251,7 +250,7 @@ fn travelling_goes_on_without_a_checkpoint_with_a_damaged_page() {
 #[test]
 fn a_checkpoint_that_is_damaged_while_a_timeline_is_open_is_left_out_too() {
     let directory = tempfile::tempdir().unwrap();
-    // So far apart that the way to one begins there.
+    // Far enough apart that the way to a checkpoint's place begins at that checkpoint.
     let places = [10_000_000, 20_000_000];
     let recording = record_long(directory.path(), "r.ttvm", 25);
     let there = Instructions(places[1] + 50);
@@ -266,12 +265,12 @@ fn a_checkpoint_that_is_damaged_while_a_timeline_is_open_is_left_out_too() {
     changed.iter_mut().skip(8).for_each(|byte| *byte ^= 1);
     std::fs::write(path, changed).unwrap();
     assert_eq!(hashes_at(&mut timeline, there).unwrap(), expected);
-    // The one before it is what it began at.
+    // The way began at the checkpoint before.
     assert!((50..=10_000_050).contains(&timeline.replayed_steps()), "{}", timeline.replayed_steps());
     assert_eq!(hashes_at(&mut timeline, Instructions(places[1])).unwrap().ram, expected.ram);
 }
 
-/// Nothing comes in, but until a count is reached something is in the way of the first checkpoint's file.
+/// Inputs without events. Until a count is reached, an obstacle blocks the first checkpoint's file.
 struct InTheWay {
     obstacle: PathBuf,
     until: Instructions,
@@ -281,7 +280,7 @@ struct InTheWay {
 impl Inputs<Instructions> for InTheWay {
     fn poll(&mut self, view: &View<'_, Instructions>) -> Result<Option<Event>, Error> {
         if !self.is_over && view.moment.count >= self.until {
-            // The thread that writes checkpoints meets it in time.
+            // The thread that writes checkpoints meets the obstacle in time.
             std::thread::sleep(std::time::Duration::from_secs(2));
             std::fs::remove_dir(&self.obstacle).unwrap();
             self.is_over = true;
@@ -300,7 +299,7 @@ impl Inputs<Instructions> for InTheWay {
     }
 }
 
-/// Most pages that the guest writes in the beginning it does not write again before the next checkpoint.
+/// The guest writes most pages only once in the beginning, and not again before the next checkpoint.
 #[test]
 fn checkpoints_behind_some_that_could_not_be_written_lack_nothing() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Replays that are made to differ from their recording on purpose: every one is noticed, and the first
-//! instruction that differs is found where there are two machines to compare.
+//! Replays that differ from their recording on purpose. Each difference is noticed. If there are two machines to
+//! compare, the first differing instruction is found.
 
 use history::replay::verify::{Origin, compare, verify};
 use history::replay::{Fault, Replay, ReplayEnd};
@@ -14,7 +14,7 @@ use tiny_guest::{DENSE, Numbers, STIRRED, STIRRED_BYTES, change_log, event_of, r
 const ROUNDS: u32 = 40_000;
 const KEYS: [(u64, &str); 3] = [(50_003, "a"), (111_111, "b"), (222_222, "d")];
 
-/// Something that is done to a recording's log.
+/// A change to a recording's log.
 type Change<'a> = dyn Fn(&mut [LogRecord<Instructions>]) + 'a;
 
 fn replayed(
@@ -103,7 +103,7 @@ fn every_flipped_bit_of_ram_is_noticed_and_its_instruction_found() {
         assert!(at >= fault.at, "{fault:?}");
         let distance = DENSE.ram + DENSE.registers;
         assert!(at <= fault.at + distance, "{fault:?}: late, at {:?}", divergence.at);
-        // The end's hashes find it too, without any check of RAM on the way.
+        // The end's hashes show the fault too, without a check of RAM on the way.
         assert!(replayed(&recording, Scrutiny::Registers, Some(fault)).is_err(), "{fault:?}");
         if round % 8 == 0 {
             let found = verify(&recording, Some(fault), |_, _| {}).unwrap().difference.unwrap();

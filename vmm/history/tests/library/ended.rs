@@ -1,4 +1,4 @@
-//! Runs that were ended from outside, wherever they were: the end of a recording is a place like any other.
+//! Runs that were ended from outside, at any place: a recording's end is a place like any other.
 
 use std::cell::Cell;
 
@@ -16,12 +16,12 @@ use recording::pace::CheckpointOptions;
 use recording::player::Scrutiny;
 use tiny_guest::{record_with, stopped};
 
-/// Ends the run when it has been asked so often: at the machine's own stops, as when its timer ticks.
+/// Ends the run after this many polls. Polls come at the machine's own stops, for example when its timer ticks.
 struct AfterPolls<'a> {
     polls: u64,
-    /// When something is due next.
+    /// The machine's next deadline.
     deadline_ns: Cell<Option<u64>>,
-    /// How many runs were ended just when it came due.
+    /// How many runs ended exactly at a deadline.
     ended_at_deadline: &'a Cell<u32>,
 }
 

@@ -1,6 +1,6 @@
-//! The programs in `examples`, on the tiny guest: they do what their comments say.
+//! Tests that the programs in `examples` work, on the tiny guest.
 
-// Each has its own `main`.
+// Each example has its own `main`.
 #[allow(dead_code)]
 #[path = "../../examples/record.rs"]
 mod record;
@@ -21,7 +21,7 @@ use tiny_guest::{ROUND_STEPS, STIRRED, stopped, write_kernel};
 
 const ROUNDS: u32 = 70_000;
 
-/// A recording that the first example makes, and what it says.
+/// A recording made by the first example, and the example's output.
 fn recorded(directory: &Path) -> (PathBuf, String) {
     let name = directory.join("r.ttvm");
     let said = record::record(&write_kernel(directory, ROUNDS), &name).unwrap();

@@ -1,6 +1,6 @@
-//! Machines that count exits: recorded with stops between exits, replayed by exits alone, recounted,
-//! travelled in. All on the software engine, which can stop a guest as KVM does; the KVM engine itself is
-//! tested in the KVM lab.
+//! Machines that count exits: recorded with stops between exits, replayed by exits alone, recounted, and travelled
+//! in. All tests use the software engine, which can stop a guest as KVM does. The KVM lab tests the KVM engine
+//! itself.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -55,7 +55,7 @@ fn a_recounted_recording_is_the_same_run() {
     let verified = verify(&recounted, None, |_, _| {}).unwrap();
     assert!(verified.equal() && verified.complete);
     assert!(verified.checkpoints > 0, "it has checkpoints now");
-    // The second time it is only read.
+    // The second time, the log is only read.
     let made = || std::fs::metadata(folder(&path, Exits(0)).join(EVENTS)).unwrap().modified().unwrap();
     let before = made();
     let again = in_instructions(open(&path), |_| {}).unwrap();
@@ -90,7 +90,7 @@ fn stops_carry_the_count_of_branches() {
     }
 }
 
-/// Goes beyond counted landing places: once, or always.
+/// An engine that runs beyond counted landing places: once, or always.
 struct Overshooting {
     inner: Box<dyn Engine>,
     always: bool,
@@ -114,7 +114,7 @@ impl Engine for Overshooting {
             return self.inner.run(bus, until, origin, leave);
         }
         self.overshot.fetch_add(1, Relaxed);
-        // Somewhere else, with other registers and other RAM.
+        // Put the machine at another place, with other registers and other RAM.
         let ram = self.inner.cpu().ram();
         for page in (0..ram.flags().pages()).step_by(16) {
             ram.replace_bytes(page * guest_ram::PAGE_SIZE, &[0xcc; 64]);
@@ -169,7 +169,7 @@ fn what_was_overshot_is_restored_and_tried_again() {
         });
         assert!(matches!(machine.run(Exits::MAX, &mut player).unwrap(), RunStop::Ended(_)));
         assert_eq!(machine.hashes(), end.hashes, "always: {always}");
-        // Sometimes the registers fit where the rest does not, and the search goes on from there.
+        // Sometimes the registers match where the rest does not, and the search continues from there.
         assert!(overshot.load(Relaxed) >= stops, "{} overshots of {stops}", overshot.load(Relaxed));
     }
 }
@@ -192,7 +192,7 @@ fn events_of<C: Count>(recording: &Recording<C>) -> Vec<EventRecord<C>> {
     recording.log.events().map(Result::unwrap).collect()
 }
 
-/// A recorder stops a guest that makes no exit. A log without such a stop would be replayed for ever.
+/// A recorder stops a guest that makes no exit. A log without such a stop could be replayed for ever.
 #[test]
 fn a_guest_that_makes_no_exit_is_replayed_so_far_and_no_farther() {
     let directory = tempfile::tempdir().unwrap();
@@ -216,7 +216,7 @@ fn a_guest_that_makes_no_exit_is_replayed_so_far_and_no_farther() {
     assert!((10_000_000..11_000_000).contains(&steps), "{steps}");
 }
 
-/// A guest may make no exit behind the last thing that is known of it.
+/// A guest may make no exit behind the log's last record.
 #[test]
 fn a_recording_that_was_cut_off_is_not_run_on() {
     let directory = tempfile::tempdir().unwrap();

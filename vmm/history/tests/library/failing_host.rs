@@ -1,4 +1,4 @@
-//! A host that fails while a guest runs: the run ends with an error, and what was recorded says nothing wrong.
+//! A host that fails while a guest runs: the run ends with an error, and the recorded part is right.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -16,10 +16,10 @@ use recording::player::Scrutiny;
 use recording::recorder::Recorder;
 use tiny_guest::{DENSE, Script, open, write_kernel};
 
-/// An engine that cannot say any more what the guest wrote, as KVM when a call fails.
+/// An engine that stops reporting the guest's writes, as KVM does when a call fails.
 struct Failing {
     inner: Box<dyn Engine>,
-    /// How often it still can.
+    /// How many more times it reports them.
     left: Arc<AtomicU32>,
 }
 
@@ -87,7 +87,7 @@ fn an_engine_that_fails_ends_the_run_with_a_sentence_and_the_recording_replays()
     let error = machine.run(Instructions::MAX, &mut recorder).unwrap_err();
     assert!(error.to_string().contains("KVM cannot say what the guest wrote: "), "{error}");
     assert_eq!(left.load(Relaxed), 0);
-    // The check at which it failed is not in the log, and those before it are right.
+    // The check that failed is not in the log, and the checks before it are right.
     let recording = open(&path);
     let mut replay = Replay::new(&recording, Scrutiny::Everything, |_| Ok(())).unwrap();
     assert_eq!(replay.run(None, |_| {}).unwrap(), ReplayEnd::Stopped);

@@ -1,5 +1,5 @@
-//! Going along long stretches on an engine that counts exits: whatever is found is the same. The other engine
-//! is the software one, which can count exits as KVM does; KVM itself goes ahead in the KVM lab.
+//! Long stretches run on an engine that counts exits, with the same results. The other engine is the software engine,
+//! which can count exits as KVM does. The KVM lab tests KVM itself.
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use history::recount::{from_exit, in_instructions, start_of_last};
@@ -14,7 +14,7 @@ use tiny_guest::{Numbers, STIRRED};
 /// As many as a processor has debug registers.
 const MOST_BREAKPOINTS: usize = 4;
 
-/// For a guest that is short.
+/// Options for a short guest.
 const SMALL: FastForward = FastForward {
     least_steps: 1000,
     most_steps: 9000,
@@ -22,7 +22,7 @@ const SMALL: FastForward = FastForward {
     engine: EngineKind { most_breakpoints: MOST_BREAKPOINTS, ..EngineKind::SOFT },
 };
 
-/// Everything of a machine that a debugger or the future can see.
+/// Everything about a machine that a debugger or the future can see.
 fn seen(timeline: &mut Timeline) -> (Instructions, u64, u64, Hashes) {
     let cpu = timeline.machine().cpu();
     let (branches, system_calls) = (cpu.branches(), cpu.system_calls());
@@ -62,7 +62,7 @@ fn compare(recounted: &Recording<Instructions>, seed: u64) {
         addresses.push(alone.machine().cpu().rip());
     }
     assert!(ahead.fast_forwarded_steps() > end / 4, "{} steps of {end}", ahead.fast_forwarded_steps());
-    // Most are of the few instructions of a round.
+    // Most addresses belong to the few instructions of a round.
     addresses.sort_unstable();
     addresses.dedup();
     for address in addresses {
@@ -91,7 +91,7 @@ fn a_recording_of_instructions_has_no_other_engine() {
     assert!(refused.contains("counts instructions"), "{refused}");
 }
 
-/// A recording of which much can be left to another engine.
+/// A recording of which another engine can run a large part.
 fn recording() -> (tempfile::TempDir, Recording<Instructions>) {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record_with_checkpoints(directory.path(), 23);
@@ -114,7 +114,7 @@ fn only_breakpoints_that_it_can_look_for_are_left_to_another_engine() {
     let (_directory, recording) = recording();
     let mut ahead = ahead(&recording, SMALL);
     let mut alone = Timeline::open_with(&recording, 1).unwrap();
-    // What the guest executes behind its last round.
+    // An instruction that the guest executes after its last round.
     alone.seek(Instructions(alone.end().number() - 2), &mut || false).unwrap();
     let behind = alone.machine().cpu().rip();
     let most: Vec<u64> = [behind].into_iter().chain(1..MOST_BREAKPOINTS as u64).collect();
@@ -183,7 +183,7 @@ fn what_is_left_to_another_engine_is_long_enough_and_not_near_to_the_place() {
 fn a_way_that_another_engine_goes_can_be_interrupted_and_has_not_begun_then() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, end) = record_rounds(directory.path(), 24, 120_000);
-    // It asks every two hundred.
+    // The engine polls every two hundred exits.
     assert!(end.at.count > Exits(600), "{}", end.at.count);
     let recording = in_instructions(recording, |_| {}).unwrap();
     let interrupted = |polls: u32| {
@@ -196,7 +196,8 @@ fn a_way_that_another_engine_goes_can_be_interrupted_and_has_not_begun_then() {
         });
         (stop.unwrap(), ahead.position(), ahead.fast_forwarded_steps())
     };
-    // The software CPU alone stands farther on at each question. The other engine's way has not begun at any of its own.
+    // The software CPU alone is farther on at each poll. At the other engine's polls, its stretch has not been taken
+    // yet.
     let stood: Vec<_> = (1..6).map(interrupted).collect();
     let not_begun = |pair: &[(TravelStop, Instructions, u64)]| pair[0] == pair[1] && pair[0].2 == 0;
     assert!(stood[0].0 == TravelStop::Interrupted && stood.windows(2).any(not_begun), "{stood:?}");

@@ -1,4 +1,4 @@
-//! Scratch forks: what a debugger's changes make of a run, and that history stays what it was.
+//! Scratch forks: a debugger's changes take effect, and the history stays the same.
 
 use cpu::{AddressKind, CpuState, WatchKind, Watchpoint};
 use history::timeline::{Breakpoint, Cause, Filter, Stops, Timeline, TravelStop};
@@ -11,12 +11,12 @@ use tiny_guest::{STIRRED, record, record_asleep};
 
 const ROUNDS: u32 = 1000;
 const HERE: Instructions = Instructions(5_000);
-/// RSI, in which the guest counts its rounds down.
+/// RSI, in which the guest counts down its rounds.
 const ROUNDS_LEFT: usize = 6;
-/// Longest stretch that runs between two questions whether to stop.
+/// The longest run between two polls.
 const STRETCH: u64 = 4_000_000;
 
-/// A timeline at [`HERE`], and what the machine is there.
+/// A timeline at [`HERE`], and the machine's hashes there.
 fn timeline() -> (tempfile::TempDir, Timeline, Hashes) {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record(directory.path(), "r.ttvm", ROUNDS, Vec::new());
@@ -30,7 +30,7 @@ fn registers(timeline: &mut Timeline) -> CpuState {
     timeline.machine().cpu().state()
 }
 
-/// Has the guest go on for so many more rounds.
+/// Makes the guest run for this many more rounds.
 fn change_rounds(timeline: &mut Timeline, rounds: u32) {
     let mut state = registers(timeline);
     state.gpr[ROUNDS_LEFT] = rounds.into();
@@ -57,7 +57,7 @@ fn changed_registers_are_what_the_guest_goes_on_with() {
     assert!((HERE + 10..HERE + 60).contains(&here) && here < end, "{here}");
     assert_eq!(registers(&mut timeline).gpr[ROUNDS_LEFT], 0);
     must_be_back(&mut timeline, &hashes);
-    // History goes on as it always did.
+    // The history continues as before.
     assert_eq!(timeline.run_forward(&mut || false).unwrap(), TravelStop::End);
     assert_eq!(timeline.position(), end);
 }
@@ -69,12 +69,12 @@ fn changed_memory_is_there_until_the_fork_is_left() {
     let mut bytes = [0; 3];
     timeline.machine().read_physical(STIRRED + 4, &mut bytes);
     assert_eq!(bytes, [1, 2, 3]);
-    // A second change is one of the same fork.
+    // A second change belongs to the same fork.
     timeline.step_forward().unwrap();
     assert!(timeline.change_memory(STIRRED, &[4]).unwrap());
     assert_eq!(timeline.forked_at(), Some(HERE));
     must_be_back(&mut timeline, &hashes);
-    // What is no RAM cannot be changed, and begins no fork.
+    // An address outside of RAM cannot be changed, and begins no fork.
     assert!(!timeline.change_memory(0xf000_0000, &[1]).unwrap());
     assert_eq!(timeline.forked_at(), None);
 }
@@ -88,7 +88,7 @@ fn a_step_in_a_fork_is_one_instruction() {
         expected.push(timeline.machine().cpu().rip());
     }
     timeline.seek(HERE, &mut || false).unwrap();
-    // The same registers: a fork that does as history did.
+    // The registers do not change, so the fork does the same as the history.
     let state = registers(&mut timeline);
     timeline.change_registers(&state).unwrap();
     for (number, rip) in expected.into_iter().enumerate() {
@@ -105,7 +105,7 @@ fn a_fork_stops_at_each_visit_of_a_breakpoint_and_at_writes() {
     change_rounds(&mut timeline, 3);
     let here = Breakpoint::at(timeline.machine().cpu().rip());
     timeline.set_stops(Stops { breakpoints: vec![here], ..Stops::default() });
-    // The one at which it begins is passed over: two more rounds come by there.
+    // The breakpoint at the beginning is passed over: two more rounds reach it.
     for _ in 0..2 {
         let stood = timeline.position();
         assert_eq!(
@@ -117,7 +117,7 @@ fn a_fork_stops_at_each_visit_of_a_breakpoint_and_at_writes() {
     }
     assert_eq!(timeline.run_forward(&mut || false).unwrap(), TravelStop::End);
     must_be_back(&mut timeline, &hashes);
-    // Those that a filter rejects are passed over.
+    // Breakpoints that a filter rejects are passed over.
     let last = Filter::new(|machine| machine.cpu().state().gpr[ROUNDS_LEFT] == 1);
     let filters = [(here.address, last)].into();
     timeline.set_stops(Stops { breakpoints: vec![here], filters, ..Stops::default() });
@@ -159,7 +159,7 @@ fn a_fork_that_never_ends_can_be_interrupted() {
 #[test]
 fn a_fork_that_is_interrupted_just_at_a_breakpoint_has_hit_it() {
     let (_directory, mut timeline, hashes) = timeline();
-    // What the guest executes behind its last round.
+    // An instruction that the guest executes after its last round.
     timeline.seek(Instructions(timeline.end().number() - 2), &mut || false).unwrap();
     let behind = Breakpoint::at(timeline.machine().cpu().rip());
     timeline.set_stops(Stops { breakpoints: vec![behind], ..Stops::default() });
@@ -172,7 +172,7 @@ fn a_fork_that_is_interrupted_just_at_a_breakpoint_has_hit_it() {
         must_be_back(timeline, &hashes);
         there - HERE
     };
-    // So many rounds that the way to there is a little longer than a stretch, which begins where the rest is left.
+    // Enough rounds to make the way a little longer than a stretch.
     let many = 100_000;
     let rounds = (STRETCH + 2_000) * u64::from(many) / to_the_end(&mut timeline, many);
     let length = to_the_end(&mut timeline, rounds as u32);

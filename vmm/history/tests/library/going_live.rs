@@ -1,5 +1,5 @@
-//! Machines that go on from a place of a recording: they do what the recorded machine did, as long as nothing else comes in, and
-//! what is recorded of them is a recording like any other.
+//! Machines that continue from a place in a recording. They do the same as the recorded machine while nothing else
+//! comes in. Recordings of them are like any others.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use tiny_guest::{Numbers, Script, change, open, record, record_calls, replayed_f
 
 const CALLS: u32 = 3_000;
 
-/// A script whose console is kept, and which pauses the run once it has been asked for events so often.
+/// A script that keeps its console, and pauses the run after this many requests for events.
 struct Heard {
     script: Script,
     console: Rc<RefCell<Vec<u8>>>,
@@ -56,21 +56,21 @@ impl Inputs<Instructions> for Heard {
     }
 }
 
-/// What a machine that went on has printed, and how it ended.
+/// The output of a machine that continued, and its last state.
 struct Future {
     console: Vec<u8>,
     state: MachineState,
     ram: [u8; 16],
 }
 
-/// The start at a place of a recording.
+/// The starting state at a place in a recording.
 fn start_at(recording: &Recording<Instructions>, at: Instructions) -> Result<StartingState, Error> {
     let mut timeline = Timeline::open_with(recording, 1).unwrap();
     timeline.seek(at, &mut || false).unwrap();
     StartingState::of(timeline.machine_mut())
 }
 
-/// Goes on from a place of a recording, and records that.
+/// Continues from a place in a recording, and records this.
 fn go_on(from: &Recording<Instructions>, at: Instructions, to: &Path, script: Script) -> Future {
     let start = start_at(from, at).unwrap();
     let mut guest = Recordable::<Instructions>::going_on(EngineKind::SOFT, from, start).unwrap();
@@ -91,7 +91,7 @@ fn future(console: Vec<u8>, machine: &mut Machine<Instructions>) -> Future {
     Future { console, state: machine.state(), ram: machine.hashes().ram }
 }
 
-/// What the recorded machine printed from a place on, and how it ended.
+/// The output of the recorded machine from a place on, and its last state.
 fn recorded_future(recording: &Recording<Instructions>, at: Instructions) -> Future {
     let (console, mut machine, end) = replayed_from(recording, at);
     assert_eq!(end, ReplayEnd::Verified);
@@ -116,7 +116,7 @@ fn must_replay(recording: &Recording<Instructions>) {
     assert_eq!(replay.run(None, |_| {}).unwrap(), ReplayEnd::Verified);
 }
 
-/// The contents of all files below a folder.
+/// The contents of all files in a folder and below.
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -189,7 +189,7 @@ fn what_is_typed_after_going_live_is_recorded_anew_and_can_be_gone_on_from_again
     let found = go_on(&open(&first), Instructions(50_000), &second, Script(typed(&[(10, "z")])));
     assert_eq!(found.console, b"z");
     must_replay(&open(&second));
-    // Nothing of what it came from is needed.
+    // The new recordings need no file of the old one.
     std::fs::remove_dir_all(&recording.path).unwrap();
     std::fs::remove_dir_all(&first).unwrap();
     std::fs::remove_file(&recording.manifest.machine.start.booted().kernel.path).unwrap();
@@ -253,7 +253,7 @@ fn a_damaged_starting_state_is_refused_and_never_panics() {
     }
     let mut numbers = Numbers(1);
     for _ in 0..2_000 {
-        // Some bits say only how it is compressed.
+        // Some bits only affect the compression.
         if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), Format::default(), pages, 0) {
             let again = tempfile::tempdir().unwrap();
             let again = again.path().join("start");

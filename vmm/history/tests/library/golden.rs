@@ -1,5 +1,5 @@
-//! Recordings that earlier programs made, as `../recording/tests/golden/README.md` says: those of today's format version are
-//! replayed, with everything compared; of earlier ones it is told who reads them.
+//! Recordings made by earlier programs: see `../recording/tests/golden/README.md`. Recordings of today's format version are
+//! replayed and compared completely. For earlier versions, the message must tell which program reads them.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ fn unpacked(name: &str, directory: &Path) -> Opened {
     Opened::open(&path).unwrap()
 }
 
-/// Replays and verifies a recording in which so much is, and that ends there.
+/// Replays and verifies a recording with these numbers of records, which ends at `end`.
 fn must_replay<C: Unit>(recording: &Recording<C>, events: usize, checks: usize, checkpoints: usize, end: C) {
     let (log, manifest) = (&recording.log, &recording.manifest);
     assert_eq!((manifest.format.version(), manifest.made_by.as_str()), (FORMAT_VERSION, "ttvm 0.1.0"));
@@ -69,7 +69,7 @@ fn earlier_versions_are_refused_with_the_name_of_what_reads_them() {
     }
 }
 
-/// They would open and then part from their replay: what executes them has changed.
+/// These recordings would open, but their replay would differ: the CPU has changed.
 #[test]
 fn packed_recordings_of_version_4_are_refused_too() {
     for name in ["v4-instructions.packed", "v4-exits.packed"] {

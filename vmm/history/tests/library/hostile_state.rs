@@ -1,5 +1,5 @@
-//! Checkpoints of strangers: states that can be decoded and are nonsense. They are refused, or the machine
-//! runs on with them; it never panics.
+//! Checkpoints from strangers, with states that can be decoded but make no sense. They are refused, or the machine
+//! runs with them. It never panics.
 
 use history::replay;
 use machine::error::{Error, exit_code};
@@ -17,7 +17,7 @@ const STEPS: u64 = 10_000;
 
 fn mutate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
     for _ in 0..=numbers.below(4) {
-        // The CPU comes first and takes less room than it deserves.
+        // The CPU's state comes first, but is only a small part of the bytes: favour it.
         let part = if numbers.below(2) == 0 { bytes.len() / 4 } else { bytes.len() };
         let at = numbers.below(part as u64) as usize;
         match numbers.below(6) {
@@ -25,7 +25,7 @@ fn mutate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
             1 => bytes[at] = numbers.below(256) as u8,
             2 => bytes[at] = [0, 1, 0x7f, 0xff][numbers.below(4) as usize],
             3 => bytes.insert(at, numbers.below(256) as u8),
-            // A number of its own, as large as can be.
+            // Insert a number as large as possible.
             4 => {
                 bytes.splice(at..=at, [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]);
             }
@@ -36,7 +36,7 @@ fn mutate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
     }
 }
 
-/// As a timeline does it: restores the state, and runs on.
+/// Restores the state and runs, as a timeline does.
 fn restored_and_run(
     recording: &Recording<Instructions>,
     snapshot: &Snapshot<Instructions>,
@@ -53,8 +53,8 @@ fn restored_and_run(
     Ok(())
 }
 
-/// What recounting a part does: goes on from the state at an exit, and counts anew. Timelines then restore
-/// what is stored of that.
+/// Continues from the state at an exit and counts anew, as recounting a part does. Timelines then restore the stored
+/// result.
 fn restored_at_exit_and_run(
     recording: &Recording<Exits>,
     exits: Exits,
@@ -75,7 +75,7 @@ fn restored_at_exit_and_run(
     Ok(())
 }
 
-/// Changes states and lets `run` have them, with the position where they were.
+/// Changes states, and calls `run` with each and its position.
 fn survive<C: Unit>(
     recording: &Recording<C>,
     mutations: u64,

@@ -1,5 +1,5 @@
-//! Searches that are interrupted again and again come to the same hit as one that is left alone: wherever
-//! they stop, nothing between there and where they began has been left out.
+//! Searches that are interrupted again and again find the same hit as an undisturbed one. Wherever they stop, they
+//! have left nothing out.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use tiny_guest::{Numbers, STIRRED, record_with_checkpoints};
 const ROUNDS: u32 = 36_000;
 const SEED: u64 = 11;
 
-/// A recording with so many checkpoints that all cores join in.
+/// A recording with enough checkpoints for all cores to join in.
 fn recording(directory: &Path) -> Recording<Instructions> {
     let more: Vec<u64> = (1..24).map(|number| number * 14_000).collect();
     record_with_checkpoints(directory, "r.ttvm", ROUNDS, Vec::new(), &more).0
@@ -23,7 +23,7 @@ fn writes_of(address: u64) -> Stops {
     Stops { watches: vec![point.into()], ..Stops::default() }
 }
 
-/// Says yes when it has been asked so often, and from then on.
+/// Returns true from this poll on.
 fn after(mut polls: u64) -> impl FnMut() -> bool {
     move || {
         polls = polls.saturating_sub(1);
@@ -31,7 +31,7 @@ fn after(mut polls: u64) -> impl FnMut() -> bool {
     }
 }
 
-/// Things to look for that happen seldom, with all their hits.
+/// Stops with few hits, and all their hits.
 fn seldom(timeline: &mut Timeline) -> Vec<(Stops, Vec<Hit>)> {
     let end = timeline.end();
     let mut found = Vec::new();
@@ -46,7 +46,7 @@ fn seldom(timeline: &mut Timeline) -> Vec<(Stops, Vec<Hit>)> {
             break;
         }
     }
-    // The first instruction of all, and one that is executed in each of the last rounds too.
+    // The run's first instruction, and one that each of the last rounds executes too.
     let mut break_at = |at: Instructions| {
         timeline.seek(at, &mut || false).unwrap();
         let breakpoint = history::timeline::Breakpoint::at(timeline.machine().cpu().rip());

@@ -1,4 +1,4 @@
-//! Runs so long that a timeline leaves snapshots on its way, asks whether to stop, and shares out its searches.
+//! Runs long enough for a timeline to leave snapshots, to poll, and to share out its searches.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tiny_guest::{
     LONG_ROUND_STEPS, STIRRED, add_checkpoints, open, record_calls, record_long, record_with_checkpoints,
 };
 
-/// Between two questions whether to stop, and between two snapshots of a walk, at most.
+/// The longest run between two polls, and between two snapshots of a walk.
 const POLL_STEPS: u64 = 4_000_000;
 const SPACING: u64 = 8_000_000;
 
@@ -28,7 +28,7 @@ fn never() -> bool {
     false
 }
 
-/// Says yes when it has been asked so often, and from then on.
+/// Returns true from this poll on.
 fn after(polls: u32) -> impl FnMut() -> bool {
     let mut left = polls;
     move || {
@@ -44,7 +44,7 @@ fn write() -> Stops {
     Stops { watches: vec![Watch::from(point)], ..Stops::default() }
 }
 
-/// That of rounds that end before a place only.
+/// The same write, but only in rounds before a place.
 fn write_before(place: Instructions) -> Stops {
     let early = Filter::new(move |machine| machine.moment().count < place);
     Stops { watch_filters: [(STIRRED, early)].into(), ..write() }
@@ -54,7 +54,7 @@ fn nowhere() -> Stops {
     Stops { breakpoints: vec![Breakpoint::at(1)], ..Stops::default() }
 }
 
-/// What a movement replays.
+/// The result of a movement, and the steps that it replays.
 fn steps_of<T>(timeline: &mut Timeline, movement: impl FnOnce(&mut Timeline) -> T) -> (T, u64) {
     let before = timeline.replayed_steps();
     let moved = movement(timeline);
@@ -68,7 +68,7 @@ fn seek(timeline: &mut Timeline, place: u64) -> u64 {
     steps
 }
 
-/// Times, branches and system calls are looked for where the session has been, too, and not from the last checkpoint on.
+/// Searches for times, branches and system calls use the session's snapshots too, not only the last checkpoint.
 #[test]
 fn a_measured_place_is_near_where_a_walk_has_left_snapshots() {
     let (_directory, recording) = recording(30, &[]);
@@ -100,7 +100,7 @@ fn a_walk_leaves_snapshots_that_make_every_place_on_it_near() {
         let steps = seek(&mut timeline, place);
         assert!(steps <= SPACING, "{steps} steps to {place}");
     }
-    // From where it stands it goes on, and not from a snapshot that is before that.
+    // The walk continues from its present place, not from a snapshot before it.
     seek(&mut timeline, 20_000_000);
     assert_eq!(seek(&mut timeline, 20_500_000), 500_000);
     assert_eq!(seek(&mut timeline, 20_500_000), 0);
@@ -113,12 +113,12 @@ fn steps_back_from_where_a_person_looks_are_cheap() {
     seek(&mut timeline, 20_000_000);
     for most in [128, 1024, 8192, 65536] {
         let (_, steps) = steps_of(&mut timeline, |timeline| timeline.step_backward(&mut never).unwrap());
-        // One from a snapshot at most so far before it.
+        // A step back replays at most this much, from a snapshot.
         assert!(steps <= most, "{steps} > {most}");
         let here = timeline.position();
         seek(&mut timeline, here.number() - most * 7);
     }
-    // A whole row of them costs little more than the way that it goes back.
+    // A series of steps back costs little more than the way that it goes back.
     seek(&mut timeline, 20_000_000);
     let (_, steps) = steps_of(&mut timeline, |timeline| {
         for _ in 0..100 {
@@ -133,7 +133,7 @@ fn steps_back_from_where_a_person_looks_are_cheap() {
 fn a_checkpoint_on_the_way_is_where_a_long_way_begins_and_a_short_one_does_not() {
     let (_directory, recording) = recording(30, &[2_000_000, 20_000_000]);
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
-    // Little is left behind it, and the way to it leaves snapshots.
+    // Few snapshots exist before it, and the way to it leaves more.
     assert_eq!(seek(&mut timeline, 3_000_000), 3_000_000);
     assert_eq!(seek(&mut timeline, 20_000_100), 100);
     assert_eq!(seek(&mut timeline, 20_000_000), 0);
@@ -152,7 +152,7 @@ fn behind_a_checkpoint_settling_makes_steps_back_near() {
     assert_eq!((timeline.position(), timeline.machine_mut().hashes()), (Instructions(30_000_000), hashes));
     let (stop, steps) = steps_of(&mut timeline, |timeline| timeline.step_backward(&mut never).unwrap());
     assert!(stop == TravelStop::Reached && steps <= 128, "{stop:?}, {steps} steps");
-    // Once is enough.
+    // Settling once is enough.
     let (stop, steps) = steps_of(&mut timeline, |timeline| timeline.settle(&mut never).unwrap());
     assert_eq!((stop, steps), (TravelStop::Reached, 0));
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
@@ -160,7 +160,7 @@ fn behind_a_checkpoint_settling_makes_steps_back_near() {
     assert_eq!(timeline.settle(&mut || true).unwrap(), TravelStop::Interrupted);
 }
 
-/// Waits until a count of a timeline's settler is so large.
+/// Waits until a count of a timeline's settler reaches `least`.
 fn wait_for(name: &str, count: impl Fn() -> u64, least: u64) {
     for _ in 0..12_000 {
         if count() >= least {
@@ -192,19 +192,19 @@ fn while_nothing_moves_what_lies_before_is_made_near() {
         let steps = seek(&mut timeline, place);
         assert!(steps <= 3 * SPACING, "{place}: {steps} steps");
     }
-    // The stretch is done, and a gap of a hundred million is none.
+    // The stretch is settled, and a gap of a hundred million steps does not count.
     seek(&mut timeline, end);
     timeline.settle_meanwhile();
     wait_for("places", || meter.settlings(), 2);
     assert_eq!(meter.settled(), end);
 }
 
-/// Whatever it was doing, it has done with it soon after a movement began, and does not begin again before that is over.
+/// When a movement begins, the settler soon stops its work. It does not begin again before the movement is over.
 #[test]
 fn nothing_is_settled_while_the_timeline_moves() {
     let end = 300_000_000;
     let (_directory, recording) = recording(300, &[end]);
-    // The settler waits for quiet when the movement begins, or it walks.
+    // When the movement begins, the settler waits for quiet, or walks.
     for steps_before in [0, 1] {
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
         seek(&mut timeline, end);
@@ -224,17 +224,17 @@ fn nothing_is_settled_while_the_timeline_moves() {
             polls == 3
         };
         let stop = timeline.seek(Instructions(200_000_000), &mut poll).unwrap();
-        // On a slow host everything may be settled before the movement begins: it is short then.
+        // On a slow host, everything may be settled before the movement begins, which is then short.
         assert!(stop == TravelStop::Interrupted || meter.settled() == end, "{stop:?}");
     }
 }
 
-/// A movement ends the settler's walk early. What lies before is still to be settled, and is when nothing moves again.
+/// A movement ends the settler's walk early. The rest is settled when nothing moves again.
 #[test]
 fn what_a_movement_interrupts_is_settled_later() {
     let end = 300_000_000;
     let (_directory, recording) = recording(300, &[end]);
-    // A busy host may notice too late that the settler walks: so little is left then that it is no gap.
+    // A busy host may notice the settler's walk too late: the rest is then too short for a gap.
     for _ in 0..20 {
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
         seek(&mut timeline, end);
@@ -257,7 +257,7 @@ fn what_a_movement_interrupts_is_settled_later() {
     panic!("the settler was never interrupted early");
 }
 
-/// Movements at any moment while the settler walks, or waits, or is made: they come to the same.
+/// Movements give the same results at any moment of the settler: while it walks, waits, or starts.
 #[test]
 fn what_is_settled_meanwhile_changes_nothing_that_is_found() {
     let end = 300_000_000;
@@ -334,7 +334,7 @@ fn movements_ask_whether_to_stop_and_stand_somewhere_on_their_way() {
     let stood = timeline.position();
     assert!(Instructions(0) < stood && stood <= Instructions(2 * POLL_STEPS), "{stood}");
     assert_eq!(timeline.seek(target, &mut never).unwrap(), TravelStop::Reached);
-    // Searching forward too.
+    // Search forward too.
     timeline.seek(stood, &mut never).unwrap();
     timeline.set_stops(nowhere());
     assert_eq!(timeline.run_forward(&mut || true).unwrap(), TravelStop::Interrupted);
@@ -377,18 +377,18 @@ fn a_list_that_is_interrupted_within_a_long_stretch_has_what_was_found() {
     assert_eq!((whole.found.len(), whole.interrupted_at), (20, None));
     let apart = whole.found.windows(2).all(|pair| pair[1].before - pair[0].before == LONG_ROUND_STEPS);
     assert!(apart, "{:?}", whole.found);
-    // Some are found, and the rest from there on.
+    // Some hits are found, and the rest from there on.
     let part = timeline.hits(Instructions(0), end, usize::MAX, &mut after(2)).unwrap();
     let edge = part.interrupted_at.unwrap();
     assert!(Instructions(0) < edge && edge < end && !part.found.is_empty(), "{part:?}");
     let rest = all(&mut timeline, edge.number(), end);
     assert_eq!([part.found, rest.found].concat(), whole.found);
-    // On the way to where it begins nothing has been looked for yet.
+    // On the way to the beginning of the list, nothing has been searched yet.
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     timeline.set_stops(write());
     let part = timeline.hits(Instructions(15_000_000), end, usize::MAX, &mut after(2)).unwrap();
     assert_eq!(part, Hits { found: Vec::new(), interrupted_at: Some(Instructions(15_000_000)) });
-    // A limit ends it, and nothing interrupted it.
+    // A limit ends the list; nothing has interrupted it.
     let three = timeline.hits(Instructions(0), end, 3, &mut never).unwrap();
     assert_eq!(three, Hits { found: whole.found[..3].to_vec(), interrupted_at: None });
 }
@@ -405,7 +405,7 @@ fn a_list_of_nothing_is_empty_and_one_that_ends_before_it_begins_is_refused() {
     }
     let refused = timeline.hits(Instructions(8), Instructions(7), 1, &mut never).unwrap_err().to_string();
     assert!(refused.contains("ends before it begins"), "{refused}");
-    // At the end there is nothing ahead, and at the start nothing behind.
+    // There is nothing beyond the end, and nothing before the start.
     seek(&mut timeline, end.number());
     assert_eq!(timeline.run_forward(&mut never).unwrap(), TravelStop::End);
     assert_eq!(timeline.step_forward().unwrap(), TravelStop::End);
@@ -414,7 +414,7 @@ fn a_list_of_nothing_is_empty_and_one_that_ends_before_it_begins_is_refused() {
     assert_eq!(timeline.step_backward(&mut never).unwrap(), TravelStop::Start);
 }
 
-/// Checkpoints by the dozen shortly before the end.
+/// A row of checkpoints shortly before the end.
 fn dense(end: u64) -> Vec<u64> {
     (1..=8).rev().map(|number| end - number * 100_000).collect()
 }
@@ -427,7 +427,7 @@ fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
     let mut hits: Vec<Hit> = Vec::new();
     for threads in [1, 2] {
         let mut timeline = Timeline::open_with(&recording, threads).unwrap();
-        // Snapshots on the way, between which a search of many steps is cut.
+        // Leave snapshots on the way. They divide a long search.
         if threads == 2 {
             timeline.seek(Instructions(end - 1_000_000), &mut never).unwrap();
         }
@@ -439,12 +439,12 @@ fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
         hits.push(Hit { before: timeline.position(), after: timeline.position() + 1, cause: write });
     }
     assert_eq!(hits[0], hits[1]);
-    // The eighth lies behind `early`, by the steps before the first round.
+    // The eighth write lies behind `early`, because of the steps before the first round.
     let expected = 7 * LONG_ROUND_STEPS;
     assert!((expected..expected + 100).contains(&hits[0].before.number()), "{hits:?}");
 }
 
-/// Where the guest writes for the `round`th time, found along a recording without checkpoints, and the instruction's address.
+/// The place of the guest's `round`th write and the instruction's address, in a recording without checkpoints.
 fn write_of(recording: &Recording<Instructions>, round: usize) -> (Instructions, u64) {
     let mut timeline = Timeline::open_with(recording, 1).unwrap();
     timeline.set_stops(write());
@@ -454,13 +454,13 @@ fn write_of(recording: &Recording<Instructions>, round: usize) -> (Instructions,
     (before, timeline.machine().cpu().rip())
 }
 
-/// The places around a write at which what is searched may be cut: its instruction is the last before the cut, or the first
-/// behind it.
+/// The places around a write where a search may be cut. The write's instruction is the last before the cut, or the
+/// first behind it.
 fn cuts(write: Instructions) -> impl Iterator<Item = u64> {
     write.number() - 1..write.number() + 3
 }
 
-/// Whatever the cut, each search comes to the write.
+/// Expects each search to find the write, for any cut.
 fn expect_write(timeline: &mut Timeline, from: u64, at: Instructions, stops: &[(Stops, Cause)]) {
     for (stops, cause) in stops {
         seek(timeline, from);
@@ -485,7 +485,7 @@ fn a_search_finds_what_lies_next_to_a_checkpoint_on_either_side() {
     let (at, rip) = write_of(&plain, 2);
     assert!(at.number() < end - 900_000, "{at} is within the checkpoints at the end");
     let ways = ways_to_the_write(write(), rip);
-    // With a row of checkpoints behind it, other workers join in before the search comes to it.
+    // With a row of checkpoints behind the write, other workers join in before the search reaches it.
     for (name, row) in [("one", Vec::new()), ("row", dense(end))] {
         for cut in cuts(at) {
             let recording = record_long(directory.path(), &format!("{name}-{cut}.ttvm"), 3);
@@ -518,7 +518,7 @@ fn a_search_finds_what_lies_next_to_a_snapshot_that_cuts_a_long_interval() {
     for threads in [1, 2] {
         for cut in cuts(at) {
             let mut timeline = Timeline::open_with(&recording, threads).unwrap();
-            // A walk leaves its last snapshot so far before its end. The interval before the checkpoints is cut there.
+            // A walk leaves its last snapshot this far before its end. It cuts the interval before the checkpoints.
             seek(&mut timeline, cut + 128);
             seek(&mut timeline, end - 1_000_000);
             expect_write(&mut timeline, end, at, &ways);
@@ -532,19 +532,19 @@ fn a_search_that_is_interrupted_stands_nearer_to_its_edge_than_where_it_began() 
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     seek(&mut timeline, 30_000_000);
     timeline.set_stops(nowhere());
-    // Windows are short at first, and are asked between.
+    // Intervals are short at first, with a poll between two of them.
     assert_eq!(timeline.run_backward(&mut after(2)).unwrap(), TravelStop::Interrupted);
     let stood = timeline.position();
     assert!(Instructions(0) < stood && stood < Instructions(30_000_000), "{stood}");
     assert_eq!(timeline.run_backward(&mut never).unwrap(), TravelStop::Start);
-    // Who asks to stop when everything has been searched gets the answer.
+    // If the poll says to stop when everything has been searched, the answer still comes.
     seek(&mut timeline, 1_000);
     assert_eq!(timeline.run_backward(&mut || true).unwrap(), TravelStop::Start);
     assert_eq!(timeline.position(), Instructions(0));
 }
 
-/// Wherever a person interrupts it, nothing lies between where it stands and what it has searched. What is looked for happens once,
-/// near the beginning.
+/// Wherever a user interrupts the search, it has left nothing out between its beginning and that place. The hit is a
+/// single one near the beginning.
 #[test]
 fn a_search_backward_that_was_interrupted_finds_the_rest_when_it_goes_on() {
     let end = 30 * LONG_ROUND_STEPS;
@@ -603,7 +603,7 @@ fn a_search_forward_that_is_interrupted_among_checkpoints_stands_behind_what_it_
         }
         stood.push(timeline.position().number());
     }
-    // Each is farther than the last, and none farther than what was searched.
+    // Each place is farther than the last, and none is farther than the searched part.
     assert!(stood.is_sorted() && stood[0] > 0 && stood.len() > 6, "{stood:?}");
     assert!(*stood.last().unwrap() > places[6], "{stood:?}");
 }
@@ -620,7 +620,7 @@ fn a_run_that_is_interrupted_just_at_a_breakpoint_has_hit_it() {
     timeline.set_stops(stops.clone());
     let visits: Vec<u64> = all(&mut timeline, 0, end).found.iter().map(|hit| hit.before.number()).collect();
     assert!(visits.len() > 2, "{visits:?}");
-    // At a checkpoint it is asked whether to stop.
+    // At a checkpoint the run polls.
     add_checkpoints(&bare, &visits[1..2]);
     let mut timeline = Timeline::open_with(&open(&bare.path), 1).unwrap();
     seek(&mut timeline, visits[0]);
@@ -648,7 +648,7 @@ fn what_is_played_shows_all_that_the_guest_prints_and_nothing_else_does() {
     assert_eq!(timeline.position(), half);
     let first = shown.lock().unwrap().len();
     assert!((1..10).contains(&first));
-    // Going back and forth in between shows nothing.
+    // Going back and forth in between shows no output.
     seek(&mut timeline, 0);
     seek(&mut timeline, half.number());
     assert_eq!(timeline.play(Instructions::MAX, sink(&shown), &mut never).unwrap(), TravelStop::Reached);

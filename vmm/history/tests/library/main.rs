@@ -1,5 +1,5 @@
-//! The library with a guest of a few instructions. One program of tests, because linking many takes longer than running them;
-//! `player`, which takes the process's log for itself, is apart.
+//! Tests of the library, with a guest of a few instructions. They are one program, because linking many takes longer
+//! than running them. `player` is separate, because it installs its own logger in the process.
 
 mod cut;
 mod damage;

@@ -1,5 +1,5 @@
-//! Devices that are passed through: what they answer, write and interrupt is recorded and comes again, and what the guest
-//! does to them is compared.
+//! Passed-through devices. Their answers, writes and interrupts are recorded and replayed. The guest's accesses to
+//! them are compared.
 
 use devices::passthrough::{AskV1, DmaV1};
 use history::recount::in_instructions;
@@ -156,7 +156,7 @@ fn memory_outside_of_ram_and_devices_that_are_not_there_harm_nothing() {
             }
         }
     });
-    // It differs where the first byte lies in RAM, and that is all.
+    // The replay differs if the first byte lies in RAM.
     assert!(matches!(replayed(&recording), Err(Error::Divergence(_))));
 }
 

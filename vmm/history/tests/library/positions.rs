@@ -1,4 +1,4 @@
-//! What the notations of positions mean: each is compared with what a walk along the whole run sees.
+//! Notations of positions: each is compared with a walk along the whole run.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ fn measures(timeline: &mut Timeline) -> Vec<[u64; 3]> {
     }
 }
 
-/// Asks for each number that a run gets to, and for some that it skips or does not get to.
+/// Looks for each number that a run reaches, and for some that it skips or does not reach.
 fn must_find_all(recording: &Recording<Instructions>) {
     let mut timeline = Timeline::open_with(recording, 1).unwrap();
     let measures = measures(&mut timeline);
@@ -87,7 +87,7 @@ fn only_the_stretch_behind_the_last_checkpoint_before_a_branch_is_replayed() {
     let before = timeline.replayed_steps();
     assert!(resolve(&mut timeline, PositionSpec::Branch(branches + 1)).unwrap() > 180_000);
     let replayed = timeline.replayed_steps() - before;
-    // A few times along the stretch, in ever finer slices, and never from the run's beginning.
+    // The stretch is replayed a few times in finer slices, and never from the run's beginning.
     assert!((1..180_000).contains(&replayed), "{replayed} steps");
 }
 
@@ -158,7 +158,7 @@ fn events_are_found_by_their_numbers() {
     }
 }
 
-/// The end of a run that was recorded by exits, and the whole of it.
+/// The end of a run that was recorded by exits, and the whole run.
 fn part_and_whole(directory: &Path) -> [Recording<Instructions>; 2] {
     let (recording, _) = stopped::record_with_checkpoints(directory, 31);
     let from = start_of_last(&recording, 60_000_000).unwrap().expect("a checkpoint to begin at");
@@ -194,7 +194,7 @@ fn in_the_end_of_a_run_events_and_times_are_those_of_the_whole_run() {
     for ns in [begins_ns + 1, begins_ns / 2 + ends_ns / 2, begins_ns / 4 + ends_ns / 4 * 3] {
         let in_whole = resolve(&mut of_whole, PositionSpec::Nanoseconds(ns)).unwrap();
         assert_eq!(resolve(&mut of_part, PositionSpec::Nanoseconds(ns)), Ok(in_whole - missing), "{ns}");
-        // It is the first such place.
+        // This is the first such place.
         of_whole.seek(Instructions(in_whole), &mut || false).unwrap();
         assert!(of_whole.machine().moment().time_ns >= ns);
         of_whole.seek(Instructions(in_whole - 1), &mut || false).unwrap();

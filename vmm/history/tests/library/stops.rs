@@ -1,4 +1,4 @@
-//! Everything that a run can stop at, in a guest that makes system calls, prints and writes.
+//! Everything that a run can stop at, with a guest that makes system calls, prints and writes.
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use history::timeline::{
@@ -62,7 +62,7 @@ fn text_on_the_console_is_found_where_its_last_byte_appears() {
         expected[usize::from(CALLS.is_multiple_of(4))..]
     );
     assert_eq!(all(&mut timeline, condition("console:01")), []);
-    // There and back.
+    // Go there and back.
     timeline.set_stops(condition("console:2103"));
     let stop = timeline.run_forward(&mut || false).unwrap();
     let there = timeline.position();
@@ -80,7 +80,7 @@ fn a_write_that_changes_nothing_is_no_change() {
     let writes = all(&mut timeline, condition(&format!("write:{STIRRED}")));
     assert_eq!(writes.len() as u32, 2 * CALLS);
     let changes = all(&mut timeline, condition(&format!("change:{STIRRED}")));
-    // The second write of each call writes the same once more.
+    // The second write of each call writes the same value again.
     assert_eq!(changes, writes.iter().copied().step_by(2).collect::<Vec<_>>());
     let expected = Cause::Watch { kind: WatchKind::Write, address: STIRRED };
     assert!(changes.iter().all(|hit| hit.cause == expected));
@@ -151,7 +151,7 @@ fn an_execution_breakpoint_at_a_physical_address_is_met() {
     assert_eq!(all_at(&mut timeline, AddressKind::Physical), linear);
 }
 
-/// All visits of the place where the machine stands.
+/// All visits to the machine's present place.
 fn all_at(timeline: &mut Timeline, space: AddressKind) -> Vec<Hit> {
     let address = timeline.machine().cpu().rip();
     all(timeline, Stops { breakpoints: vec![Breakpoint { space, address }], ..Stops::default() })

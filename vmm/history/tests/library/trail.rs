@@ -1,13 +1,13 @@
-//! The states that a recorder keeps for a run's end.
+//! The states that a recorder holds for a run's end.
 
 use machine::position::Count;
 use recording::pace::CheckpointOptions;
 use tiny_guest::{Script, record_with};
 
-/// Where a recording has checkpoints whose states before the end cost so many steps for each page, and where it ends.
+/// The checkpoints' places and the end of a recording, with this cost for each page of a state held for the end.
 fn checkpoints(trail_rest_steps: u64) -> (Vec<u64>, u64) {
     let directory = tempfile::tempdir().unwrap();
-    // None but those of the end.
+    // Only the checkpoints of the end.
     let options = CheckpointOptions {
         page_rest_steps: u64::MAX / 4096,
         end_steps: 0,
@@ -20,7 +20,7 @@ fn checkpoints(trail_rest_steps: u64) -> (Vec<u64>, u64) {
     (store.entries().iter().map(|entry| entry.position).collect(), end.at.count.number())
 }
 
-/// Each has at least one page.
+/// Each state has at least one page.
 #[test]
 fn states_of_the_end_are_paid_before_they_are_kept() {
     let (free, end) = checkpoints(0);

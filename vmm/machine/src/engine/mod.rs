@@ -1,8 +1,8 @@
-//! What executes the guest.
+//! Engines: they execute the guest.
 //!
-//! [`Engine`] is what the machine needs of an engine, and [`EngineKind`] names one and builds it. [`soft`] is the
-//! software CPU; other packages bring others. The words in which a machine tells an engine when to leave the guest
-//! ([`Leave`], [`LandingPlace`], [`End`]) are in the package `engine-contract`.
+//! [`Engine`] is an engine as the machine uses it. [`EngineKind`] names an engine and builds it. [`soft`] is the
+//! software CPU; other packages have other engines. The package `engine-contract` has the types with which a machine
+//! tells an engine when to leave the guest ([`Leave`], [`LandingPlace`], [`End`]).
 //!
 //! Engines know no devices, inputs or logs: they see RAM and a bus.
 
@@ -21,13 +21,13 @@ pub type BuildEngine = fn(GuestRam, CpuModel) -> Result<Box<dyn Engine>, Error>;
 /// An engine that machines can be built on.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineKind {
-    /// Its name. Two kinds of the same name are the same.
+    /// The engine's name. Two kinds with the same name are the same.
     pub name: &'static str,
-    /// Whether it counts instructions. An engine that does not counts exits.
+    /// Whether the engine counts instructions. If not, it counts exits.
     pub counts_instructions: bool,
-    /// The most breakpoints that it takes.
+    /// The most breakpoints that the engine takes.
     pub most_breakpoints: usize,
-    /// Builds one.
+    /// Builds an engine of this kind.
     pub build: BuildEngine,
 }
 
@@ -39,10 +39,11 @@ impl PartialEq for EngineKind {
 
 /// Executes guest instructions and owns RAM. One thread at a time; the guest stands still between calls.
 pub trait Engine: Send {
-    /// Runs until the CPU has executed `until` instructions, exactly, or something stops it first: the bus,
-    /// `leave`, a break- or watchpoint. Accesses to anything but RAM go to `bus`. A breakpoint where it has
-    /// executed `origin` is passed over.
+    /// Runs until the CPU has executed exactly `until` instructions, or until the bus, `leave`, or a break- or
+    /// watchpoint stops it. Accesses to anything but RAM go to `bus`. A breakpoint is passed over at the place where
+    /// `origin` instructions have executed.
     ///
+    /// An engine that does not count instructions stops where the bus or `leave` says.
     /// An engine that does not count instructions stops where the bus or `leave` says.
     fn run(
         &mut self,
@@ -53,21 +54,21 @@ pub trait Engine: Send {
     ) -> Result<End, Error>;
     /// The architectural state, canonical.
     fn state(&self) -> CpuState;
-    /// What was counted. The counts are the machine's: the engine keeps them while it runs the guest.
+    /// The CPU's counts. They belong to the machine: the engine keeps them while it runs the guest.
     fn counts(&self) -> Counts {
         self.cpu().counts()
     }
-    /// Replaces state and counts; RAM may have been replaced too, by writes that its page flags saw.
+    /// Replaces state and counts. RAM may have been replaced too, by writes that its page flags saw.
     fn set_state(&mut self, state: &CpuState, counts: Counts);
-    /// The CPU as a debugger looks at it.
+    /// The CPU, for a debugger's reads.
     fn cpu(&self) -> &Cpu;
-    /// Replaces all breakpoints. If the host fails at it, the next run says so.
+    /// Replaces all breakpoints. If the host fails to do it, the next run returns the error.
     fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]);
     /// Replaces all watchpoints.
     fn set_watchpoints(&mut self, points: &[Watchpoint]);
     /// Replaces all traps.
     fn set_traps(&mut self, traps: Traps);
-    /// Attaches an observer, or none; returns the one that was attached. Fails if the engine cannot tell what the guest does.
+    /// Attaches an observer, or none; returns the one attached before. Fails if the engine cannot observe the guest.
     fn set_observer(
         &mut self,
         observer: Option<Box<dyn Observer>>,
@@ -77,19 +78,20 @@ pub trait Engine: Send {
             Some(_) => Err(Error::Unsupported("only the software engine can be observed".to_string())),
         }
     }
-    /// To be called before the page flags of RAM are looked at: sets the flag of every page that was written.
-    /// After a failure the flags may lack pages, and nothing may be made of them.
+    /// Sets the flag of every page that was written. Must be called before RAM's page flags are read. After a failure
+    /// the flags may be incomplete, and must not be used.
     fn note_written(&mut self) -> Result<(), Error>;
-    /// Whether its states count retired conditional branches.
+    /// Whether the engine's states count retired conditional branches.
     fn counts_branches(&self) -> bool;
-    /// Whether it may run beyond a landing place whose branches are counted ([`End::Overshot`]).
+    /// Whether the engine may run beyond a landing place whose branches are counted ([`End::Overshot`]).
     fn overshoots(&self) -> bool {
         false
     }
-    /// To be called after dirty flags of pages were cleared: from then on the first write to a page sets its
-    /// flag again.
+    /// Must be called after dirty flags of pages were cleared: the next write to such a page then sets its flag
+    /// again.
     fn track_writes_anew(&mut self);
-    /// Chooses what executes the guest, where there is a choice. Nothing that the guest can see depends on it.
+    /// Chooses the tier that executes the guest, if the engine has tiers. The choice changes nothing that the guest
+    /// can see.
     fn set_tier(&mut self, _tier: Tier) {}
     /// Statistics, if the engine keeps any.
     fn statistics(&self) -> Option<Statistics> {

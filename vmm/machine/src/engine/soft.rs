@@ -1,4 +1,4 @@
-//! The software CPU as an engine. It counts instructions, and can be led to a landing place as KVM is.
+//! The software CPU as an engine. It counts instructions, and can also run to a landing place, as KVM does.
 
 use std::sync::OnceLock;
 
@@ -12,17 +12,17 @@ use crate::engine::{End, Engine, EngineKind, LandingPlace, Leave};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
 
-/// Names the tier of the software CPUs of a process that chooses none: `interpreter`, `translator`, which is what they have
-/// without it, or `plain`, the translator without its clever parts. `translator,-groups` leaves out one part, `plain,+links`
-/// puts one back; see [`cpu::Part`].
+/// Names the tier of a process's software CPUs if the program chooses none. `translator` is the default,
+/// `interpreter` another; `plain` is the translator without its clever parts. `translator,-groups` leaves out one
+/// part, `plain,+links` puts one back; see [`cpu::Part`].
 pub const TIER_VARIABLE: &str = "TTVM_TIER";
 
 static TIER: OnceLock<Option<Tier>> = OnceLock::new();
 
-/// Chooses what executes the guest in all software CPUs that are made from now on, for hunting bugs: nothing that the guest
-/// can see depends on it. To be called before the first is made.
+/// Chooses the tier of all software CPUs made from now on, for hunting bugs. The choice changes nothing that the
+/// guest can see. Must be called before the first CPU is made.
 pub fn choose_tier(tier: Tier) {
-    // A second choice would come too late for those that are there.
+    // A second choice would come too late for existing CPUs.
     let _ = TIER.set(Some(tier));
 }
 
@@ -66,8 +66,8 @@ impl SoftEngine {
         SoftEngine { cpu, breakpoints: Vec::new() }
     }
 
-    /// Runs for as many steps as it was given nanoseconds, and stops between two instructions: how the KVM
-    /// engine behaves for its callers, without KVM.
+    /// Runs for as many steps as `leave` has nanoseconds, and stops between two instructions. Callers see the
+    /// behaviour of the KVM engine, without KVM.
     fn run_for(&mut self, bus: &mut dyn Bus, until: u64, origin: u64, steps: u64) -> End {
         let limit = until.min(self.cpu.steps().saturating_add(steps.max(1)));
         let stop = self.cpu.run(bus, limit, origin);
@@ -80,7 +80,7 @@ impl SoftEngine {
         End::Forced
     }
 
-    /// Runs to where the guest may be at the landing place.
+    /// Runs until the guest may be at the landing place.
     fn run_to_goal(&mut self, bus: &mut dyn Bus, until: u64, goal: LandingPlace) -> End {
         let mut not_here = goal.not_here.then(|| self.cpu.steps());
         let mut origin = u64::MAX;

@@ -1,5 +1,5 @@
-//! What a log holds. Reading it looks at every record once; what is unpacked is kept in memory in pieces, and of a long log not all of
-//! them, so that a night's log costs no more than an hour's.
+//! The contents of a log. Opening a log reads every record once. Unpacked records stay in memory in pieces, and only
+//! the pieces used last: a night's log takes no more memory than an hour's.
 //!
 //! A run that was cut off leaves a log whose last frame may be incomplete: reading stops before it and says so. Damage
 //! anywhere else is an error. Lengths are never trusted.
@@ -25,28 +25,28 @@ use machine::position::{Count, Moment};
 pub struct Log<C> {
     /// The recording's format.
     pub format: Format,
-    /// Hash of the machine's description; zero where the log was cut off before it.
+    /// Hash of the machine's description; zero if the log was cut off before that record.
     pub machine_hash: [u8; 32],
-    /// The end, unless the recording was cut off.
+    /// The end record; `None` if the recording was cut off.
     pub end: Option<EndRecord<C>>,
     /// Bytes of the file that hold whole records.
     pub bytes: u64,
-    /// Whether an incomplete record follows them.
+    /// Whether an incomplete record follows the whole ones.
     pub torn: bool,
     order: Order<C>,
-    /// The checksum of the machine's record, and of everything.
+    /// The checksums up to the machine's record, and up to the end.
     chain: (u32, u32),
     source: Source,
     index: Vec<PieceIndex<C>>,
     loaded: Mutex<Loaded<C>>,
 }
 
-/// Reads a whole log of a recording of this format.
+/// Reads a whole log, in this format.
 pub fn read_log<C: Count>(path: &Path, format: Format) -> Result<Log<C>, Error> {
     Log::read(Source::open(path)?, format)
 }
 
-/// Parses the bytes of a log. Never panics, whatever they are.
+/// Parses the bytes of a log. Never panics, whatever the bytes are.
 pub fn parse_log<C: Count>(bytes: &[u8], format: Format) -> Result<Log<C>, String> {
     Log::read(Source::Memory(bytes.to_vec()), format).map_err(|error| match error {
         Error::Recording { why, .. } => why,
@@ -54,7 +54,7 @@ pub fn parse_log<C: Count>(bytes: &[u8], format: Format) -> Result<Log<C>, Strin
     })
 }
 
-/// Puts records into a piece as they come.
+/// A piece that is being filled, record by record.
 struct Filling<C> {
     piece: Piece<C>,
     events: usize,
@@ -68,7 +68,7 @@ impl<C: Count> Filling<C> {
         Filling { piece: Piece::new(first), events, checks: first - events, system_calls: None }
     }
 
-    /// Takes a record; `chain` is the log's checksum behind it.
+    /// Adds a record; `chain` is the log's checksum behind it.
     fn take(&mut self, record: LogRecord<C>, chain: u32) {
         let entry = match record {
             LogRecord::SystemCalls(count) => {
@@ -91,13 +91,13 @@ impl<C: Count> Filling<C> {
     }
 }
 
-/// One look at every record of a log.
+/// One pass over every record of a log.
 struct Scan<C> {
     order: Order<C>,
     /// Where the next frame begins, and the log's checksum before it.
     offset: u64,
     chain: u32,
-    /// The checksum of the machine's record.
+    /// The checksum up to the machine's record.
     machine_chain: u32,
     index: Vec<PieceIndex<C>>,
     filling: Option<Filling<C>>,
@@ -105,7 +105,7 @@ struct Scan<C> {
 }
 
 impl<C: Count> Scan<C> {
-    /// Before the first record.
+    /// The state before the first record.
     fn begin() -> Scan<C> {
         Scan {
             order: Order::new(),
@@ -118,7 +118,8 @@ impl<C: Count> Scan<C> {
         }
     }
 
-    /// Takes the next record, if it may be the next one. The checksum behind it is `chain`, and its frame ends at `end`.
+    /// Adds the next record, if the order allows it. `chain` is the checksum behind the record, and its frame ends at
+    /// `end`.
     fn take(&mut self, record: LogRecord<C>, chain: u32, end: u64) -> Result<(), &'static str> {
         let (events, first) = (self.order.events, self.order.events + self.order.checks);
         self.order.take(&record)?;
@@ -129,7 +130,7 @@ impl<C: Count> Scan<C> {
                 let (offset, at) = (self.offset, self.order.last);
                 self.index.push(PieceIndex { offset, chain: self.chain, first, events, at });
             }
-            // A piece never ends behind a count of system calls, which belongs to the event that follows.
+            // A piece never ends behind a count of system calls: the count belongs to the event that follows.
             let may_end = matches!(record, LogRecord::Event(_) | LogRecord::Check(_));
             let index = &self.index[self.index.len() - 1];
             let filling = self.filling.get_or_insert_with(|| Filling::begin(index));
@@ -150,7 +151,7 @@ impl<C: Count> Scan<C> {
     }
 }
 
-/// An event, and the number of system calls entered until there, if that was counted.
+/// An event, and the number of system calls entered before it, if the log counts them.
 pub type CountedEvent<C> = (EventRecord<C>, Option<u64>);
 
 impl<C: Count> Log<C> {
@@ -213,22 +214,22 @@ impl<C: Count> Log<C> {
         self.order.events + self.order.checks
     }
 
-    /// Whether system calls were counted up to each event, as they are in a recounted log.
+    /// Whether every event has a count of system calls, as in a recounted log.
     pub fn has_system_calls(&self) -> bool {
         self.order.system_calls == self.order.events
     }
 
-    /// The last point that the log knows.
+    /// The last point that the log names.
     pub fn last_moment(&self) -> Moment<C> {
         self.order.last
     }
 
-    /// The longest stretch between two records, in what is counted.
+    /// The longest distance between two records, in the recording's unit.
     pub fn longest_stretch(&self) -> u64 {
         self.order.longest
     }
 
-    /// The checksum of everything.
+    /// The checksum of the whole log.
     pub fn check(&self) -> u32 {
         self.chain.1
     }
@@ -265,7 +266,7 @@ impl<C: Count> Log<C> {
         Ok(piece)
     }
 
-    /// The piece in which a entry is, or the last one.
+    /// The piece that holds an entry, or the last piece.
     pub fn piece_of(&self, entry: usize) -> Result<Arc<Piece<C>>, Error> {
         match self.index.partition_point(|index| index.first <= entry).checked_sub(1) {
             Some(number) => self.piece(number),
@@ -278,7 +279,7 @@ impl<C: Count> Log<C> {
         Ok(self.piece_of(entry)?.entry(entry).cloned())
     }
 
-    /// All entries from one on, in order.
+    /// All entries from number `first` on, in order.
     pub fn entries_from(&self, first: usize) -> impl Iterator<Item = Result<LogEntry<C>, Error>> + '_ {
         (first..self.entry_count()).map(|number| {
             let entry = self.entry(number)?;
@@ -309,7 +310,7 @@ impl<C: Count> Log<C> {
         })
     }
 
-    /// An event by its number, with the number of system calls entered until there, if that was counted.
+    /// The event with this number, and the number of system calls entered before it, if the log counts them.
     pub fn event_with_system_calls(&self, number: usize) -> Result<Option<CountedEvent<C>>, Error> {
         let Some(piece) = self.index.partition_point(|index| index.events <= number).checked_sub(1) else {
             return Ok(None);
@@ -323,17 +324,18 @@ impl<C: Count> Log<C> {
         }))
     }
 
-    /// An event by its number.
+    /// The event with this number.
     pub fn event(&self, number: usize) -> Result<Option<EventRecord<C>>, Error> {
         Ok(self.event_with_system_calls(number)?.map(|(record, _)| record))
     }
 
-    /// The first event, which every log that a recording is opened with has.
+    /// The power-on event, which is the first. Opening a recording checks that the log has it.
     pub fn power_on(&self) -> Result<EventRecord<C>, Error> {
         self.event(0)?.ok_or_else(|| self.source.damaged("holds no events"))
     }
 
-    /// Numbers of events and checks at the beginning of the log whose point is `before`, which must not hold again once it does not.
+    /// Counts the events and the checks at the beginning of the log whose point is `before`. The condition must stay
+    /// false once it is false.
     pub fn counts_while(&self, before: impl Fn(Moment<C>) -> bool) -> Result<(usize, usize), Error> {
         let Some(piece) = self.index.partition_point(|index| before(index.at)).checked_sub(1) else {
             return Ok((0, 0));
@@ -349,7 +351,7 @@ impl<C: Count> Log<C> {
         Ok((events, checks))
     }
 
-    /// The last check before a entry that is like this.
+    /// The last check before an entry that satisfies `is_wanted`.
     pub fn last_check_before(
         &self,
         entry: usize,
@@ -365,7 +367,7 @@ impl<C: Count> Log<C> {
         Ok(None)
     }
 
-    /// The checksum of everything up to a entry behind so many events and checks; `None` where the log does not reach there or
+    /// The checksum of the log up to the entry behind this many events and checks. `None` if the log is shorter or
     /// has no such entry.
     pub fn check_behind(&self, events: usize, checks: usize) -> Result<Option<u32>, Error> {
         let Some(last) = events.checked_add(checks).and_then(|entries| entries.checked_sub(1)) else {
@@ -382,13 +384,13 @@ impl<C: Count> Log<C> {
         }))
     }
 
-    /// Whether the log reaches behind so many events and checks.
+    /// Whether the log has at least this many events and checks.
     pub fn reaches(&self, events: usize, checks: usize) -> bool {
         events <= self.order.events && checks <= self.order.checks
     }
 }
 
-/// For what changes logs: tests.
+/// For tests, which change logs.
 impl<C: Count> Log<C> {
     /// All records.
     pub fn records(&self) -> Result<Vec<LogRecord<C>>, Error> {
@@ -406,7 +408,7 @@ impl<C: Count> Log<C> {
         Ok(records)
     }
 
-    /// The log with these records, in format 5.
+    /// A log of these records, in format 5.
     pub fn of_records(records: &[LogRecord<C>]) -> Result<Log<C>, String> {
         let payloads: Vec<Vec<u8>> = records.iter().map(v1::to_bytes).collect();
         parse_log(&log_of_payloads(payloads.iter().map(Vec::as_slice)), Format::V5)
@@ -415,7 +417,7 @@ impl<C: Count> Log<C> {
 
 impl<C: Count> PartialEq for Log<C> {
     fn eq(&self, other: &Log<C>) -> bool {
-        // The checksum is of every byte.
+        // The checksum covers every byte.
         (self.bytes, self.chain, self.torn) == (other.bytes, other.chain, other.torn)
     }
 }

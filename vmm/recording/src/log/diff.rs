@@ -1,4 +1,4 @@
-//! Where two event logs part, without replaying anything.
+//! Finds the first difference between two event logs, without replaying.
 
 use crate::log::contents::Log;
 use crate::log::records::EventRecord;
@@ -9,14 +9,14 @@ use machine::position::{Count, Moment};
 /// The first place where two logs differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogParting<C> {
-    /// Where; `None` when the machines themselves differ.
+    /// The place; `None` if the machines themselves differ.
     pub at: Option<Moment<C>>,
-    /// In words.
+    /// A description of the difference.
     pub what: String,
 }
 
-/// Compares two logs. Checks are compared where both have one at the same point; where a check was taken is no
-/// difference, for it changes nothing that the guest sees.
+/// Compares two logs. Checks are compared only where both logs have one at the same point. A check in one log only is
+/// no difference: checks change nothing that the guest sees.
 pub fn diff<C: Count>(left: &Log<C>, right: &Log<C>) -> Result<Option<LogParting<C>>, Error> {
     if left.machine_hash != right.machine_hash {
         return Ok(Some(LogParting { at: None, what: "they were made on different machines".to_string() }));
@@ -46,7 +46,7 @@ fn first_event<C: Count>(left: &Log<C>, right: &Log<C>) -> Result<Option<LogPart
             let what = format!("event {number}: {}", event_difference(&l, &r));
             parting(l.at.min(r.at), what)
         }
-        // A log that was cut off is no different as far as it goes.
+        // A log that was cut off is equal if it has no difference before its end.
         (Some(event), None) if event.at <= right.last_moment() => {
             parting(event.at, format!("event {number} ({}) is in the first only", event.event.kind()))
         }

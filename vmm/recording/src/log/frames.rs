@@ -1,23 +1,23 @@
-//! Frames: a record's bytes with their length and two checksums, each of which begins with that of the frame before, so that a frame
-//! is whole only in its place.
+//! Frames: a record's bytes with their length and two checksums. Both checksums start from the checksum of the frame
+//! before, so a frame is valid only in its place.
 
-/// What a log file begins with.
+/// The first bytes of a log file.
 pub(super) const MAGIC: &[u8; 8] = b"TTVMLOG1";
-/// No record is larger: console input comes in small pieces.
+/// The largest payload: console input comes in small pieces.
 pub(super) const MAX_FRAME_BYTES: usize = 1 << 20;
-/// Length, checksum of the header, checksum of the payload.
+/// The header: length, checksum of the header, checksum of the payload.
 const HEADER_BYTES: usize = 12;
-/// No frame is larger.
+/// The largest frame.
 pub(super) const MOST_FRAME_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES;
 
-/// What precedes a payload in its frame, and the checksum that the next frame begins with.
+/// A payload's header, and the checksum from which the next frame's start.
 pub(super) fn header_of(chain: u32, payload: &[u8]) -> ([u8; HEADER_BYTES], u32) {
     let header = Header::of(chain, payload);
     (header.to_bytes(chain), header.payload_check)
 }
 
-/// What precedes each payload. Both checksums begin with that of the frame before, so that a frame is whole only
-/// in its place.
+/// A frame's header. Both checksums start from the checksum of the frame before, so a frame is valid only in its
+/// place.
 pub(super) struct Header {
     pub length: u32,
     pub payload_check: u32,
@@ -42,7 +42,7 @@ impl Header {
         bytes
     }
 
-    /// `None` when its own checksum is wrong.
+    /// Parses a header; `None` if its own checksum is wrong.
     fn from_bytes(bytes: &[u8; HEADER_BYTES], chain: u32) -> Option<Header> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let header = Header { length: word(0), payload_check: word(4) };
@@ -57,15 +57,17 @@ fn chained(chain: u32, parts: &[&[u8]]) -> u32 {
     hasher.finalize()
 }
 
-/// The next frame's header and payload; `None` where the file was cut off. `window` is what follows in the file, to its end or far enough
-/// for any frame; `left` bytes are there to the end of the file, of which the last that is not zero is byte number `arrived`.
+/// The next frame's header and payload; `None` if the file was cut off here.
+///
+/// `window` holds the rest of the file, or enough for any frame. `left` counts the bytes up to the end of the file.
+/// `arrived` counts the bytes up to the last one that is not zero.
 pub(super) fn next_frame(
     window: &[u8],
     left: u64,
     arrived: u64,
     chain: u32,
 ) -> Result<Option<(Header, &[u8])>, String> {
-    // A file system that lost power can leave zeroes where data did not arrive any more.
+    // After a power loss, a file system can leave zeroes in place of data that was not written.
     let header_bytes = HEADER_BYTES as u64;
     if left < header_bytes || arrived < header_bytes && left > header_bytes {
         return Ok(None);
@@ -83,7 +85,7 @@ pub(super) fn next_frame(
     if chained(chain, &[payload]) == header.payload_check {
         return Ok(Some((header, payload)));
     }
-    // As above: the header arrived, some of the payload did not.
+    // As above: the header was written, some of the payload was not.
     if arrived <= frame_bytes && payload.ends_with(&[0]) && left > frame_bytes {
         return Ok(None);
     }

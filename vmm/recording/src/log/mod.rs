@@ -1,6 +1,7 @@
 //! The event log: one file of framed, checksummed records, only ever appended to. `FORMAT.md` describes it.
 //!
-//! [`Log`] is what reading a log gives: it knows where everything is, and keeps what was used last in memory. [`LogWriter`] appends.
+//! [`Log`] is a log that was read: it knows where every record is, and keeps the records used last in memory.
+//! [`LogWriter`] appends.
 
 mod contents;
 pub mod diff;

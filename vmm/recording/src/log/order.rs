@@ -1,11 +1,11 @@
-//! The order that the records of a log must have.
+//! The order of a log's records.
 
 use crate::log::records::{EndRecord, LogRecord};
 use machine::clock::MAX_TIME_NS;
 use machine::inputs::Event;
 use machine::position::{Count, Moment};
 
-/// What has been read of a log, in short: what the next record must follow.
+/// A summary of the records read so far: it decides which record may come next.
 #[derive(Clone, Debug)]
 pub(super) struct Order<C> {
     /// Hash of the machine's description.
@@ -16,16 +16,16 @@ pub(super) struct Order<C> {
     pub checks: usize,
     /// Counts of system calls so far.
     pub system_calls: usize,
-    /// The last point that a record was at.
+    /// The point of the last record.
     pub last: Moment<C>,
-    /// The longest stretch between two records.
+    /// The longest distance between two records.
     pub longest: u64,
-    /// The end.
+    /// The end record.
     pub end: Option<EndRecord<C>>,
 }
 
 impl<C: Count> Order<C> {
-    /// Before the first record.
+    /// The state before the first record.
     pub fn new() -> Order<C> {
         Order {
             machine_hash: None,
@@ -38,7 +38,7 @@ impl<C: Count> Order<C> {
         }
     }
 
-    /// Takes the next record, if it may be the next one.
+    /// Accepts the next record, if the order allows it.
     pub fn take(&mut self, record: &LogRecord<C>) -> Result<(), &'static str> {
         if self.end.is_some() {
             return Err("follows the end");
@@ -73,7 +73,7 @@ impl<C: Count> Order<C> {
         Ok(())
     }
 
-    /// Neither count may go back, nor be more than any run gets to.
+    /// Moves on to a record's point. The count and the time may not go back, nor exceed what any run can reach.
     fn advance(&mut self, at: Moment<C>) -> Result<(), &'static str> {
         let forward = at.count >= self.last.count
             && at.time_ns >= self.last.time_ns

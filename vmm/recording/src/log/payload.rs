@@ -1,4 +1,4 @@
-//! What the payload of a frame is: a record, as the log's format stores it.
+//! The payload of a frame: a record, as the log's format stores it.
 
 use crate::log::records::LogRecord;
 use crate::log::v1::{self, LogRecordV1};
@@ -12,7 +12,7 @@ pub(super) fn append_to<'a>(format: Format, bytes: Vec<u8>, record: impl Into<Lo
     }
 }
 
-/// The record that is all of `bytes`, which are of whatever origin.
+/// Parses a record that fills all of `bytes`. The bytes may come from anywhere.
 pub(super) fn unpacked<C: Count>(format: Format, bytes: &[u8]) -> Result<LogRecord<C>, String> {
     let taken = match format {
         Format::V5 => v1::take_from_bytes(bytes),

@@ -1,4 +1,4 @@
-//! Pieces of a log: so many records in a row, unpacked. A log keeps few of them in memory, whatever its length.
+//! Pieces of a log: runs of unpacked records. A log keeps a limited number of pieces in memory, whatever its length.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,26 +7,26 @@ use crate::log::records::EventRecord;
 use machine::checks::CheckRecord;
 use machine::position::{Count, Moment};
 
-/// Records in a piece at most.
+/// The most records in a piece.
 pub(super) const PIECE_RECORDS: usize = 1024;
-/// Bytes of the file in a piece, a little more at most.
+/// A piece ends once it has this many bytes of the file.
 pub(super) const PIECE_BYTES: u64 = 256 << 10;
-/// Pieces that are kept in memory.
+/// The most pieces in memory.
 const MOST_PIECES: usize = 128;
 
-/// An event or a check in its place.
+/// An event or a check, with its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogEntry<C> {
-    /// What came in.
+    /// An input.
     Event {
         /// The event's number, counted from 0.
         number: usize,
         /// The event.
         record: EventRecord<C>,
-        /// System calls entered until there, in a log that was recounted.
+        /// System calls entered before the event, in a recounted log.
         system_calls: Option<u64>,
     },
-    /// What was noted of the machine.
+    /// A note about the machine's state.
     Check {
         /// The check's number, counted from 0.
         number: usize,
@@ -36,7 +36,7 @@ pub enum LogEntry<C> {
 }
 
 impl<C: Copy> LogEntry<C> {
-    /// Where it is.
+    /// The entry's point.
     pub fn at(&self) -> Moment<C> {
         match self {
             LogEntry::Event { record, .. } => record.at,
@@ -45,27 +45,27 @@ impl<C: Copy> LogEntry<C> {
     }
 }
 
-/// So many entries in a row.
+/// A run of entries.
 #[derive(Debug)]
 pub struct Piece<C> {
-    /// Number of the first entry in it.
+    /// Number of the first entry.
     pub(super) first: usize,
     /// The entries, each with the log's checksum behind it.
     pub(super) entries: Vec<(LogEntry<C>, u32)>,
 }
 
 impl<C> Piece<C> {
-    /// A piece that begins with this entry.
+    /// An empty piece whose first entry will have this number.
     pub(super) fn new(first: usize) -> Piece<C> {
         Piece { first, entries: Vec::new() }
     }
 
-    /// Whether the entry with this number is in it.
+    /// Whether the piece holds the entry with this number.
     pub fn contains(&self, entry: usize) -> bool {
         entry >= self.first && entry - self.first < self.entries.len()
     }
 
-    /// The entry with this number, if it is in it.
+    /// The entry with this number, if the piece holds it.
     pub fn entry(&self, entry: usize) -> Option<&LogEntry<C>> {
         let index = entry.checked_sub(self.first)?;
         self.entries.get(index).map(|(entry, _)| entry)
@@ -73,29 +73,29 @@ impl<C> Piece<C> {
 }
 
 impl<C> Piece<C> {
-    /// The log's checksum behind the entry with this number, if it is in it.
+    /// The log's checksum behind the entry with this number, if the piece holds it.
     pub fn check_behind(&self, entry: usize) -> Option<u32> {
         let index = entry.checked_sub(self.first)?;
         self.entries.get(index).map(|(_, check)| *check)
     }
 }
 
-/// How to find and read a piece.
+/// The information needed to find and read a piece.
 #[derive(Clone, Debug)]
 pub(super) struct PieceIndex<C> {
-    /// Where its first frame begins.
+    /// Where the piece's first frame begins.
     pub offset: u64,
-    /// The log's checksum before it.
+    /// The log's checksum before the piece.
     pub chain: u32,
-    /// Entries before it.
+    /// Number of entries before the piece.
     pub first: usize,
-    /// Events before it.
+    /// Number of events before the piece.
     pub events: usize,
-    /// The first point in it.
+    /// The point of the piece's first entry.
     pub at: Moment<C>,
 }
 
-/// The pieces that are in memory: those that were used last.
+/// A cache of the pieces used last.
 #[derive(Debug)]
 pub(super) struct Loaded<C> {
     pieces: BTreeMap<usize, (u64, Arc<Piece<C>>)>,
@@ -103,7 +103,7 @@ pub(super) struct Loaded<C> {
 }
 
 impl<C: Count> Loaded<C> {
-    /// None.
+    /// No pieces.
     pub fn new() -> Loaded<C> {
         Loaded { pieces: BTreeMap::new(), uses: 0 }
     }
@@ -116,7 +116,7 @@ impl<C: Count> Loaded<C> {
         Some(piece.clone())
     }
 
-    /// Keeps a piece, and gives up the one that was used longest ago if there are too many.
+    /// Adds a piece. Drops the least recently used piece if there are too many.
     pub fn keep(&mut self, number: usize, piece: Arc<Piece<C>>) {
         self.uses += 1;
         self.pieces.insert(number, (self.uses, piece));
@@ -126,7 +126,7 @@ impl<C: Count> Loaded<C> {
         }
     }
 
-    /// How many are in memory.
+    /// The number of pieces in memory.
     #[cfg(test)]
     pub fn count(&self) -> usize {
         self.pieces.len()

@@ -1,4 +1,4 @@
-//! What an event log consists of. Positions are in what the recording counts.
+//! The records of an event log. Positions are in the unit that the recording counts.
 
 use devices::passthrough::DeviceInputV1;
 
@@ -8,7 +8,7 @@ use machine::inputs::{Event, View};
 use machine::outcome::Outcome;
 use machine::position::{Count, Moment};
 
-/// An event and what is known of the machine where it came in.
+/// An event, and the machine's state where the event came in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRecord<C> {
     /// Where.
@@ -19,7 +19,7 @@ pub struct EventRecord<C> {
     pub rip: u64,
     /// First bytes of the hash of the CPU's state there.
     pub cpu_hash: [u8; 8],
-    /// What came in.
+    /// The input.
     pub event: Event,
 }
 
@@ -34,16 +34,16 @@ pub struct EndRecord<C> {
     pub outcome: Outcome,
     /// The whole machine's hashes there.
     pub hashes: Hashes,
-    /// Console output of the whole run.
+    /// Bytes of console output in the whole run.
     pub console_bytes: u64,
-    /// Its BLAKE3 hash.
+    /// BLAKE3 hash of that output.
     pub console_hash: [u8; 32],
 }
 
 /// One record of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogRecord<C> {
-    /// The hash of the machine's description in the manifest. The first record, and only that.
+    /// The hash of the machine's description in the manifest. Only the first record is of this kind.
     Machine([u8; 32]),
     /// An input.
     Event(EventRecord<C>),
@@ -51,12 +51,13 @@ pub enum LogRecord<C> {
     Check(CheckRecord<C>),
     /// The end.
     End(EndRecord<C>),
-    /// The number of system calls entered until the event that follows: in logs that were recounted in instructions.
+    /// The number of system calls entered before the event that follows. Only in logs that were recounted in
+    /// instructions.
     SystemCalls(u64),
 }
 
 impl<C: Count> EventRecord<C> {
-    /// What a log says of the machine where an event comes in.
+    /// The record of an event that comes in where the machine stands.
     pub fn of(view: &View<'_, C>, event: Event) -> EventRecord<C> {
         EventRecord {
             at: view.moment,
@@ -67,7 +68,7 @@ impl<C: Count> EventRecord<C> {
         }
     }
 
-    /// What it says of an answer in the middle of an instruction, whose registers a replay does not compare.
+    /// The record of a device's answer in the middle of an instruction. Replay does not compare the registers there.
     pub fn of_answer(at: Moment<C>, input: DeviceInputV1) -> EventRecord<C> {
         EventRecord { at, branches: 0, rip: 0, cpu_hash: [0; 8], event: Event::Devices(input) }
     }

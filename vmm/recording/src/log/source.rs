@@ -1,4 +1,4 @@
-//! Where the bytes of a log are: in a file, or in memory.
+//! Where a log's bytes are read from: a file, or memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 
 use machine::error::Error;
 
-/// How much of a file is read at once.
+/// Bytes that are read at once.
 const WINDOW_BYTES: u64 = 4 << 20;
-/// How much of its end is looked at at once.
+/// Bytes that are read at once when looking for the end of the data.
 const TAIL_BYTES: u64 = 1 << 16;
 
 /// The bytes of a log.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// A file, open since it was first read, and its name for messages.
+    /// A file, open since it was first read, and its path for messages.
     File(File, PathBuf),
-    /// All of it in memory.
+    /// The whole log in memory.
     Memory(Vec<u8>),
 }
 
 impl Source {
-    /// A log's file.
+    /// Opens a log's file.
     pub fn open(path: &Path) -> Result<Source, Error> {
         let file = plain_file::open(path).map_err(|error| cannot_be_read(path, &error))?;
         Ok(Source::File(file, path.to_path_buf()))
@@ -37,7 +37,7 @@ impl Source {
         }
     }
 
-    /// Reads `count` bytes from `offset` on, which must be there.
+    /// Reads `count` bytes at `offset`. They must exist.
     pub fn read(&self, offset: u64, count: u64) -> Result<Vec<u8>, Error> {
         match self {
             Source::File(file, path) => {
@@ -49,7 +49,7 @@ impl Source {
         }
     }
 
-    /// An error about what it holds.
+    /// An error about the log's contents.
     pub fn damaged(&self, why: impl Into<String>) -> Error {
         match self {
             Source::File(_, path) => Error::recording(path, why),
@@ -57,7 +57,7 @@ impl Source {
         }
     }
 
-    /// Behind the last byte that is not zero.
+    /// The position behind the last byte that is not zero.
     pub fn end_of_data(&self) -> Result<u64, Error> {
         let mut end = self.length()?;
         while end > 0 {
@@ -76,7 +76,7 @@ fn cannot_be_read(path: &Path, error: &std::io::Error) -> Error {
     Error::recording(path, format!("cannot be read: {error}"))
 }
 
-/// A part of a source that moves forward along it.
+/// A buffer that moves forward along a source.
 pub(super) struct Window<'a> {
     source: &'a Source,
     length: u64,
@@ -85,12 +85,12 @@ pub(super) struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    /// Over the first `length` bytes of a source.
+    /// A window over the first `length` bytes of a source.
     pub fn new(source: &'a Source, length: u64) -> Window<'a> {
         Window { source, length, start: 0, bytes: Vec::new() }
     }
 
-    /// What follows `offset`: at least `wanted` bytes, or all that there are.
+    /// The bytes from `offset` on: at least `wanted` bytes, or the whole rest.
     pub fn from(&mut self, offset: u64, wanted: u64) -> Result<&[u8], Error> {
         let wanted = wanted.min(self.length - offset);
         if offset < self.start || offset + wanted > self.start + self.bytes.len() as u64 {

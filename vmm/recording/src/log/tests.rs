@@ -1,4 +1,4 @@
-//! Logs, whole, cut off, damaged and long.
+//! Tests of logs: whole, cut off, damaged and long.
 
 use std::fs::File;
 
@@ -175,7 +175,7 @@ fn a_disk_that_is_full_leaves_whole_records() {
     assert_eq!(writer.bytes(), 8);
 }
 
-/// A log of so many events, each with a check behind it.
+/// A log of this many events. Every third event has a check behind it.
 fn long_log(events: u64) -> Vec<LogRecord<Instructions>> {
     let mut records = vec![LogRecord::Machine([9; 32]), LogRecord::Event(record(0, power_on()))];
     for number in 1..events {

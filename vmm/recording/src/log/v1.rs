@@ -1,9 +1,8 @@
 //! The first version of an event log's records: [`LogRecord`] and its parts, field by field in the order on
 //! disk.
 //!
-//! Nothing in here may be moved, added or retyped; `tests/stored_bytes.rs` has the bytes of each. The
-//! conversions name every field on both sides: when a record gets another, they do not compile until it is
-//! decided what becomes of it.
+//! Nothing in this file may be moved, added or retyped; `tests/stored_bytes.rs` has the bytes of each. The
+//! conversions name every field on both sides. A new field does not compile until they handle it.
 
 use std::borrow::Cow;
 
@@ -28,13 +27,13 @@ pub(super) fn append_to(bytes: Vec<u8>, record: &LogRecordV1<'_>) -> Vec<u8> {
     postcard::to_extend(record, bytes).expect("plain data in memory always serializes")
 }
 
-/// A record from bytes of whatever origin, and those behind it.
+/// Parses a record at the beginning of `bytes`, and returns the bytes behind it. The bytes may come from anywhere.
 pub(super) fn take_from_bytes<C: Count>(bytes: &[u8]) -> Result<(LogRecord<C>, &[u8]), postcard::Error> {
     let (record, left) = postcard::take_from_bytes::<LogRecordV1<'_>>(bytes)?;
     Ok((record.into(), left))
 }
 
-/// What is stored of a [`LogRecord`]: all of it.
+/// The stored form of a [`LogRecord`].
 #[derive(Serialize, Deserialize)]
 pub(super) enum LogRecordV1<'a> {
     Machine([u8; 32]),
@@ -44,7 +43,7 @@ pub(super) enum LogRecordV1<'a> {
     SystemCalls(u64),
 }
 
-/// What is stored of an [`EventRecord`].
+/// The stored form of an [`EventRecord`].
 #[derive(Serialize, Deserialize)]
 pub(super) struct EventRecordV1<'a> {
     at: MomentV1,
@@ -54,7 +53,7 @@ pub(super) struct EventRecordV1<'a> {
     event: EventV1<'a>,
 }
 
-/// What is stored of a [`CheckRecord`].
+/// The stored form of a [`CheckRecord`].
 #[derive(Serialize, Deserialize)]
 pub(super) struct CheckRecordV1 {
     at: MomentV1,
@@ -65,7 +64,7 @@ pub(super) struct CheckRecordV1 {
     ram_digest: Option<[u8; 16]>,
 }
 
-/// What is stored of an [`EndRecord`].
+/// The stored form of an [`EndRecord`].
 #[derive(Serialize, Deserialize)]
 pub(super) struct EndRecordV1 {
     at: MomentV1,
@@ -76,7 +75,7 @@ pub(super) struct EndRecordV1 {
     console_hash: [u8; 32],
 }
 
-/// What is stored of [`Hashes`].
+/// The stored form of [`Hashes`].
 #[derive(Serialize, Deserialize)]
 struct HashesV1 {
     cpu: [u8; 32],
@@ -85,7 +84,7 @@ struct HashesV1 {
     disk: [u8; 32],
 }
 
-/// What is stored of an [`Event`]. What was typed is not copied to be written.
+/// The stored form of an [`Event`]. What was typed is not copied to be written.
 #[derive(Serialize, Deserialize)]
 enum EventV1<'a> {
     PowerOn(PowerOnV1),
@@ -102,10 +101,10 @@ enum EventV1<'a> {
     TextShown,
 }
 
-/// An Ethernet frame, which is not copied to be written.
+/// An Ethernet frame. Writing it does not copy it.
 type Frame<'a> = Cow<'a, serde_bytes::Bytes>;
 
-/// What is stored of a [`PowerOn`].
+/// The stored form of a [`PowerOn`].
 #[derive(Serialize, Deserialize)]
 struct PowerOnV1 {
     unix_seconds: i64,
@@ -114,7 +113,7 @@ struct PowerOnV1 {
     rows: u16,
 }
 
-/// What is stored of a [`Stopped`].
+/// The stored form of a [`Stopped`].
 #[derive(Serialize, Deserialize)]
 struct StoppedV1 {
     registers: u64,

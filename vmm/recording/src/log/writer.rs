@@ -14,8 +14,8 @@ use machine::Format;
 use machine::error::Error;
 use machine::position::Count;
 
-/// Room on the disk that is held for what comes next, so that a checkpoint which fills the disk, and is given
-/// up then, takes nothing away from the log meanwhile.
+/// Disk space reserved for coming records. A checkpoint that fills the disk, and is then given up, leaves this space
+/// to the log.
 const RESERVE_BYTES: u64 = 256 << 10;
 
 /// Appends records to a log file.
@@ -23,21 +23,21 @@ pub struct LogWriter {
     file: File,
     path: PathBuf,
     format: Format,
-    /// Up to where room on the disk is held.
+    /// Disk space is reserved up to here.
     reserved: u64,
     /// Length of the file up to the last whole record.
     bytes: u64,
     /// Checksum of the last payload.
     chain: u32,
-    /// Where payloads are made: the pages of a new one for each would cost more than what is written to them.
+    /// A buffer for payloads. A new buffer for each would cost more than writing the payload.
     payload: Vec<u8>,
 }
 
 impl LogWriter {
-    /// Starts a new log of a recording of this format; the file must not exist.
+    /// Starts a new log, in this format; the file must not exist.
     pub fn create(path: &Path, format: Format) -> Result<LogWriter, Error> {
         let mut file = File::create_new(path).map_err(Error::file("create", path))?;
-        // Only says that a recorder still writes: where files cannot be locked, readers do not get to know.
+        // The lock only tells readers that a recorder still writes. If files cannot be locked, they do not learn it.
         let _ = file.try_lock();
         file.write_all(MAGIC).map_err(Error::file("write", path))?;
         let mut log = LogWriter::behind_magic(file, path.to_path_buf(), format, 0);
@@ -59,14 +59,14 @@ impl LogWriter {
         self.bytes
     }
 
-    /// Appends a record and hands it to the operating system, so that only a crash of the host can lose it.
+    /// Appends a record and hands it to the operating system: only a crash of the host can lose it.
     ///
-    /// Where that fails (a full disk), what was written before stays whole.
+    /// If this fails, for example on a full disk, the records written before stay whole.
     pub fn append<C: Count>(&mut self, record: &LogRecord<C>) -> Result<(), Error> {
         self.append_stored(record)
     }
 
-    /// Appends the record of an event, as [`append`](LogWriter::append) does.
+    /// Appends an event's record, as [`append`](LogWriter::append) does.
     pub fn append_event<C: Count>(&mut self, record: &EventRecord<C>) -> Result<(), Error> {
         self.append_stored(record)
     }
@@ -78,7 +78,7 @@ impl LogWriter {
         assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
         let (header, chain) = header_of(self.chain, payload);
         if let Err(error) = write_both(&mut self.file, &header, payload) {
-            // Half a frame would read as a cut: taking it away is a courtesy that may fail as well.
+            // Half a frame would read as a cut. We try to remove it, and ignore a failure.
             let _ = self.file.set_len(self.bytes);
             return Err(Error::file("write", &self.path)(error));
         }
@@ -90,8 +90,8 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Holds room behind the log's end, which readers see nothing of. Where there is none, or the file system
-    /// cannot do that, the log is written as long as it can be.
+    /// Reserves disk space behind the log's end; readers do not see it. If there is none, or the file system cannot
+    /// do this, the log is written as long as possible.
     fn reserve(&mut self) {
         let end = self.bytes + RESERVE_BYTES;
         let from = self.bytes.max(self.reserved);
@@ -120,7 +120,7 @@ impl LogWriter {
 }
 
 impl Drop for LogWriter {
-    /// Gives back the room that is held.
+    /// Releases the reserved space.
     fn drop(&mut self) {
         if self.reserved != u64::MAX {
             let _ = self.file.set_len(self.bytes);
@@ -128,7 +128,7 @@ impl Drop for LogWriter {
     }
 }
 
-/// Writes two pieces, one behind the other, in one call where the system takes both.
+/// Writes two pieces, one behind the other; in one call if the system takes both.
 fn write_both(file: &mut File, first: &[u8], second: &[u8]) -> io::Result<()> {
     let mut pieces = [IoSlice::new(first), IoSlice::new(second)];
     let mut left = &mut pieces[..];
@@ -143,7 +143,7 @@ fn write_both(file: &mut File, first: &[u8], second: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A log with these payloads, whatever they are: for tests of what reading makes of them.
+/// A log with these payloads, which need not be valid: for tests of the reader.
 pub fn log_of_payloads<'a>(payloads: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let (mut bytes, mut chain) = (MAGIC.to_vec(), 0);
     for payload in payloads {

@@ -1,27 +1,27 @@
-//! What reader and writer of packed recordings agree on.
+//! The layout that the reader and the writer of packed recordings share.
 
 use crate::files::{START, inside, kernel_file_inside};
 use crate::manifest::Manifest;
 use machine::config::MachineConfig;
 use machine::start::Start;
 
-/// Begins every packed recording; the version follows, outside of the compressed part.
+/// The first bytes of every packed recording. The version follows, outside of the compressed part.
 pub const MAGIC: &[u8; 8] = b"TTVMPACK";
 /// Version of the layout of packed recordings.
 pub const VERSION: u32 = 2;
-/// Largest piece of a file that is kept together. Pieces of zeroes are left out.
+/// The largest piece of a file. Pieces of zeroes are left out.
 pub const CHUNK_BYTES: usize = 64 << 10;
-/// Most checkpoints that a packed recording may have; recorders keep far fewer.
+/// The most checkpoints in a packed recording; recorders keep far fewer.
 pub const MAX_CHECKPOINTS: u32 = 1 << 16;
-/// The largest event log that is packed or unpacked.
+/// The largest event log that can be packed or unpacked.
 pub const MAX_LOG_BYTES: u64 = 16 << 30;
-/// Stands for no further checkpoint.
+/// The number that ends the list of checkpoints.
 pub const NO_CHECKPOINT: u32 = u32::MAX;
-/// Most memory that decompressing may ask for, as a power of two.
+/// The most memory that decompressing may use, as a power of two.
 pub const WINDOW_LOG_MAX: u32 = 24;
 
-/// The manifest with the paths that images have inside a recording. They follow from the machine alone, so
-/// nothing in an archive can make them point elsewhere.
+/// The manifest with the images' paths inside a recording. The paths follow from the machine alone, so nothing in an
+/// archive can make them point elsewhere.
 pub fn with_images_inside(manifest: &Manifest) -> Manifest {
     let mut manifest = manifest.clone();
     let MachineConfig { start, disk, .. } = &mut manifest.machine;

@@ -1,6 +1,5 @@
-//! One file with everything that another machine needs to replay a recording: manifest, log, and the images
-//! with which it began, and its checkpoints. `FORMAT.md` describes it. [`pack`] writes such a file,
-//! [`unpack`] makes a recording of it again, which carries its images inside.
+//! Packs a recording into one file, from which another host can replay it: manifest, log, images and checkpoints.
+//! `FORMAT.md` describes the file. [`pack`] writes it. [`unpack`] turns it into a recording that carries its images.
 
 mod archive;
 mod reader;
@@ -22,15 +21,14 @@ use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::unit::Unit;
 
-/// Most that a packed recording may grow to when nothing else is said: apparent bytes, holes included.
+/// The default limit on an unpacked recording: apparent bytes, holes included.
 pub const DEFAULT_MAX_BYTES: u64 = 64 << 30;
 
-/// Writes a packed recording to a file that does not exist yet, with or without its checkpoints. Gives its
-/// size.
+/// Packs a recording into a new file, with or without its checkpoints. Returns the file's size.
 pub fn pack<C: Unit>(recording: &Recording<C>, to: &Path, with_checkpoints: bool) -> Result<u64, Error> {
     let checkpoints = if with_checkpoints { recording.whole_checkpoints()? } else { None };
     if let Some(store) = &checkpoints {
-        // What is damaged is not handed on, with a new hash over it.
+        // Damaged data must not get a new, valid hash.
         store.verify(|_, _| {})?;
     }
     let mut file = NewFile::begin(to)?;
@@ -40,14 +38,14 @@ pub fn pack<C: Unit>(recording: &Recording<C>, to: &Path, with_checkpoints: bool
     Ok(file.finish()?.len())
 }
 
-/// Makes a recording, in a directory that does not exist yet, of a packed one.
+/// Unpacks a packed recording into a new directory.
 pub fn unpack(from: &Path, to: &Path, max_bytes: u64) -> Result<(), Error> {
     let file = plain_file::open(from).map_err(Error::file("open", from))?;
     std::fs::create_dir(to).map_err(Error::file("create", to))?;
     let mut sink = Directory { path: to.to_path_buf(), file: None };
     let made = make_directories(to)
         .and_then(|()| read_archive(BufReader::new(file), max_bytes, from, &mut sink))
-        // The manifest comes last: without it no reader takes a half unpacked directory for a recording.
+        // The manifest comes last: without it no reader mistakes a half unpacked directory for a recording.
         .and_then(|contents| {
             if contents.has_checkpoints {
                 Store::open(to.join(CHECKPOINTS)).map_err(|error| damaged_store(from, &error))?;
@@ -59,7 +57,7 @@ pub fn unpack(from: &Path, to: &Path, max_bytes: u64) -> Result<(), Error> {
             std::fs::write(&manifest, contents.manifest.text()).map_err(Error::file("write", manifest))
         });
     if made.is_err() {
-        // As above; everything in it is ours, for the directory is.
+        // As above. We made the directory, so everything in it is ours.
         let _ = std::fs::remove_dir_all(to);
     }
     made
@@ -72,7 +70,7 @@ fn make_directories(of: &Path) -> Result<(), Error> {
     })
 }
 
-/// The files had the hashes that were noted, and still make no store.
+/// The error for checkpoint files that have the noted hashes and still make no store.
 fn damaged_store(archive: &Path, error: &StoreError) -> Error {
     let in_store = error.path.file_name().unwrap_or_default().display();
     Error::recording(archive, format!("is damaged: the file {in_store} of its checkpoints {}", error.kind))

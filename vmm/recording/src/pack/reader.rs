@@ -1,6 +1,5 @@
-//! Reads packed recordings, which may come from strangers: names of files are not taken from the archive,
-//! lengths are bounded before anything is reserved or written, and contents count only when their hashes are
-//! right.
+//! Reads packed recordings, which may come from strangers. The reader takes no file name from the archive. It bounds
+//! lengths before it reserves or writes anything. It accepts contents only with the right hash.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -18,36 +17,35 @@ use machine::contents_hash::{ContentsHasher, Scheme, hash_zeros};
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
 
-/// Where the files of a packed recording go.
+/// Takes the files of a packed recording.
 pub trait Sink {
-    /// Begins the next file, `size_bytes` of zeroes so far. `name` is relative and one of a few that are
-    /// fixed.
+    /// Begins the next file, with `size_bytes` of zeroes. `name` is relative, and one of a few fixed names.
     fn begin(&mut self, name: &Path, size_bytes: u64) -> Result<(), Error>;
-    /// Writes a part of the file that was begun last. Parts lie inside it and come in ascending order.
+    /// Writes a part of the file begun last. Parts lie inside the file and come in ascending order.
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error>;
-    /// Whether the event log, which was written last, is that of this recording, and what is wrong otherwise.
+    /// Checks that the event log, which was written last, belongs to this recording. The error says what is wrong.
     fn check_log(&mut self, manifest: &Manifest) -> Result<(), String>;
 }
 
-/// What is known of a file before it comes.
+/// What the reader knows about a file before it comes.
 #[derive(Clone, Copy)]
 enum Expected<'a> {
     /// Its size and hash.
     This(u64, &'a str),
-    /// The size that it does not exceed.
+    /// The size that the file may not exceed.
     AtMost(u64),
     Anything,
 }
 
-/// What was read besides the files.
+/// What an archive holds besides its files.
 pub struct Contents {
-    /// The manifest, with the paths that the images have inside a recording.
+    /// The manifest, with the images' paths inside a recording.
     pub manifest: Manifest,
-    /// Whether there were checkpoints.
+    /// Whether the archive has checkpoints.
     pub has_checkpoints: bool,
 }
 
-/// Reads a whole packed recording; `path` is for messages. Its files may have `max_bytes` together.
+/// Reads a whole packed recording; `path` is for messages. All its files together may have `max_bytes`.
 pub fn read_archive(
     mut from: impl BufRead,
     max_bytes: u64,
@@ -71,7 +69,7 @@ pub fn read_archive(
     Ok(Contents { manifest, has_checkpoints })
 }
 
-/// Whether bytes are a log of a manifest's recording, and what is wrong otherwise.
+/// Checks that the bytes are the log of a manifest's recording. The error says what is wrong.
 pub fn check_log(bytes: &[u8], manifest: &Manifest) -> Result<(), String> {
     match manifest.machine.profile().counter {
         Counter::Instructions => must_be_of(parse_log::<Instructions>(bytes, manifest.format), manifest),
@@ -79,7 +77,7 @@ pub fn check_log(bytes: &[u8], manifest: &Manifest) -> Result<(), String> {
     }
 }
 
-/// As [`check_log`], of a file, which is never in memory as a whole.
+/// As [`check_log`], for a file. Never holds the whole file in memory.
 pub(super) fn check_log_file(path: &Path, manifest: &Manifest) -> Result<(), String> {
     match manifest.machine.profile().counter {
         Counter::Instructions => {
@@ -152,7 +150,7 @@ impl<R: Read> Reader<'_, R> {
         Ok(with_images_inside(&manifest))
     }
 
-    /// Reads one file into `sink` and compares its hash, and with what is `expected` of it.
+    /// Reads one file into `sink`. Checks the file's hash, and its size and hash against `expected`.
     fn file(
         &mut self,
         name: &Path,
@@ -175,7 +173,7 @@ impl<R: Read> Reader<'_, R> {
             Error::recording(self.path, why)
         })?;
         sink.begin(name, size)?;
-        // The manifest may have another hash of the same contents.
+        // The manifest may use another kind of hash for the same contents.
         let mut named = match expected {
             Expected::This(_, hash) => Some((ContentsHasher::new(Scheme::of(hash)), hash)),
             _ => None,
@@ -225,7 +223,7 @@ impl<R: Read> Reader<'_, R> {
         }
     }
 
-    /// Reads the files of the checkpoints, if there are any. Their contents are the store's business.
+    /// Reads the checkpoints' files, if there are any. The store checks their contents.
     fn checkpoints(&mut self, sink: &mut dyn Sink) -> Result<bool, Error> {
         match self.exact()? {
             [0] => return Ok(false),

@@ -1,4 +1,4 @@
-//! Packed recordings there and back, and what hostile ones can do.
+//! Tests that recordings survive packing and unpacking, and that hostile packs do no harm.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ fn image(directory: &Path, name: &str, contents: &[u8]) -> ImageFile {
     ImageFile { path, hash: blake3::hash(contents).to_hex().to_string(), size_bytes: contents.len() as u64 }
 }
 
-/// As [`image`], with the hash that disks have.
+/// As [`image`], with a disk's kind of hash.
 fn disk(directory: &Path) -> ImageFile {
     let image = image(directory, "disk.img", &disk_contents());
     hash_image(&image.path, Scheme::Sparse).unwrap()
@@ -33,7 +33,7 @@ fn disk_contents() -> Vec<u8> {
     disk
 }
 
-/// A recording of nothing but power-on, with images of all kinds.
+/// A recording with nothing but power-on, and with images of all kinds.
 fn recording(directory: &Path) -> Recording<Instructions> {
     let machine = MachineConfig {
         cpu_model: cpu::CpuModel::default().name().to_string(),
@@ -82,7 +82,7 @@ fn checkpoint_files(recording: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Keeps everything in memory, and asserts what a sink may rely on.
+/// Keeps everything in memory, and asserts the guarantees that a sink has.
 #[derive(Default)]
 struct Memory {
     files: BTreeMap<PathBuf, Vec<u8>>,
@@ -133,13 +133,13 @@ fn an_unpacked_recording_carries_its_images() {
     assert_eq!(checkpoint_files(&unpacked).len(), 4);
     assert_eq!(checkpoint_files(&unpacked), checkpoint_files(&original.path));
     copy.checkpoints().unwrap().unwrap().verify(|_, _| {}).unwrap();
-    // And once more, from the copy.
+    // Pack the copy once more.
     let again = directory.path().join("again");
     pack(&copy, &again, true).unwrap();
     assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&packed).unwrap());
 }
 
-/// What is left out of a packed file because it is zero is a part of the log all the same.
+/// Zeroes that a pack leaves out are still a part of the log.
 #[test]
 fn a_log_with_a_hole_is_unpacked_whole() {
     let directory = tempfile::tempdir().unwrap();
@@ -182,7 +182,7 @@ fn checkpoints_count_for_the_size_and_must_fit_together() {
     let with = without + original.checkpoints().unwrap().unwrap().total_bytes();
     assert!(unpack(&packed, &unpacked, with - 1).unwrap_err().to_string().contains("--max-size"));
     unpack(&packed, &unpacked, with).unwrap();
-    // What a checkpoint builds upon is missing: every file is whole, and the store is not.
+    // A checkpoint that others build upon is missing: every file is whole, but the store is not.
     std::fs::remove_file(unpacked.join(CHECKPOINTS).join("00000001.ckpt")).unwrap();
     let copy = open(&unpacked);
     let store = copy.checkpoints().unwrap().unwrap();
@@ -229,7 +229,7 @@ fn any_changed_byte_is_noticed() {
                 damaged.remove(at);
             }
         }
-        // Compressed data has a few bits that mean nothing.
+        // Some bits of compressed data have no meaning.
         if let Ok((contents, others)) = read(&damaged) {
             assert_eq!(contents.manifest, expected.manifest, "round {round} at {at}");
             assert_eq!(log(&others), log(&files), "round {round} at {at}");
@@ -240,7 +240,7 @@ fn any_changed_byte_is_noticed() {
     assert!(harmless < 20, "{harmless} of 2000 changes made no difference");
 }
 
-/// A file of any size in the archive's form.
+/// A file of any size, in the archive's form.
 fn in_pieces(contents: &[u8]) -> Vec<u8> {
     let size = (contents.len() as u64).to_le_bytes();
     let mut bytes = size.to_vec();
@@ -252,7 +252,7 @@ fn in_pieces(contents: &[u8]) -> Vec<u8> {
     [&bytes[..], &size, &[0; 4], blake3::hash(contents).as_bytes()].concat()
 }
 
-/// An archive with whatever is wanted in its compressed part.
+/// An archive with these bytes as its compressed part.
 fn archive(parts: &[&[u8]]) -> Vec<u8> {
     let mut bytes = [&archive::MAGIC[..], &archive::VERSION.to_le_bytes()].concat();
     bytes.extend(zstd::encode_all(&parts.concat()[..], 3).unwrap());

@@ -16,10 +16,10 @@ use machine::config::{ImageFile, same};
 use machine::contents_hash::{ContentsHasher, Scheme};
 use machine::error::Error;
 
-/// Fast, and already most of what there is to gain on kernels, which are compressed.
+/// This level is fast. Higher levels gain little on kernels, which are already compressed.
 const LEVEL: i32 = 3;
 
-/// Writes everything to `out`, whose path is for messages.
+/// Writes a packed recording to `out`. `path` is for messages.
 pub fn write_archive<C, W: Write>(
     recording: &Recording<C>,
     checkpoints: Option<&Store>,
@@ -35,7 +35,7 @@ pub fn write_archive<C, W: Write>(
         .write_all(&(manifest.len() as u32).to_le_bytes())
         .and_then(|()| encoder.write_all(manifest.as_bytes()))
         .map_err(failed)?;
-    // A record that was cut off while it was written stays behind.
+    // An incomplete record at the log's end is not packed.
     let log = recording.path.join(EVENTS);
     if recording.log.bytes > MAX_LOG_BYTES {
         return Err(Error::recording(
@@ -51,7 +51,7 @@ pub fn write_archive<C, W: Write>(
     encoder.finish().map_err(failed)
 }
 
-/// Writes the store: whether there is one, its header, its checkpoints each behind its number, and an end.
+/// Writes the store: whether there is one, its header, each checkpoint behind its number, and an end mark.
 fn write_checkpoints(store: Option<&Store>, out: &mut impl Write, path: &Path) -> Result<(), Error> {
     let failed = |source| Error::file("write", path)(source);
     out.write_all(&[u8::from(store.is_some())]).map_err(failed)?;
@@ -72,7 +72,7 @@ fn write_checkpoints(store: Option<&Store>, out: &mut impl Write, path: &Path) -
     out.write_all(&NO_CHECKPOINT.to_le_bytes()).map_err(failed)
 }
 
-/// A file that others read from too, from a place of our own in it.
+/// Reads a file that others read too, from a position of its own.
 struct At<'a> {
     file: &'a File,
     offset: u64,
@@ -106,7 +106,7 @@ fn write_file(from: &Path, size_bytes: u64, out: &mut impl Write, path: &Path) -
     write_contents(file, from, size_bytes, out, path)
 }
 
-/// As [`write_pieces`], for contents that nobody else takes.
+/// As [`write_pieces`], with no other use of the contents.
 fn write_contents(
     file: impl Read,
     from: &Path,
@@ -117,8 +117,8 @@ fn write_contents(
     write_pieces(file, from, size_bytes, out, path, &mut |_| {})
 }
 
-/// Writes the first `size_bytes` of what is read from `file`, which is at `from`: size, pieces that are not
-/// all zeroes, an empty piece, hash. `take` gets every piece.
+/// Writes the first `size_bytes` of `file`: the size, the pieces that are not all zeroes, an empty piece, and the
+/// hash. `from` is the file's path. `take` gets every piece.
 fn write_pieces(
     mut file: impl Read,
     from: &Path,

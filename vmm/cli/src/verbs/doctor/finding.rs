@@ -1,16 +1,16 @@
-//! One thing that was looked at.
+//! The result of one examination.
 
 use serde::Serialize;
 
-/// See the module.
+/// The result of one examination.
 #[derive(Serialize)]
 pub(super) struct Finding {
-    /// What.
+    /// The name of the thing examined.
     pub name: String,
     pub ok: bool,
-    /// What was found.
+    /// The result in words.
     pub detail: String,
-    /// What to do about it, if it is not as one would wish.
+    /// What to do about it, if the result is bad.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub advice: String,
 }

@@ -1,4 +1,4 @@
-//! With what this host connects guests to its network.
+//! The means by which this host connects guests to its network.
 
 use std::process::{Command, Stdio};
 
@@ -10,7 +10,7 @@ const PASST: &str = "network: passt";
 const SOCKETS: &str = "network: sockets";
 const LIMIT: &str = "/proc/sys/net/core/wmem_max";
 
-/// Whether `--net user` works here, and how fast.
+/// Tests whether `--net user` works here, and how fast.
 pub(super) fn examine() -> Vec<Finding> {
     let tried = Command::new("passt").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let limit = std::fs::read_to_string(LIMIT).ok().and_then(|text| text.trim().parse().ok());

@@ -1,4 +1,4 @@
-//! What this host offers to `--passthrough`. Opening a group of VFIO and closing it again does nothing to its devices.
+//! This host's support for `--passthrough`. Opening a VFIO group and closing it again does nothing to its devices.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -8,19 +8,19 @@ use host::ALLOWED_PORTS;
 
 use super::finding::{Finding, finding};
 
-/// Where the kernel shows devices.
+/// The directories in which the kernel shows devices.
 pub(super) struct Host {
     sys: PathBuf,
     dev: PathBuf,
 }
 
 impl Host {
-    /// This one.
+    /// This host.
     pub fn this() -> Host {
         Host { sys: "/sys".into(), dev: "/dev".into() }
     }
 
-    /// What there is, in the order in which one sets it up.
+    /// The findings, in the order in which one sets things up.
     pub fn examine(&self) -> Vec<Finding> {
         let functions = self.bound_functions();
         let mut groups: Vec<_> = functions.iter().filter_map(|(_, group)| group.clone()).collect();
@@ -45,9 +45,9 @@ impl Host {
         }
     }
 
-    /// Functions that vfio-pci has, and the IOMMU group of each.
+    /// The functions bound to vfio-pci, and the IOMMU group of each.
     fn bound_functions(&self) -> Vec<(String, Option<String>)> {
-        // What else is in the folder is no function: their names have colons.
+        // Names of functions have colons; skip other files in the folder.
         let functions = names(&self.sys.join("bus/pci/drivers/vfio-pci")).into_iter();
         let functions = functions.filter(|name| name.contains(':'));
         let group = |function: &str| {
@@ -57,7 +57,7 @@ impl Host {
         functions.map(|function| (function.clone(), group(&function))).collect()
     }
 
-    /// Whether a group can be opened. It cannot while another program has it.
+    /// Tests whether a group can be opened. It cannot while another program has it open.
     fn group(&self, number: &str) -> Finding {
         let files = [self.dev.join("vfio/vfio"), self.dev.join("vfio").join(number)];
         let failed = files.iter().find_map(|file| Some((file, open(file).err()?)));
@@ -106,7 +106,7 @@ fn bound(functions: &[(String, Option<String>)]) -> Finding {
     finding(name, true, list.collect::<Vec<_>>().join(", "), "")
 }
 
-/// Names in a folder, in order; none if there is no such folder.
+/// The names in a folder, sorted; empty if there is no such folder.
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();

@@ -1,4 +1,4 @@
-//! With what this host lets `ttvm` lock itself in.
+//! This host's means for the sandbox of `ttvm`.
 
 use ::sandbox::{Files, Offered};
 
@@ -7,7 +7,7 @@ use super::finding::{Finding, finding};
 const LANDLOCK: &str = "sandbox: Landlock";
 const SECCOMP: &str = "sandbox: seccomp";
 
-/// A line for each lock that a host may lack.
+/// A finding for each lock that a host may lack.
 pub(super) fn examine() -> Vec<Finding> {
     findings(&::sandbox::probe())
 }
