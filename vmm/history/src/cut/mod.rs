@@ -207,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    type Change = dyn Fn(&mut Machine<Instructions>);
+    type Change<'a> = dyn Fn(&mut Machine<Instructions>) + 'a;
 
     /// A machine whose disk has five and a half blocks, each filled with its number.
     fn machine(directory: &Path) -> (Machine<Instructions>, ImageFile) {
@@ -247,7 +247,7 @@ mod tests {
     fn what_did_not_come_to_the_same_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let page = 2 << 20;
-        let differ = |change: &Change, left_out: &[u64]| {
+        let differ = |change: &Change<'_>, left_out: &[u64]| {
             let [mut whole, mut again] = [0, 1].map(|_| machine(directory.path()).0);
             [&mut whole, &mut again].into_iter().for_each(|machine| {
                 write(machine, 2, 9);
@@ -259,7 +259,7 @@ mod tests {
         };
         assert_eq!(differ(&|_| {}, &[]), None);
         let flip = |machine: &mut Machine<Instructions>| machine.flip_ram_bit(page, 1);
-        let cases: [(&str, &Change); 5] = [
+        let cases: [(&str, &Change<'_>); 5] = [
             ("its length would differ", &|machine| run(machine, 1_001)),
             ("page 0x200 of its memory would differ", &flip),
             ("block 2 of its disk would differ", &|machine| write(machine, 2, 8)),
