@@ -17,7 +17,7 @@
 //! let power_on = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
 //! let mut machine = Machine::new(&config, &images, &power_on)?;
 //!
-//! Inputs without events.
+//! // Inputs without events.
 //! let mut inputs = tiny_guest::Script(Vec::new());
 //! assert_eq!(machine.run(Instructions(500), &mut inputs)?, RunStop::Reached);
 //! assert_eq!(machine.moment().count, Instructions(500));

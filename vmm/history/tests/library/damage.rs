@@ -161,7 +161,7 @@ fn a_log_cut_off_at_any_record_replays_to_its_last_one() {
             Ok(recording) if !lengths.insert(recording.log.bytes) => continue,
             Ok(_) => {}
             Err(error) => {
-                assert!(error.to_string().contains("before it began") || length < 60, "{error}");
+                assert!(error.to_string().contains("before the run began") || length < 60, "{error}");
                 continue;
             }
         }
