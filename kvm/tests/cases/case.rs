@@ -25,6 +25,8 @@ pub struct Difference {
 /// Where a difference is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum On {
+    /// The model of new machines.
+    NewModel,
     /// Models for KVM, on either engine.
     KvmModels,
     /// The model of QEMU's TCG, on either engine.
@@ -40,6 +42,7 @@ pub enum On {
 impl On {
     fn named(word: &str) -> Option<On> {
         Some(match word {
+            "ttvm-v2.1" => On::NewModel,
             "kvm-models" => On::KvmModels,
             "tcg-model" => On::TcgModel,
             "soft" => On::Soft,
@@ -52,6 +55,7 @@ impl On {
     pub fn applies_to(self, engine: Engine) -> bool {
         let (kvm, model) = (matches!(engine, Engine::Kvm(_)), engine.model());
         match self {
+            On::NewModel => model == cpu::CpuModel::V2_1,
             On::KvmModels => !matches!(model, cpu::CpuModel::V2 | cpu::CpuModel::V2_1),
             On::TcgModel => model == cpu::CpuModel::V2KvmTcg,
             On::Soft => !kvm,
