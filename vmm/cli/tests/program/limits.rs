@@ -133,7 +133,7 @@ fn a_file_that_may_not_grow_is_an_error_that_names_the_limit() {
         ("pack r.ttvm -o again", "again"),
         ("record -o n.ttvm --kernel kernel --memory 4M --unpaced --debug-exit", "n.ttvm"),
         ("log r.ttvm --checks --json >listed", ""),
-        ("state r.ttvm --physical 0x200000+0x8000 >shown", ""),
+        ("state r.ttvm --physical 0x200000:0x8000 >shown", ""),
     ] {
         for limit in [0, 1] {
             let output = shell(path, &format!("ulimit -f {limit}; exec \"$0\" {line}"));
