@@ -35,7 +35,7 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "search R.ttvm console:sum --backtrace"),
     (0, "search R.ttvm write:jiffies_64"),
     (1, "search R.ttvm write:jiffies_64+8==0"),
-    (0, "search R.ttvm change-phys:0x1000+8"),
+    (1, "search R.ttvm change-phys:0x1000+8"),
     (0, "search R.ttvm break:schedule --backtrace"),
     (0, "search R.ttvm break:tick_* --all --limit 20"),
     (0, "search R.ttvm syscall:open* --all"),
