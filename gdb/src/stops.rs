@@ -41,7 +41,7 @@ impl StopSets {
     /// target keeps it. Other code that runs before the step is done can hit it.
     ///
     /// # Errors
-    /// The target's refusal to set one of them. Earlier ones stay set and are remembered as set.
+    /// The target's refusal to set a stop. Earlier ones stay set and are remembered as set.
     pub(crate) fn apply_all(
         &mut self,
         target: &mut dyn DebugTarget,

@@ -18,7 +18,7 @@ pub(crate) struct Description {
     pub cpuid: &'static [NumberedLeaf],
     /// Bits of CR4 that exist. Setting another is #GP.
     pub cr4: u64,
-    /// Model-specific registers that read as zero and ignore writes, beside those that all models have.
+    /// Additional model-specific registers that read as zero and ignore writes.
     pub inert_msrs: &'static [u32],
 }
 
