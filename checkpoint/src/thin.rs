@@ -9,7 +9,12 @@ use crate::store::{Store, Writer};
 const ATTEMPTS: usize = 8;
 /// From here on a gap is felt the more, the larger it is: about half a second of replay where positions count instructions.
 /// Recordings that count exits of KVM never come to it.
-const LARGE_GAP: f64 = 5e8;
+const LARGE_GAP: f64 = 4e8;
+/// How fast the cost of a large gap grows. With the sixth power, the large gaps of a long run are nearly equal.
+const LARGE_GAP_POWER: i32 = 6;
+/// Near the end, equal gaps would leave no checkpoint at all. No gap grows beyond this part of its distance from the newest
+/// checkpoint while another can grow.
+const LARGEST_SHARE: f64 = 0.25;
 
 /// What a store may keep. Each limit that is set must hold; the default only bounds the number of checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,17 +166,23 @@ fn goal_bytes(max_bytes: u64, room_bytes: u64) -> u64 {
     max_bytes - room_bytes.clamp(max_bytes / 8, max_bytes / 2)
 }
 
-/// The inner entries, first those whose removal is felt least. A gap is felt as its part of the distance from the newest, and
-/// a large one also as the square of its length.
+/// The inner entries, first those whose removal is felt least. A gap is felt as its share of the distance from the newest. A
+/// large gap is also felt as a power of its length, unless its share is too large already.
 fn by_sparseness(entries: &[Entry]) -> Vec<usize> {
     let Some(newest) = entries.last() else { return Vec::new() };
     let mut inner: Vec<usize> = (1..entries.len().saturating_sub(1)).collect();
     let effect = |at: usize| {
         let gap = (entries[at + 1].position - entries[at - 1].position) as f64;
-        let distance = (newest.position - entries[at].position) as f64;
-        gap / distance * (gap / LARGE_GAP).max(1.0).powi(2)
+        let share = gap / (newest.position - entries[at].position) as f64;
+        match share > LARGEST_SHARE {
+            true => (true, share),
+            false => (false, share * (gap / LARGE_GAP).max(1.0).powi(LARGE_GAP_POWER)),
+        }
     };
-    let felt = |a: &usize, b: &usize| effect(*a).total_cmp(&effect(*b));
+    let felt = |a: &usize, b: &usize| {
+        let ((a_is_last, a), (b_is_last, b)) = (effect(*a), effect(*b));
+        a_is_last.cmp(&b_is_last).then(a.total_cmp(&b))
+    };
     if inner.len() > ATTEMPTS {
         inner.select_nth_unstable_by(ATTEMPTS - 1, felt);
         inner.truncate(ATTEMPTS);
@@ -216,11 +227,22 @@ mod tests {
     fn gaps_grow_slowly_once_their_replay_takes_time() {
         // 1,000 seconds of replay in a part of 4,000 checkpoints.
         let kept = |most| thinned(4_000, 250_000_000, most);
-        for (most, longest) in [(2_600, 500_000_000), (1_300, 1_250_000_000), (600, 2_500_000_000)] {
+        for (most, longest) in [(2_100, 500_000_000), (1_100, 1_000_000_000), (560, 2_000_000_000)] {
             let kept = kept(most);
             assert!(largest_gap(&kept) <= longest, "{most}: {}", largest_gap(&kept));
-            let near = kept.iter().rev().take(8).collect::<Vec<_>>();
-            assert_eq!(*near[0] - *near[7], 7 * 250_000_000, "near the end all are kept: {most}");
+            let near = kept.iter().rev().take(6).collect::<Vec<_>>();
+            assert_eq!(*near[0] - *near[5], 5 * 250_000_000, "near the end all are kept: {most}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_run_of_days_stays_near() {
+        let kept = thinned(20_000, 4_000_000_000, 300);
+        let end = *kept.last().unwrap();
+        for distance in [10e9, 40e9, 200e9, 1e12] {
+            let far = kept.partition_point(|position| (end - position) as f64 >= distance);
+            let gap = (kept[far] - kept[far - 1]) as f64;
+            assert!(gap <= (distance / 2.0).max(4e9), "{gap} in the distance {distance}");
         }
     }
 
