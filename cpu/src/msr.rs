@@ -1,6 +1,6 @@
-//! Model-specific registers (SDM vol. 4; APM vol. 2, appendix A). Those of the board (APIC base, x2APIC) are
-//! the bus's; those that only exist to satisfy a kernel that recognises the CPU model read as constants and
-//! ignore writes. All others raise #GP.
+//! Model-specific registers (SDM vol. 4; APM vol. 2, appendix A). The bus has the registers of the board
+//! (APIC base, x2APIC). Some registers exist only because a kernel that recognises the CPU model expects
+//! them: they read as constants and ignore writes. All other registers raise #GP.
 
 use crate::bus::Bus;
 use crate::core::Core;
@@ -219,7 +219,7 @@ impl Core {
         msrs.tsc_adjust = msrs.tsc_adjust.wrapping_add(change);
     }
 
-    /// Sets the base of FS or GS and nothing else of it.
+    /// Sets the base of FS or GS, and keeps the other fields of the segment.
     pub(crate) fn set_base(&mut self, register: SegReg, base: u64) {
         let segment = Segment { base, ..*self.segment(register) };
         self.set_segment(register, segment);

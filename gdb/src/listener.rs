@@ -7,8 +7,8 @@
 //!   reserve: the address is ours, clients are refused ──► open: they wait ──► accept: one of them comes in
 //! ```
 //!
-//! All clients that wait are looked at together. So another user who connects again and again costs one look at the kernel's
-//! tables for hundreds of connections, and does not keep this user's gdb waiting.
+//! All waiting clients are checked together. So hundreds of connections of another user cost one look at the
+//! kernel's tables, and do not keep this user's gdb waiting.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;

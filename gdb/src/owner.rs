@@ -50,8 +50,9 @@ impl Owners {
         Ok(getsockopt(stream, PeerCredentials)?.uid())
     }
 
-    /// The users who have the other ends of TCP connections on this machine, in the order of the connections. However many these
-    /// are, each of the kernel's tables is read at most once: a read takes as long as all connections of the machine need.
+    /// The users who have the other ends of TCP connections on this machine, in the order of the connections.
+    /// Reads each of the kernel's tables at most once, for any number of connections: the tables list all
+    /// connections of the machine, so one read can take long.
     pub fn of_tcp(&self, streams: &[&TcpStream]) -> Vec<io::Result<u32>> {
         let ends = |stream: &TcpStream| Ok(Ends { theirs: stream.peer_addr()?, ours: stream.local_addr()? });
         let ends: Vec<io::Result<Ends>> = streams.iter().map(|stream| ends(stream)).collect();

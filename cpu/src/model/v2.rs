@@ -13,13 +13,14 @@ pub(super) const SIGNATURE: u32 = 0x00b0_0f21;
 /// Physical address bits.
 pub(super) const PHYSICAL_BITS: u32 = 40;
 
-/// All that the software CPU has.
+/// All features of the software CPU.
 pub(super) const V2: Description = Description {
     features: V2_INSTRUCTIONS,
     cpuid: &[
         (0, None, vendor(0xd)),
-        // SSE3 PCLMULQDQ SSSE3 CX16 PCID SSE4.1 SSE4.2 x2APIC MOVBE POPCNT TSC-deadline AES XSAVE, hypervisor; FPU DE PSE TSC
-        // MSR PAE CX8 APIC SEP MTRR PGE CMOV PAT PSE36 CLFLUSH MMX FXSR SSE SSE2.
+        // ECX: SSE3 PCLMULQDQ SSSE3 CX16 PCID SSE4.1 SSE4.2 x2APIC MOVBE POPCNT TSC-deadline AES XSAVE,
+        // hypervisor. EDX: FPU DE PSE TSC MSR PAE CX8 APIC SEP MTRR PGE CMOV PAT PSE36 CLFLUSH MMX FXSR SSE
+        // SSE2.
         (
             1,
             None,
@@ -84,8 +85,8 @@ pub(super) const V2_KVM_TCG: Description =
 
 const V2_KVM_CPUID: &[NumberedLeaf] = &[
     (0, None, vendor(0xd)),
-    // SSE3 PCLMULQDQ SSSE3 CX16 SSE4.1 SSE4.2 MOVBE POPCNT AES, hypervisor; FPU DE PSE MSR PAE CX8 APIC SEP MTRR PGE CMOV PAT
-    // PSE36 CLFLUSH MMX FXSR SSE SSE2.
+    // ECX: SSE3 PCLMULQDQ SSSE3 CX16 SSE4.1 SSE4.2 MOVBE POPCNT AES, hypervisor. EDX: FPU DE PSE MSR PAE CX8
+    // APIC SEP MTRR PGE CMOV PAT PSE36 CLFLUSH MMX FXSR SSE SSE2.
     (
         1,
         None,

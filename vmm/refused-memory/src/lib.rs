@@ -31,8 +31,8 @@ const PAGE_BYTES: u64 = 4096;
 /// The system's allocator. Where it refuses memory, the process says so and ends.
 pub struct SpokenRefusals;
 
-// SAFETY: all calls go to the system's allocator with the caller's own arguments, and its answers are given back as they are;
-// those that are null are given to nobody.
+// SAFETY: all calls go to the system's allocator with the caller's own arguments. The allocator's answers go
+// back to the caller unchanged, except null, which ends the process.
 unsafe impl GlobalAlloc for SpokenRefusals {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -1,8 +1,9 @@
-//! Text of strangers, for a terminal: what would steer the terminal is shown, and steers nothing.
+//! Makes text from strangers safe for a terminal: shows control characters instead of sending them.
 //!
-//! Paths, command lines, console output, names of threads and symbols come from recordings that anyone may have made. A terminal
-//! obeys escape sequences in them: they move the cursor, overwrite lines, set the title, or answer as if something were typed.
-//! So all that is printed passes through here. JSON stays JSON: a control character becomes the escape that JSON has for it.
+//! Paths, command lines, console output, names of threads and symbols come from recordings that anyone may
+//! have made. A terminal obeys escape sequences in them: they move the cursor, overwrite lines, set the
+//! title, or answer as if something were typed. So all printed text passes through this module. JSON stays
+//! JSON: a control character becomes its JSON escape.
 
 use std::borrow::Cow;
 use std::fmt::Write;
