@@ -157,7 +157,7 @@ impl BackgroundWriter {
         Ok(BackgroundWriter { store, policy, send: Some(send), empty, batch, shared, thread })
     }
 
-    /// Begins a checkpoint. Drops an earlier one that was not finished.
+    /// Begins a checkpoint. Drops an earlier checkpoint that was not finished.
     ///
     /// # Errors
     ///
@@ -188,8 +188,8 @@ impl BackgroundWriter {
         self.send(Message::Finish { head, state })
     }
 
-    /// The checkpoints that were written since the last call, in the order in which they were begun. Some may already
-    /// be thinned out.
+    /// The checkpoints that were written since the last call, in the order in which they were begun. Some of
+    /// these checkpoints may already be thinned out.
     pub fn take_done(&mut self) -> Vec<Done> {
         std::mem::take(&mut lock(&self.shared).done)
     }
@@ -207,7 +207,8 @@ impl BackgroundWriter {
         if is_lost { self.wait_and_take_lost() } else { Ok(BTreeSet::new()) }
     }
 
-    /// Waits until every begun checkpoint is written or lost. Then does the same as [`BackgroundWriter::take_lost`].
+    /// Waits until every begun checkpoint is written or lost. Then returns the result of
+    /// [`BackgroundWriter::take_lost`].
     ///
     /// # Errors
     ///
@@ -296,14 +297,15 @@ impl Drop for BackgroundWriter {
 struct Job<'a> {
     draft: CheckpointDraft<'a>,
     disk: Vec<(u64, PageRef)>,
-    /// All pages that were handed in.
+    /// All pages that the recorder handed in.
     pages: Vec<(Space, u64)>,
 }
 
 /// How to treat checkpoints that are handed in.
 enum Fate {
     Written,
-    /// A checkpoint could not be written, so the next ones lack its changes. It had these pages.
+    /// A checkpoint could not be written, so the next ones lack its changes. The lost checkpoint
+    /// had these pages.
     Lost(BTreeSet<(Space, u64)>),
     /// No more checkpoints will be written. The channel is still emptied, so that the recorder does not wait.
     Over,
@@ -418,8 +420,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Thins out the store. A checkpoint that cannot be removed stays. The one that was just written is valid anyway,
-    /// and the cap still holds, because the next one will not fit.
+    /// Thins out the store. A checkpoint that cannot be removed stays. The checkpoint that was just written
+    /// is valid anyway. The cap still holds, because the next checkpoint will not fit.
     fn thin(&mut self) {
         let entries = self.store.entries();
         let patience =

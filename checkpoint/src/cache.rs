@@ -1,6 +1,7 @@
 //! The store's three small caches: decoded pages, recent contents, and requested maps.
 //!
-//! All are bounded and deterministic. A lost entry costs time or room, never correctness.
+//! All caches here are bounded and deterministic. A lost entry costs time or room, never
+//! correctness.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

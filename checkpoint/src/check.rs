@@ -9,8 +9,8 @@ use twox_hash::XxHash3_128;
 use crate::map::{Maps, PageMap, PageRef, Space};
 use crate::table::{BlobTable, Digest};
 
-/// The check of `maps`, whose versions are in `blobs`. It is a sum with one term for each page that is not as at
-/// power-on. It depends on the contents alone, not on the numbers of versions.
+/// The check of `maps`, whose versions are in `blobs`. The check is a sum with one term for each page that
+/// changed since power-on. The check depends on the contents alone, not on the numbers of versions.
 pub(crate) fn maps_check(maps: &Maps, blobs: &BlobTable) -> u64 {
     let of_space = |space: Space| sum(maps.space(space), space as u64, blobs);
     of_space(Space::Ram).wrapping_add(of_space(Space::Disk))

@@ -20,7 +20,7 @@ use crate::store::{Store, Writer};
 use crate::table::{Digest, Row};
 use crate::thin::Policy;
 
-/// Most bytes that a file grows before the cap is checked again.
+/// The number of bytes that a file may grow before the cap is checked again.
 const ROOM_BYTES: u64 = 1 << 20;
 
 /// A checkpoint that is being written. Dropping it leaves the store as before.
@@ -133,7 +133,7 @@ impl Store {
 }
 
 impl CheckpointDraft<'_> {
-    /// Its position in the run.
+    /// The checkpoint's position in the run.
     pub(crate) fn position(&self) -> u64 {
         self.position
     }

@@ -206,7 +206,8 @@ impl Part {
         Ok((Listed { number, inode, len: self.len() }, Arc::new(file)))
     }
 
-    /// Gives the file its name, and replaces an existing file. It must have been synced.
+    /// Gives the file its name, and replaces an existing file. The file must have been
+    /// synced.
     pub fn rename(&mut self) -> Result<()> {
         fs::rename(&self.part, &self.path).map_err(StoreError::io(&self.part, "rename"))?;
         self.file = None;
@@ -227,8 +228,8 @@ impl Drop for Part {
     }
 }
 
-/// Writes renamed and removed names to the disk. If the host cannot do that, a power cut may cost the last checkpoint.
-/// That is no reason to stop recording.
+/// Writes renamed and removed names to the disk. If the host cannot do that, a power cut may cost the last
+/// checkpoint. Recording goes on despite this risk.
 fn sync_folder(dir: &Path) {
     if let Err(error) = File::open(dir).and_then(|folder| folder.sync_all()) {
         log::warn!("{} cannot be flushed: {error}", dir.display());

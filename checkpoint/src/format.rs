@@ -59,9 +59,9 @@ pub(crate) struct Footer {
 /// A section after the blobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Section {
-    /// Its length in the file.
+    /// The section's length in the file.
     pub len: u64,
-    /// Its length when unpacked; the same if the section is not compressed.
+    /// The section's length when unpacked; the same if the section is not compressed.
     pub raw_len: u64,
     /// CRC-32 of its bytes in the file.
     pub crc: u32,
@@ -83,10 +83,10 @@ pub(crate) struct Directory {
     pub blobs: Vec<BlobEntry>,
 }
 
-/// One blob in a directory.
+/// The directory's entry of one blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlobEntry {
-    /// Its id minus the previous blob's id; for the first blob, the id itself.
+    /// The blob's id minus the previous blob's id; for the first blob, the id itself.
     pub step: NonZeroU64,
     pub base: Option<NonZeroU64>,
     pub len: u16,

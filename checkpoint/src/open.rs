@@ -75,8 +75,9 @@ pub(crate) fn add_file(
     Ok(directory)
 }
 
-/// Enters a file's blobs in the table. A writer may be killed after putting a merged file in place and before deleting
-/// the other. Some blobs are then in both files; they are equal, and the first one is used.
+/// Enters a file's blobs in the table. A writer may be killed after putting a merged file in place and before
+/// deleting the other. Then both files have some blobs in common. Such blobs are equal, and the first copy is
+/// used.
 pub(crate) fn add_blobs(index: &mut Index, path: &Path, number: u32, directory: &Directory) -> Result<()> {
     for (id, offset, blob) in directory.places() {
         if let Some(twin) = index.blobs.get(id) {

@@ -1,8 +1,8 @@
 //! Recovers the intact part of a damaged store.
 //!
-//! A checkpoint's file lists only changes. So an unreadable file also loses the later checkpoints, unless they list all
-//! its changes anew. The check of the maps, in every file, shows which checkpoints are still right. A file that refers
-//! to a missing version counts as unreadable. Nothing is repaired.
+//! A checkpoint's file lists only changes. So an unreadable file also loses the later checkpoints, unless
+//! they list all of the file's changes again. The check of the maps, in every file, shows which checkpoints
+//! are still right. A file that refers to a missing version counts as unreadable. Nothing is repaired.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -152,7 +152,7 @@ impl Store {
             Ok(entries)
         });
         if written.is_err() {
-            // Half a store is useless. It does not matter if it stays behind.
+            // Half a store is useless. A half store may stay behind without harm.
             let _ = fs::remove_dir_all(&new);
             return written;
         }
@@ -219,7 +219,7 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
             Err(error) => return Err(error),
         }
     }
-    // Each dropped file may make others unreadable.
+    // Each dropped file may make other files unreadable.
     while let Some((number, error)) = misfit(&mut index, &dir, &directories) {
         damage.push(error);
         directories.remove(&number);

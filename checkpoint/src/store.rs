@@ -21,8 +21,9 @@ use crate::merges::Merges;
 
 /// A folder of checkpoints. Share it between threads behind an `Arc`.
 ///
-/// One thread writes at a time and others wait. A [`CheckpointDraft`](crate::draft::CheckpointDraft) is a writer from
-/// [`Store::add`] until it is finished or dropped. So the thread that has a draft must not add, remove or thin.
+/// One thread writes at a time; other threads wait. A [`CheckpointDraft`](crate::draft::CheckpointDraft) is a
+/// writer from [`Store::add`] until it is finished or dropped. So the thread that has a draft must not add,
+/// remove or thin.
 pub struct Store {
     pub(crate) dir: PathBuf,
     pub(crate) shape: Shape,
@@ -63,7 +64,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens a store, which another process may be writing. The checkpoints are the ones that exist at this moment.
+    /// Opens a store, which another process may be writing. Lists the checkpoints that exist at this moment.
     ///
     /// # Errors
     ///
@@ -130,8 +131,8 @@ impl Store {
     /// If there is no such checkpoint, a file cannot be read, or the earlier files are not the ones from when it was
     /// written.
     pub fn maps_at(&self, position: u64) -> Result<Maps> {
-        // Files in the index exist as long as the index is locked. They are opened one after the other, because there
-        // may be thousands.
+        // Files in the index exist as long as the index is locked. Open the files one after the other,
+        // because there may be thousands.
         let index = self.read_index();
         let directory = |number: u32| index.open(&self.dir, number)?.directory();
         let (mut maps, start, steps) = self.path_to(&index, position)?;

@@ -12,7 +12,8 @@ use crate::op::Op;
 
 /// Limit for the bytes of stored translations. Above the limit, all are dropped.
 const MOST_KEPT: usize = 96 << 20;
-/// Most addresses at which one block may have placed code: a page can be mapped at many addresses.
+/// The largest number of addresses at which one block may have placed code: a page can be mapped
+/// at many addresses.
 const MOST_PLACES: usize = 4;
 /// Longest block, in instructions. The translator accepts every block up to this length.
 pub(crate) const MAX_OPS: usize = translator::MAX_INSTRUCTIONS;
@@ -66,7 +67,7 @@ impl Block {
     }
 }
 
-/// What a block depends on besides the bytes.
+/// The conditions, besides the bytes, that a block depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockKey(u64);
 
@@ -283,7 +284,7 @@ impl CodeCache {
         self.by_line[line] = list;
     }
 
-    /// Drops a block and its translations. Its pages stay flagged as code.
+    /// Drops a block and its translations. The block's pages stay flagged as code.
     fn drop_block(&mut self, number: BlockNumber) {
         let Some(block) = self.blocks[number as usize].take() else { return };
         self.by_key.remove(&block.key);
@@ -336,7 +337,8 @@ impl CodeCache {
         Some(entry)
     }
 
-    /// A block's translation, if it has one that is valid wherever the block is mapped.
+    /// A block's translation, if it has a translation that is valid wherever the block is
+    /// mapped.
     pub fn translation(&self, number: BlockNumber) -> Option<&Translation> {
         self.block(number).translation.as_ref()
     }

@@ -65,7 +65,8 @@ impl Core {
         self.debug.nothing_watched() && self.observing.sees_no_access()
     }
 
-    /// Whether the page has bytes whose accesses of this kind are watched. Such a page stays off the fast path.
+    /// Whether the page has bytes whose accesses of this kind are watched. A page with watched bytes stays
+    /// off the fast path.
     pub(crate) fn sees_page(&self, address: u64, gpa: u64, kind: WatchKind) -> bool {
         !self.sees_no_access()
             && (self.debug.watches_page(address, gpa, kind) || self.observing.sees_page(address, gpa, kind))

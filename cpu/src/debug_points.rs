@@ -148,7 +148,8 @@ impl DebugPoints {
         self.watchpoints.is_empty() && self.guest_pages.is_empty()
     }
 
-    /// Whether the page holds a byte that is watched for this kind of access. Such a page must stay off the fast path.
+    /// Whether the page holds a byte that is watched for this kind of access. A page with a watched byte must
+    /// stay off the fast path.
     pub(crate) fn watches_page(&self, address: u64, gpa: u64, kind: WatchKind) -> bool {
         !self.nothing_watched()
             && (self.watched.touch_page(address, gpa, |point| point.counts(kind))

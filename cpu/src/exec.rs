@@ -1,5 +1,5 @@
-//! The run loop. It finds or decodes the block at RIP and executes it. Between blocks it handles interrupts, traps,
-//! breakpoints, watchpoints and the budget.
+//! The run loop. The loop finds or decodes the block at RIP and executes it. Between blocks it handles
+//! interrupts, traps, breakpoints, watchpoints and the budget.
 
 mod observed;
 mod tier;
@@ -58,7 +58,7 @@ pub enum Met {
     Observer,
 }
 
-/// What the run loop does after [`Cpu::attend`].
+/// The next action of the run loop after [`Cpu::attend`].
 enum Attended {
     /// Leave the run loop.
     Stop(Stop),
@@ -73,7 +73,7 @@ enum Attended {
 enum Extent {
     /// Up to the end of the block.
     Block = 0,
-    /// One instruction, whose fetch an observer may want.
+    /// Executes one instruction, whose fetch an observer may want.
     Observed = 1 << 2,
     /// One instruction.
     Instruction = 1 << 3,
@@ -111,7 +111,7 @@ impl Cpu {
         cpu
     }
 
-    /// Chooses what executes the guest. The guest cannot see the difference.
+    /// Chooses what executes the guest. The guest cannot see whether this happens.
     pub fn set_tier(&mut self, tier: Tier) {
         self.drop_code();
         let (after, undefined, parts) = match tier {
@@ -172,9 +172,9 @@ impl Cpu {
         self.set_registers(state);
     }
 
-    /// Replaces the architectural state, as [`Cpu::set_state`] does, but keeps everything derived from RAM. Only the
-    /// CPU and [`GuestRam`] writes that the CPU was told of may have changed RAM. This is cheap enough for every
-    /// instruction.
+    /// Replaces the architectural state, as [`Cpu::set_state`] does, but keeps everything derived from RAM.
+    /// Only the CPU and [`GuestRam`] writes that the CPU was told of may have changed RAM. The call is cheap
+    /// enough for every instruction.
     pub fn set_registers(&mut self, state: &CpuState) {
         self.core.load_registers(state);
         self.core.debug_registers_changed();
@@ -276,8 +276,8 @@ impl Cpu {
             self.core.attention |= attention::FOREIGN_WRITES;
         }
         self.core.debug.hits.clear();
-        // The exit by which translated code was just left, if nothing has happened since. Such an exit can be linked
-        // directly.
+        // The exit by which translated code was just left, if nothing has happened since. An exit without an
+        // event in between can be linked directly.
         let mut link = None;
         loop {
             if self.core.attention != 0 {

@@ -52,9 +52,10 @@ const INERT: [u32; 9] = [
     0xc001_102a,
     PATCH_LEVEL,
 ];
-/// PerfEvtSel0 to 3 and PerfCtr0 to 3, which every AMD64 processor has (APM vol. 2, 13.2.1). These count nothing: they
-/// read as zero and ignore writes, as a hypervisor without virtual counters has them. So a kernel that writes and reads
-/// back, as Linux does, knows that it has none to use. State that never counts would let it arm a watchdog with them.
+/// PerfEvtSel0 to 3 and PerfCtr0 to 3, which every AMD64 processor has (APM vol. 2, 13.2.1). The
+/// performance counters count nothing: they read as zero and ignore writes, as under a hypervisor without
+/// virtual counters. So a kernel that writes and reads back, as Linux does, knows that it has none to
+/// use. If these counters had state but never counted, the kernel could arm a watchdog with the counters.
 const PERFORMANCE_COUNTERS: std::ops::RangeInclusive<u32> = 0xc001_0000..=0xc001_0007;
 /// DEBUGCTL: LBR (accepted, records nothing) and BTF.
 const DEBUGCTL_WRITABLE: u64 = 3;

@@ -148,7 +148,8 @@ pub struct CpuState {
     pub pending_debug: u64,
 }
 
-/// Counts since power-on. They belong to the machine and are not CPU registers, so loading another state keeps them.
+/// Counts since power-on. The counts belong to the machine and are not CPU registers, so loading another
+/// state keeps them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Steps: completed instructions, single iterations of repeated string instructions, and deliveries of

@@ -22,8 +22,8 @@ pub enum Tier {
     Inverted,
 }
 
-/// Executions of a block by the interpreter before it is translated. Most blocks that run this often continue to run,
-/// and a translation stays valid until its bytes change.
+/// Executions of a block by the interpreter before it is translated. Most blocks that run this often continue
+/// to run, and a translation stays valid until the block's bytes change.
 const WARM: u32 = 12;
 
 impl Default for Tier {

@@ -75,11 +75,13 @@ pub(super) const V2: Description = Description {
     inert_msrs: &[],
 };
 
-/// What processors of silicon under KVM say and do alike. Instructions that CPUID hides are executed all the same.
+/// The features that all real processors have in common under KVM. Instructions that CPUID hides are executed
+/// all the same.
 pub(super) const V2_KVM: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
-/// The same where an emulation is below KVM. Only [quirks](crate::quirks) tell it from [`V2_KVM`].
+/// As `V2_KVM`, for a KVM that runs inside an emulator. Only [quirks](crate::quirks) tell it from
+/// [`V2_KVM`].
 pub(super) const V2_KVM_TCG: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
@@ -201,7 +203,8 @@ const V2_INSTRUCTIONS: Features = Features::of(&[
     F::SSE4_2,
     F::SSSE3,
     F::SYSCALL,
-    // BEXTR with an immediate, which CPUID does not announce. It takes no bits, whatever the immediate.
+    // BEXTR with an immediate, which CPUID does not announce. This BEXTR takes no bits, whatever the
+    // immediate.
     F::TBM,
     F::TSC,
     F::XSAVE,

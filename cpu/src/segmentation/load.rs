@@ -53,8 +53,8 @@ impl Core {
         }
     }
 
-    /// The upper half of a 16-byte system descriptor of long mode: bits 32-63 of the base or offset. Its type field
-    /// must be zero.
+    /// The upper half of a 16-byte system descriptor of long mode: bits 32-63 of the base or offset. The
+    /// upper half's type field must be zero.
     pub(crate) fn upper_half(&mut self, bus: &mut dyn Bus, selector: u16, located: &Located) -> Res<u64> {
         if self.find_descriptor(bus, selector, 16)?.is_none() {
             return Err(self.selector_fault(GP, selector));

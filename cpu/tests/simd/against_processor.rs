@@ -151,8 +151,8 @@ impl Bench {
         self.guest.write_data(offset as u64, &window[..range.len()]);
 
         let mut theirs = before.clone();
-        // SAFETY: operands lie in the data area, aligned if necessary. All exceptions are masked. Encodings use neither
-        // RSP nor R15.
+        // SAFETY: operands lie in the data area, aligned if necessary. All floating-point exceptions are
+        // masked. Encodings use neither RSP nor R15.
         unsafe { self.host.run(&mut theirs) };
         theirs.flags &= FLAGS;
         let mut start = self.guest.initial();

@@ -5,8 +5,8 @@ use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// Runs a machine's steps in one piece, and again step by step with empty caches before each step. Both must reach the
-/// same state.
+/// Runs a machine's steps in one piece, and again step by step with empty caches before each step. Both runs
+/// must reach the same state.
 fn both_ways(make: impl Fn() -> Machine, steps: u64) -> CpuState {
     let mut whole = make();
     whole.run_steps(steps);

@@ -214,9 +214,9 @@ fn a_task_gate_takes_an_exception_with_its_error_code() {
     assert_eq!(m.ram().load_u32(TSS + 32), CODE as u32, "the fault's address");
 }
 
-/// Two tasks that fault as soon as they are entered, each with a vector whose task gate leads to the other. Each task's
-/// TSS lies over its own descriptor, so that leaving the task makes it available again: EDI is the descriptor's upper
-/// half.
+/// Two tasks that fault as soon as they are entered, each with a vector whose task gate leads to the other.
+/// Each task's TSS lies over its own descriptor. So leaving the task makes the task available again: EDI is
+/// the descriptor's upper half.
 #[test]
 fn tasks_that_lead_to_each_other_for_ever_shut_the_cpu_down() {
     const TABLE: u64 = 0x9_0000;

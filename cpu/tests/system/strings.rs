@@ -1,5 +1,5 @@
-//! Compares string instructions with a model that handles one element at a time: registers, memory, flags, ports and
-//! steps. Each case runs in one piece, and cut after each step.
+//! Compares string instructions with a model that handles one element at a time: registers, memory, flags,
+//! ports and steps. Each case runs twice: in one piece, and cut after each step.
 
 use cpu::{Counts, CpuState, SegReg, Stop};
 

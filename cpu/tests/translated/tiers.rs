@@ -380,8 +380,8 @@ fn a_library_is_at_home_at_every_address() {
     assert_eq!(end.gpr[7], ROUNDS * bases.len() as u64);
     let mut library = vec![0; 0x3000];
     make().ram().read_bytes(DATA, &mut library);
-    // The library begins with a seven-byte LEA and has a five-byte call. Each run found its word, and every other run a
-    // return address.
+    // The library begins with a seven-byte LEA and has a five-byte call. Each run found its word, and every
+    // second run found a return address.
     let displacement = i32::from_le_bytes(library[3..7].try_into().expect("there are four")) as u64;
     let call = library.iter().position(|&byte| byte == 0xe8).expect("there is a call") as u64;
     let calls = std::iter::repeat_n(bases, ROUNDS as usize).flatten();
@@ -706,7 +706,8 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
         |a| a.test(dl, bl).unwrap(),
         |a| a.shr(rdx, 3).unwrap(),
     ];
-    // What the next block does before it shows the flags: change an operand, read some flags, set some, or exit.
+    // The next block's action before it shows the flags: change an operand, read some flags, set some flags,
+    // or exit.
     let others: [Part; 10] = [
         |_| {},
         |a| a.mov(rdx, r12).unwrap(),

@@ -48,7 +48,7 @@ pub use x86_64::{Translation, Translator};
 /// Longest block that can be translated, in instructions.
 pub const MAX_INSTRUCTIONS: usize = 48;
 
-/// Most steps that one run of generated code may take.
+/// The largest number of steps that one run of generated code may take.
 pub const MAX_STEPS: u64 = 1 << 23;
 
 /// How to treat flags and registers that an instruction of the host leaves undefined.
@@ -64,8 +64,8 @@ pub enum Undefined {
 pub struct Source<'a> {
     /// Address of its first instruction.
     pub rip: u64,
-    /// Its instructions, decoded at their addresses. An invalid instruction replaces an op that does something other
-    /// than its instruction says.
+    /// The block's instructions, decoded at their addresses. An invalid instruction replaces an op that does
+    /// something other than its instruction says.
     pub instructions: &'a [Instruction],
     /// The TLB slot of the block's second page, if its last instruction ends in another page. If that page is mapped
     /// differently later, the block exits before its first instruction.

@@ -1,4 +1,5 @@
-//! The optimisations of the translator. Each can be switched off, to find the one that translates something wrongly.
+//! The optimisations of the translator. Each optimisation can be switched off, to find the optimisation that
+//! translates something wrongly.
 
 /// An optimisation that can be switched off. Without it, translated code does the same, but more slowly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -86,7 +86,7 @@ enum Logarithm {
     Infinite { sign: bool },
 }
 
-/// Multiplies the logarithm of `x` by `y`. Neither is a NaN.
+/// Multiplies the logarithm of `x` by `y`. Neither operand is a NaN.
 fn times_logarithm(env: &mut X87Env, logarithm: Logarithm, x: &Operand, y: &Operand) -> Option<F80> {
     if matches!(
         (&logarithm, y.kind),

@@ -350,7 +350,8 @@ fn near_f16(random: &mut Operands) -> u32 {
     (random.f32() & !(0xff << 23)) | exponent << 23
 }
 
-/// The estimates are our own definition. They must meet the SDM's bound, and special operands must give equal results.
+/// The estimates are our own definition. The estimates must meet the SDM's bound, and special operands must
+/// give equal results.
 #[test]
 fn estimates() {
     let mut random = Operands::for_test("estimates", "SOFTFLOAT_SEED");

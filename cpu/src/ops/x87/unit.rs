@@ -1,7 +1,7 @@
 //! The shared parts of x87 instructions: checks, stack, exceptions, pointers.
 //!
-//! An instruction first computes an [`Outcome`] without changing anything. Then it makes its store, if it has one.
-//! Finally it commits. So a memory fault leaves the unit unchanged.
+//! An instruction first computes an [`Outcome`] without changing anything. Then the instruction makes its
+//! store, if it has a store. Finally it commits. So a memory fault leaves the unit unchanged.
 
 use softfloat::x87::{C1, F80, X87Env};
 

@@ -1,5 +1,5 @@
-//! Instructions of BMI1 and BMI2 that have a VEX prefix. Their results are the same on every processor, and so are the
-//! flags that the manuals define. The interpreter clears the other flags.
+//! Instructions of BMI1 and BMI2 that have a VEX prefix. All processors give the same results, and the same
+//! values of the flags that the manuals define. The interpreter clears the other flags.
 
 use iced_x86::{Instruction, Mnemonic};
 

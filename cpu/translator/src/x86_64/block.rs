@@ -1,7 +1,8 @@
 //! Translates one block: the order of its code, its entry and its exits.
 //!
-//! Registers of the host: RBP points to the frame and R15 holds the counter. RAX, RCX and RDX are scratch, and RSP does
-//! not change. The others hold ten of the guest's registers; the guest's other six are in the frame.
+//! Registers of the host: RBP points to the frame and R15 holds the counter. RAX, RCX and RDX are scratch,
+//! and RSP does not change. The other host registers hold ten of the guest's registers; the guest's other six
+//! registers are in the frame.
 //!
 //! Flags: an instruction that sets flags leaves them in the host's flags register. Code right after the instruction
 //! writes them to the frame, if a later reader or exit may need them there. A recipe avoids this write if registers
@@ -174,7 +175,7 @@ pub(super) const COUNTER: Mem = field(offset_of!(Frame, counter));
 
 /// A written block, with the data to enter, exit and link it.
 pub(super) struct Written {
-    /// Its code, written for offset 0 and block number 0.
+    /// The block's code, written for offset 0 and block number 0.
     pub code: Box<[u8]>,
     /// The places in the code that change when it moves.
     pub relocations: Relocations,
@@ -217,7 +218,7 @@ pub(super) struct Edge {
     pub ahead: u64,
     /// Offset of the displacement of a jump that can be linked to the code of the next block.
     pub displacement: Option<NonZeroU32>,
-    /// The same for the jump in the block's twin.
+    /// As `jump`, for the jump in the block's twin.
     pub twin: Option<NonZeroU32>,
     /// For a target in another page: offset of the addend with which the TLB must map that page.
     pub addend: Option<NonZeroU32>,
@@ -228,7 +229,7 @@ pub(super) struct Edge {
     pub settle: Option<[NonZeroU32; 2]>,
 }
 
-/// An exit of the block. Its code is written after the block.
+/// An exit of the block. The exit's code is written after the block.
 enum Way {
     /// To the interpreter, which executes the instruction.
     Instruction(usize),
@@ -685,8 +686,8 @@ impl BlockWriter<'_> {
         self.ended = true;
     }
 
-    /// Jumps to the guest address in RAX, or exits to the interpreter if its code is not known. `commit` writes code to
-    /// run before the jump. It must not change RCX.
+    /// Jumps to the guest address in RAX, or exits to the interpreter if its code is not known. `commit`
+    /// writes code to run before the jump. `commit` must not change RCX.
     pub fn jump_to_rax(&mut self, commit: impl FnOnce(&mut Self)) {
         jump_slot(&mut self.asm);
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");

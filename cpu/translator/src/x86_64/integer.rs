@@ -552,7 +552,8 @@ impl BlockWriter<'_> {
 
     // Shifts.
 
-    /// SHL, SHR, SAR by a count that is not zero. OF is that of a shift by one, for any count.
+    /// SHL, SHR, SAR by a count that is not zero. OF has the value of a shift by one, for any
+    /// count.
     fn shift(&mut self, i: &Instruction, which: u8, count: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let memory = if is_memory(i, 0) { Some(self.operand(i, size, true)?) } else { None };
@@ -683,7 +684,8 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// The place of the operand that a multiplication or division reads. It is never in RAX or RDX.
+    /// The place of the operand that a multiplication or division reads. The operand is never in
+    /// RAX or RDX.
     fn factor(&mut self, i: &Instruction, n: u32, size: Size) -> Result<Place, Cannot> {
         if !is_memory(i, n) {
             return Ok(Self::place(self.register(i, n)));
@@ -809,8 +811,8 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// BSF and BSR. A zero source leaves the destination unchanged and sets ZF and PF. Otherwise PF is that of the
-    /// result, and the others are clear.
+    /// BSF and BSR. A zero source leaves the destination unchanged and sets ZF and PF. Otherwise PF follows
+    /// the result, and the other flags are clear.
     fn scan(&mut self, i: &Instruction, opcode: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);
@@ -844,7 +846,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// POPCNT, TZCNT, LZCNT. ZF is as on the host. So is CF, for TZCNT and LZCNT. The other flags are clear.
+    /// POPCNT, TZCNT, LZCNT. ZF, and CF of TZCNT and LZCNT, are as on the host. The other flags are clear.
     fn count(&mut self, i: &Instruction, opcode: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);

@@ -418,8 +418,8 @@ impl Kind {
         )
     }
 
-    /// Its effect on the flags, if the flags in `needed` may be read after it. `checked` says that its access needs no
-    /// check. `None` if the interpreter must then execute it.
+    /// The instruction's effect on the flags, if later code may read the flags in `needed`. `checked` says
+    /// that its access needs no check. `None` if the interpreter must then execute it.
     pub fn effect(self, instruction: &Instruction, needed: u8, checked: bool) -> Option<Effect> {
         use set::{A, ALL, C, O, Z};
         let memory =

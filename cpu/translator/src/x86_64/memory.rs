@@ -79,8 +79,8 @@ impl CodeMemory {
         }
     }
 
-    /// Removes the host's pages from the writable mapping. They stay in the executable mapping. Otherwise the process
-    /// would be charged twice for each page.
+    /// Removes the host's pages from the writable mapping. The pages stay in the executable mapping.
+    /// Otherwise the process would be charged twice for each page.
     #[cold]
     fn give_back(&mut self) {
         self.given_back = self.used;

@@ -30,9 +30,10 @@ use crate::{
     At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Miss, Part, Parts, Resume, Source, Undefined,
 };
 
-/// Most bytes of code. When they are used up, all code is dropped and translated again.
+/// The largest number of code bytes. When they are used up, all code is dropped and
+/// translated again.
 const CODE_BYTES: usize = 64 << 20;
-/// Most bytes of code for one block.
+/// The largest number of code bytes of one block.
 const BLOCK_BYTES: usize = 32 << 10;
 /// Registers of the host that belong to the caller.
 const CALLEE_SAVED: [Reg; 6] = [RBX, RBP, Reg(12), Reg(13), Reg(14), R15];
@@ -368,9 +369,9 @@ impl Translator {
         frame.privileged = guest.privileged.into();
         frame.interrupts_wait = guest.interrupts_wait.into();
         frame.jumps = self.jumps.as_ptr();
-        // SAFETY: `block` wrote the code at `address` for this frame's layout. The code accesses the frame, the slots
-        // and the jump table, which all outlive the call. It accesses RAM through slots, which only `TlbSlot::map`
-        // makes. It follows the calling convention: see `glue`.
+        // SAFETY: `block` wrote the code at `address` for this frame's layout. The code accesses the frame,
+        // the slots and the jump table, which all outlive the call. The code accesses RAM through slots,
+        // which only `TlbSlot::map` makes. The code follows the calling convention: see `glue`.
         let code = unsafe {
             let enter: extern "sysv64" fn(*mut Frame, u64) -> u32 = std::mem::transmute(self.code.address(0));
             enter(frame, address)

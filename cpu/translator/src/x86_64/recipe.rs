@@ -129,7 +129,7 @@ impl Recipe {
             Operation::Difference | Operation::Comparison => {
                 (u64::from(a < second), (a ^ second ^ result) >> 4 & 1, top((a ^ second) & (a ^ result)))
             }
-            // OF is that of a shift by one, for any count.
+            // OF has the value of a shift by one, for any count.
             Operation::Shift(4) => (a >> (u64::from(bits) - second) & 1, 0, top(a ^ a << 1)),
             Operation::Shift(5) => (a >> (second - 1) & 1, 0, top(a)),
             Operation::Shift(_) => (sign_extended(a, bits) as u64 >> (second - 1) & 1, 0, 0),
