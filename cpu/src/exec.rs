@@ -73,7 +73,7 @@ enum Attended {
 enum Extent {
     /// Up to the end of the block.
     Block = 0,
-    /// Executes one instruction, whose fetch an observer may want.
+    /// One instruction, whose fetch an observer may want.
     Observed = 1 << 2,
     /// One instruction.
     Instruction = 1 << 3,
@@ -111,7 +111,7 @@ impl Cpu {
         cpu
     }
 
-    /// Chooses what executes the guest. The guest cannot see whether this happens.
+    /// Chooses the tier that executes the guest. The guest cannot see which tier runs.
     pub fn set_tier(&mut self, tier: Tier) {
         self.drop_code();
         let (after, undefined, parts) = match tier {

@@ -1,8 +1,8 @@
 //! I/O APIC with 24 inputs (Intel 82093AA datasheet, plus the EOI register of version 0x20).
 //!
-//! It turns line levels into interrupt messages; [`IoApic::service`] hands the messages to its caller, which delivers
-//! them. Polarity bits are stored and ignored: a line that is "up" here is asserted, whatever its voltage. The
-//! delivery-status bit always reads as idle, because delivery takes no time.
+//! The chip turns line levels into interrupt messages; [`IoApic::service`] hands the messages to its caller,
+//! which delivers them. Polarity bits are stored and ignored: a line that is "up" here is asserted, whatever
+//! its voltage. The delivery-status bit always reads as idle, because delivery takes no time.
 
 use serde::{Deserialize, Serialize};
 

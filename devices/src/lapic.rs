@@ -106,8 +106,8 @@ impl LocalApic {
         LocalApic { s, eoi_broadcast: None }
     }
 
-    /// Does what PC firmware does before it starts a kernel. It enables the APIC, lets the 8259's interrupts through
-    /// LINT0 ("virtual wire mode"), and makes LINT1 the NMI pin.
+    /// Does what PC firmware does before it starts a kernel. The function enables the APIC, lets the 8259's
+    /// interrupts through LINT0 ("virtual wire mode"), and makes LINT1 the NMI pin.
     pub fn set_virtual_wire_mode(&mut self) {
         self.s.svr |= SVR_ENABLE;
         self.s.lvt[LVT_LINT0] = 0x700;
@@ -318,7 +318,8 @@ impl LocalApic {
         if entry & LVT_MASKED != 0 {
             return;
         }
-        // The timer and error entries have no delivery mode field. It reads as zero: fixed.
+        // The timer and error entries have no delivery mode field. The field reads as zero:
+        // fixed.
         match DeliveryMode::from_bits(u64::from(entry >> 8)) {
             DeliveryMode::Fixed => {
                 self.accept(entry as u8, false);

@@ -1,5 +1,5 @@
-//! The small ports: system control (0x61, 0x92, keyboard reset, 0xCF9), POST code, debug console, debug exit and
-//! pvpanic. Each has a byte or two of state, so they share a file.
+//! The small ports: system control (0x61, 0x92, keyboard reset, 0xCF9), POST code, debug console, debug exit
+//! and pvpanic. Each port has a byte or two of state, so all share a file.
 //!
 //! Port 0x61 drives the gate of timer channel 2, which belongs to another chip: the wiring passes the level on. Not
 //! modelled: the keyboard controller except for its reset pulse, the speaker, and NMI sources. The A20 bit is stored
@@ -25,7 +25,7 @@ pub enum Request {
     },
 }
 
-/// Which debug ports the machine has. Kernel developers know them from QEMU.
+/// Which debug ports the machine has. Kernel developers know these ports from QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DebugPorts {
     /// Whether port 0xE9 shows each written byte on the host.

@@ -1,7 +1,7 @@
 //! The board: all chips, their ports and addresses, and the interrupt lines between them.
 //!
-//! After each access and each advance the wiring polls all interrupt lines. It drives their levels into the 8259 pair
-//! and the I/O APIC; no chip calls another. Ports without a chip read as all ones.
+//! After each access and each advance the wiring polls all interrupt lines. The wiring drives the levels into
+//! the 8259 pair and the I/O APIC; no chip calls another. Ports without a chip read as all ones.
 //!
 //! Time: calls take the current virtual time, which must not go back. Everything due earlier happens first, in order of
 //! time. So the number of calls of [`Platform::advance`] does not change the state. Two machines at the same point have

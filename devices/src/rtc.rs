@@ -126,7 +126,7 @@ impl Rtc {
         }
     }
 
-    /// Level of the interrupt line. It stays up until register C is read.
+    /// Level of the interrupt line. The line stays up until register C is read.
     pub fn irq(&self, now_ns: u64) -> bool {
         self.flags(self.s.reg_b & C_FLAGS, now_ns) != 0
     }

@@ -41,10 +41,11 @@ pub const NOT_THE_CPU: &str = "a thread that sleeps cannot be changed: thread 1 
 
 const CPU_NAME: &str = "vCPU 0";
 
-/// Most bytes of a `monitor` answer in one packet. gdb joins the pieces.
+/// The largest number of bytes of a `monitor` answer in one packet. gdb joins the pieces.
 const CONSOLE_CHUNK_BYTES: usize = 2048;
 
-/// The protocol uses the host's error numbers. These two are the same everywhere.
+/// The protocol uses the host's error numbers. The two registers `rip` and `rsp` are the
+/// same in all layouts.
 const EFAULT: u8 = 14;
 const EINVAL: u8 = 22;
 
@@ -71,7 +72,7 @@ pub(crate) struct Adapter<'t> {
     requested: Move,
     /// Why the current request failed.
     refusal: Option<Refusal>,
-    /// Text that gdb would not show as an error. It is sent when gdb next listens.
+    /// Text that gdb would not show as an error. The text is sent when gdb next listens.
     console: String,
     /// Whether gdb no longer waits for the answer to the current request.
     abandoned: bool,
@@ -283,16 +284,17 @@ const POLLS_PER_SIGN: u32 = 4;
 /// As [`sticky_poll`], for `monitor` commands. gdb complains if it hears nothing for two seconds, so the poll sends an
 /// empty text from time to time.
 ///
-/// At ^C gdb sends nothing. It stops listening for the answer and continues with its next request. gdb sends a request
-/// during a command for no other reason. So a request that arrives after a sign of life ends the command and sets
-/// `abandoned`.
+/// At ^C gdb sends nothing. gdb stops listening for the answer and continues with its next request. gdb sends
+/// a request during a command for no other reason. So a request that arrives after a sign of life ends the
+/// command and sets `abandoned`.
 fn patient_poll<'l>(
     link: &'l mut Link<'_>,
     progress: &'l mut Progress,
     abandoned: &'l mut bool,
 ) -> impl FnMut() -> bool + 'l {
     let (mut asked, mut polls) = (false, 0_u32);
-    // Some clients send several requests at once. Those arrived before the first sign of life.
+    // Some clients send several requests at once. Such requests arrived before the first sign
+    // of life.
     let mut before = None;
     move || {
         progress();
@@ -594,7 +596,7 @@ impl ext::HwWatchpoint for Adapter<'_> {
         length: u64,
         kind: ext::WatchKind,
     ) -> TargetResult<bool, Self> {
-        // Neither empty nor past the end of the address space.
+        // The range must not be empty or pass the end of the address space.
         let is_range = length.checked_sub(1).and_then(|last| address.checked_add(last)).is_some();
         if is_range {
             self.stops.watchpoints.insert(Watchpoint { address, length, kind: from_ext(kind) });

@@ -1,16 +1,16 @@
-//! Conditions of breakpoints, evaluated here instead of by gdb after every stop. They are bytecode of gdb's agent
-//! expressions, on registers and memory only.
+//! Conditions of breakpoints, evaluated here instead of by gdb after every stop. A condition is bytecode of
+//! gdb's agent expressions, on registers and memory only.
 //!
-//! The module follows the appendix "The GDB Agent Expression Mechanism" of the gdb manual. It omits floating point,
-//! tracing, state variables and printing, which gdb does not use for conditions. If such an instruction occurs, the
-//! condition counts as true and gdb evaluates it itself.
+//! The module follows the appendix "The GDB Agent Expression Mechanism" of the gdb manual. Not supported are
+//! floating point, tracing, state variables and printing, which gdb does not use for conditions. If such an
+//! instruction occurs, the condition counts as true and gdb evaluates it itself.
 
 use crate::registers::RegisterNumber;
 use crate::registers::Registers;
 
-/// Most values on the stack.
+/// The largest number of values on the stack.
 const MAX_DEPTH: usize = 64;
-/// Most executed instructions, because the bytecode can loop.
+/// The largest number of executed instructions, because the bytecode can loop.
 const MAX_INSTRUCTIONS: usize = 4096;
 
 /// One condition.

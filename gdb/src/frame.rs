@@ -20,7 +20,7 @@ pub(crate) enum Event {
     Packet(Vec<u8>),
     /// A packet with a wrong checksum.
     Damaged,
-    /// A packet that is too long. Its content is lost.
+    /// A packet that is too long. The packet's content is lost.
     TooLong,
     /// ^C.
     Interrupt,

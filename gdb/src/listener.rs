@@ -31,7 +31,8 @@ use nix::sys::stat::{Mode, fchmod};
 
 use crate::owner::Owners;
 
-/// The most clients whose owners are looked up together. Each takes a descriptor meanwhile.
+/// The most clients whose owners are looked up together. Each client takes a descriptor
+/// during the look-up.
 const MOST_AT_ONCE: usize = 256;
 
 /// Why no connection is possible.
@@ -178,7 +179,7 @@ impl Listener {
         Ok(Self { socket, gdb_address, owners, admitted: Mutex::default() })
     }
 
-    /// Lets clients wait for [`Self::accept`]. It may be called again.
+    /// Lets clients wait for [`Self::accept`]. The function may be called again.
     ///
     /// # Errors
     /// If another program has taken the address in the meantime.
@@ -224,14 +225,15 @@ impl Listener {
         while streams.len() < MOST_AT_ONCE && self.is_ready() {
             match self.accept_once() {
                 Ok(stream) => streams.push(stream),
-                // What is wrong is met again once these have been looked at.
+                // A lasting error comes again after these clients have been checked.
                 Err(_) => break,
             }
         }
         streams
     }
 
-    /// Lets in the clients that may come in, and hangs up on the others. One sentence says how many of the same kind these are.
+    /// Accepts the allowed clients, and hangs up on the others. One sentence says how many clients of each
+    /// kind were refused.
     fn admit(&self, streams: Vec<Stream>) {
         let refusals = self.refusals(&streams);
         let mut refused: BTreeMap<String, usize> = BTreeMap::new();
@@ -338,7 +340,7 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Socket::Unix(_, path) = &self.socket {
-            // Another process may have removed it already.
+            // Another process may have removed the file already.
             let _ = fs::remove_file(path);
         }
     }

@@ -15,7 +15,7 @@ use nix::unistd::geteuid;
 const ROOT: u32 = 0;
 /// The inode, in the kernel's tables, of an end that no program holds any more.
 const NO_INODE: &str = "0";
-/// Most bytes to read of one table: half a million connections.
+/// The largest number of bytes to read of one table: half a million connections.
 const MAX_TABLE_BYTES: usize = 64 << 20;
 
 /// Who may connect, and how to find out who a client is.
@@ -92,7 +92,8 @@ impl Ends {
     }
 }
 
-/// Reads a whole table. The kernel builds the table anew for each read from its beginning.
+/// Reads a whole table. The kernel builds the table again for each read from its
+/// beginning.
 fn read_whole(table: &File) -> io::Result<String> {
     let (mut bytes, mut piece) = (Vec::new(), vec![0; 1 << 16]);
     loop {

@@ -182,7 +182,8 @@ impl<'t> Session<'t> {
             self.send(adapter)?;
             return Ok(None);
         }
-        // gdb asks this while it connects. It prints console output that comes before the answer.
+        // gdb asks this while it connects. gdb prints console output that comes before the
+        // answer.
         if body == TRACE_REQUEST
             && let Some(text) = adapter.take_greeting()
         {
@@ -211,9 +212,9 @@ impl<'t> Session<'t> {
         Ok(end)
     }
 
-    /// Answers ttvm's own requests, with which a client that stopped waiting for an answer gets in step again. The
-    /// client sends a word. Then it sends requests without an answer until the word comes back; each lets it read one
-    /// packet more.
+    /// Answers ttvm's own requests, with which a client that stopped waiting for an answer gets in step
+    /// again. The client sends a word. Then the client sends requests without an answer until the word comes
+    /// back; each request lets the client read one more packet.
     fn synchronize(&mut self, body: &[u8]) -> bool {
         if let Some(word) = body.strip_prefix(SYNC_REQUEST) {
             self.reply(word);

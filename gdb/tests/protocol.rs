@@ -54,7 +54,7 @@ fn a_step_reports_the_frame_registers() {
     assert_eq!(reply, "T05thread:p01.01;06:0000000000000000;07:0080000000000000;10:0710000000000000;");
     assert_eq!(stop_kind(&reply), "T05thread:p01.01;");
     assert_eq!(client.rip(), LOOP);
-    // One read of the whole register file per stop serves any number of requests.
+    // The server reads the whole register file once per stop, for any number of requests.
     client.request("g");
     client.request("p0");
     assert_eq!(client.close().1.register_reads, 1);

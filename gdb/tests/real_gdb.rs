@@ -61,7 +61,7 @@ fn sections(output: &str) -> Vec<&str> {
     output.split("\n> ").skip(1).collect()
 }
 
-/// Runs one script. Each line has texts that gdb's answer must contain.
+/// Runs one script. Each line of the script has texts that gdb's answer must contain.
 fn check(toy: Toy, script: &[(&str, &[&str])]) {
     let lines: Vec<_> = script.iter().map(|(line, _)| *line).collect();
     let Some(sessions) = run_gdb("127.0.0.1:0", toy, &[&lines]) else { return };

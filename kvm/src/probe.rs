@@ -19,7 +19,7 @@ use engine_contract::{End, LandingPlace, Leave};
 pub enum Probe {
     /// The guest ran as on hardware.
     Works,
-    /// It ran differently, and how.
+    /// The guest ran differently, and how.
     Fails(String),
 }
 
@@ -30,7 +30,7 @@ pub struct Capabilities {
     pub missing: Option<&'static str>,
     /// Whether written pages can be reported by a ring.
     pub dirty_ring: bool,
-    /// Most vCPUs that the kernel recommends.
+    /// The largest number of vCPUs that the kernel recommends.
     pub vcpus: usize,
 }
 

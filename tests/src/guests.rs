@@ -146,7 +146,8 @@ pub fn with_files(initrd: &Artefact, folder: &Path, to: &Path) {
     std::fs::write(to, packed.stdout).expect("the folder is ours");
 }
 
-/// Makes the kernel of a few instructions (`small_guest.s`). It ends by the debug-exit port, and takes a second at most.
+/// Makes the kernel of a few instructions (`small_guest.s`). The kernel ends by the debug-exit port, and
+/// takes a second at most.
 pub fn small_kernel(directory: &Path) -> PathBuf {
     let path = directory.join("small");
     let made = Command::new("gcc")

@@ -59,8 +59,9 @@ impl Left {
     }
 }
 
-/// The executables of these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`. Builds these packages alone. They
-/// need other features of `iced-x86`, so a build together with `tests` would build ttvm once more.
+/// The executables of these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`. Builds these
+/// packages alone. The packages need other features of `iced-x86`, so a build together with `tests` would
+/// build ttvm once more.
 pub fn built(names: &[&str]) -> Vec<(String, PathBuf)> {
     let packages = ["silicon", "cuts", "ttvm-kvm"].map(|name| ["--package", name]).concat();
     let output = Command::new(env!("CARGO"))

@@ -1,5 +1,5 @@
-//! The recorded run of the kernel `travel.elf`, which the tests of recordings and of time travel share. It has two million
-//! steps with timer interrupts, keys and halts.
+//! The recorded run of the kernel `travel.elf`, which the tests of recordings and of time travel share. The
+//! run has two million steps with timer interrupts, keys and halts.
 
 use std::path::{Path, PathBuf};
 

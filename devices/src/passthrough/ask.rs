@@ -96,8 +96,8 @@ pub struct InterruptV1 {
     pub vector: u16,
 }
 
-/// The input from passed-through devices at one moment. It takes effect in this order: memory writes, interrupts, the
-/// value of a read.
+/// The input from passed-through devices at one moment. The input takes effect in this order: memory writes,
+/// interrupts, the value of a read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInputV1 {
     /// The question that this input answers, if any.

@@ -1,5 +1,5 @@
-//! A PCI function of the host. Its configuration space and interrupts are a model; everything behind its BARs is the
-//! real device.
+//! A PCI function of the host. The function's configuration space and interrupts are a model; everything
+//! behind its BARs is the real device.
 //!
 //! The header is emulated and has the real function's identity. The guest moves BARs only in the model. Of the
 //! capabilities the guest sees MSI and MSI-X, both emulated, if the real function has them. All other registers behind
@@ -38,7 +38,7 @@ const MAX_PORTS: u32 = 256;
 pub struct BarDescriptionV1 {
     /// The BAR's number.
     pub index: u8,
-    /// Its size, a power of two.
+    /// The BAR's size, a power of two.
     pub size_bytes: u32,
     /// Whether it is an I/O port BAR.
     pub is_ports: bool,
@@ -78,7 +78,7 @@ pub struct PciDescriptionV1 {
     pub has_line: bool,
     /// Offset of its MSI capability.
     pub msi: Option<u8>,
-    /// Its MSI-X structures.
+    /// The function's MSI-X structures.
     pub msix: Option<MsixDescriptionV1>,
 }
 
@@ -161,7 +161,8 @@ pub(crate) struct PassedParts {
 }
 
 impl PassedFunction {
-    /// Makes the function as firmware leaves it. Its BARs go to `memory` and `ports`; `line` is its interrupt.
+    /// Makes the function as firmware leaves it. The function's BARs go to `memory` and `ports`; `line` is
+    /// its interrupt.
     pub fn new(
         device: u8,
         description: &PciDescriptionV1,

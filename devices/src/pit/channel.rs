@@ -253,7 +253,8 @@ impl Channel {
             CountPhase::Counting { previous, current: Cycle { origin_tick, count, expired: false } };
     }
 
-    /// Loads a new count in a periodic mode. It takes effect when the running period ends (half period in mode 3).
+    /// Loads a new count in a periodic mode. The new count takes effect when the running period ends (half
+    /// period in mode 3).
     fn replace(&mut self, previous: Option<Cycle>, current: Cycle, tick: u64) {
         let count = self.s.reload;
         let (previous, origin_tick) = if tick < current.origin_tick {

@@ -62,7 +62,7 @@ impl<B: ExpansionBus> Platform<B> {
         self.interrupt_pending = self.external_interrupt_pending() || self.lapic.pending_vector().is_some();
     }
 
-    /// Whether the 8259 pair interrupts the CPU. It can do so past a disabled local APIC, through LINT0, or through pin
+    /// Whether the 8259 pair interrupts the CPU. The interrupt can pass a disabled local APIC, LINT0, or pin
     /// 0 of the I/O APIC.
     pub(super) fn external_interrupt_pending(&self) -> bool {
         self.pic.interrupt_pending()

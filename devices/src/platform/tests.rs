@@ -192,8 +192,8 @@ fn serial_output_is_interrupt_driven_through_both_controllers() {
     }
 }
 
-/// A driver may answer a transmitter interrupt by sending, without reading IIR. It gets the next interrupt although the
-/// controller is edge triggered.
+/// A driver may answer a transmitter interrupt by sending, without reading IIR. Such a driver gets the next
+/// interrupt although the controller is edge triggered.
 #[test]
 fn sending_without_reading_iir_still_makes_edges() {
     let mut m = machine();

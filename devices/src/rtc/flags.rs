@@ -37,7 +37,8 @@ impl Rtc {
         }
     }
 
-    /// The next periodic interrupt. It depends on the divider only, even if SET stops the updates.
+    /// The next periodic interrupt. The periodic interrupt depends on the divider only, even if
+    /// SET stops the updates.
     fn next_periodic_ns(&self, after_ns: u64) -> Option<u64> {
         let rate = self.s.reg_a & A_RATE;
         if rate == 0 || !self.divider_runs() {

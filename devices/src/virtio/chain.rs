@@ -95,7 +95,7 @@ impl Chain {
     }
 }
 
-/// A position in a list of buffers. It moves forward as bytes are copied.
+/// A position in a list of buffers. The position moves forward as bytes are copied.
 pub(crate) struct Cursor<'a, M> {
     mem: &'a M,
     spans: &'a [Span],

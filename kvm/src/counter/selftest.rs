@@ -1,7 +1,7 @@
 //! Tests whether this host's counter of conditional branches can be trusted, for `ttvm doctor`.
 //!
-//! Processors, hypervisors and settings each have their way of spoiling the counter (rr's start-up checks found most of
-//! them). So these tests run before the counter is used.
+//! Processors, hypervisors and settings each have their way of spoiling the counter (rr's start-up checks
+//! found most of them). So the tests here run before the counter is used.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -270,7 +270,8 @@ fn hits_after_as_many_branches_are_told_apart() {
             let mut arrival =
                 land(&mut world.vcpu, goal_of(visit, false), &mut world.margin, &mut world.seen);
             if !changes_register {
-                // All have the same registers, so the caller must compare RAM and continue from each wrong one.
+                // All visits have the same registers, so the caller must compare RAM and continue from each
+                // wrong visit.
                 for earlier in &visits[..number] {
                     assert!(world.is_at(earlier), "visit {number}");
                     let goal = goal_of(visit, true);

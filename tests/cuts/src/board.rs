@@ -7,7 +7,8 @@ use guest_ram::RamView;
 use crate::layout::{PAGE, RAM_BYTES};
 use seeded::mix;
 
-/// The board's state between two accesses. It is compared and restored with the guest.
+/// The board's state between two accesses. The state is compared and restored together
+/// with the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
     /// The vector that the interrupt controller asks for.
@@ -33,7 +34,7 @@ pub struct Board {
     ram: RamView,
 }
 
-/// Its MSR, the APIC's base.
+/// The board's MSR, the APIC's base.
 pub const APIC_BASE: u32 = 0x1b;
 
 /// The effect of a write to a port, by the low bits of the port's number. Every write is also noted.

@@ -600,8 +600,9 @@ impl Writer {
         }
     }
 
-    /// A loop: an instruction sets flags from registers. Others leave the flags alone, may change those registers and may
-    /// fault. Then a branch uses the flags. A translator that computes flags late must still have the operands.
+    /// A loop: an instruction sets flags from registers. Other instructions leave the flags alone, may change
+    /// those registers and may fault. Then a branch uses the flags. A translator that computes flags late
+    /// must still have the operands.
     fn late_flags(&mut self) {
         if self.bits != Bits::B64 {
             return self.branch();

@@ -29,7 +29,7 @@ pub enum Mode {
 /// How linear addresses become physical at the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Paging {
-    /// They are physical.
+    /// Paging is off: addresses are physical.
     Off,
     /// 32-bit paging: 4 KiB and 4 MiB pages.
     Narrow,
@@ -129,7 +129,7 @@ impl Program {
         Program { mode, paging, state, ram, events, cuts }
     }
 
-    /// The program of hot loops of a seed and a number.
+    /// The program of hot loops that a seed and a number determine.
     pub fn looping(seed: u64, number: u64) -> Program {
         let (mode, paging) = (Mode::Long, Paging::Long);
         let rng = stream(seed ^ 2, number);
@@ -246,8 +246,8 @@ impl Image {
         }
     }
 
-    /// Loops as code, and handlers that continue with them. Everything except the data is mapped one to one, with all
-    /// rights.
+    /// The loops as code, and handlers that continue the loops. Everything except the data is mapped one to
+    /// one, with all rights.
     fn loops(&mut self, kernel: bool) {
         for (at, code) in loops::code(&mut self.rng, kernel) {
             self.put(at, &code);

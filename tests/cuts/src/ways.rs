@@ -1,4 +1,4 @@
-//! The ways to run a program. All must have the same result.
+//! The ways to run a program. All ways must have the same result.
 
 use cpu::{Counts, CpuState, Stop};
 use guest_ram::GuestRam;
@@ -172,7 +172,8 @@ impl<T: Tier> Guest<T> {
     }
 }
 
-/// The guest at each of its program's cuts, run step by step, or from cut to cut. It ends early when the guest is over.
+/// The guest at each of its program's cuts, run step by step, or from cut to cut. The list ends early when
+/// the guest is over.
 pub fn reference<T: Tier>(program: &Program, steps: Steps) -> Vec<Snapshot> {
     let mut guest = Guest::<T>::start(program);
     let mut snapshots = Vec::new();

@@ -1,6 +1,7 @@
-//! Every allowed difference from the real processor, with its reason and the manual's words. The list is complete: anything
-//! else is a failure. `compare.rs` leaves out state of the operating system: IF, IOPL, RF, reserved bytes of FXSAVE images.
-//! It also leaves out the P bit that Linux sets in error codes of kernel addresses.
+//! Every allowed difference from the real processor, with its reason and the manual's words. The list is
+//! complete: anything else is a failure. `compare.rs` leaves out state of the operating system: IF, IOPL, RF,
+//! reserved bytes of FXSAVE images. `compare.rs` also leaves out the P bit that Linux sets in error codes of
+//! kernel addresses.
 //!
 //! "SDM" is Intel's Software Developer's Manual, "APM" AMD's Architecture Programmer's Manual.
 

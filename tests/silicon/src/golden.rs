@@ -23,7 +23,8 @@ const BATCHES: u64 = 13;
 /// Zstandard's level: recording is rare.
 const LEVEL: i32 = 19;
 
-/// Instructions that leave flags or results undefined: half of the cases. A change here is one of the file's, too.
+/// Instructions that leave flags or results undefined: half of the cases. A change here also changes the
+/// file's format.
 const OPEN: [&str; 32] = [
     "and", "or", "xor", "test", "andn", "bextr", "blsi", "blsmsk", "blsr", "bzhi", "lzcnt", "tzcnt", "bsf",
     "bsr", "bswap", "bt", "btc", "btr", "bts", "mul", "imul", "div", "idiv", "shl", "shr", "sar", "rol",
@@ -191,7 +192,7 @@ impl<R: Reference> Reference for Recorder<R> {
     }
 }
 
-/// Recorded results, as a reference. Their cases come in order.
+/// Recorded results, as a reference. The results' cases come in order.
 pub struct Results<'a> {
     golden: &'a Golden,
     part: usize,

@@ -6,7 +6,8 @@
 pub const PAGE: u64 = 0x1000;
 /// First byte of the code area.
 pub const CODE: u64 = 0x1000_0000;
-/// Distance between the code of two cases. It is no power of two, so instructions cross lines and pages.
+/// Distance between the code of two cases. The distance is no power of two, so instructions cross lines
+/// and pages.
 pub const CODE_STRIDE: u64 = 61;
 /// Cases per batch: the code area holds one each.
 pub const BATCH: u64 = 4096;

@@ -1,11 +1,11 @@
-//! Compares the software CPU with the processor it runs on. Both execute random user-mode instructions from random
-//! registers and memory. Everything visible is compared.
+//! Compares the software CPU with the processor it runs on. Processor and software CPU execute random
+//! user-mode instructions from random registers and memory. Everything visible is compared.
 //!
 //! [`catalogue`] knows which encodings there are, [`case`] makes random cases of them, [`native`] and
 //! [`soft`] execute one each, [`compare`] and [`allowed`] judge. A run is repeated by its seed; one case by
-//! its batch and number. What the manuals leave open ([`open`]) is compared on Intel's processors only;
-//! [`golden`] has results of one for all other hosts. It does not test privileged instructions, other modes
-//! than 64-bit user mode, or time.
+//! its batch and number. Results that the manuals leave open ([`open`]) are compared on Intel's processors
+//! only; [`golden`] has an Intel processor's results for all other hosts. Not tested: privileged
+//! instructions, other modes than 64-bit user mode, and time.
 
 #![deny(unsafe_code)]
 
@@ -178,8 +178,8 @@ fn compare_with(
     Ok(runner.report)
 }
 
-/// Records golden vectors on this processor, and compares the software CPU with them. The caller must have one thread only,
-/// since this forks.
+/// Records golden vectors on this processor, and compares the software CPU with the vectors. The caller must
+/// have one thread only, since this forks.
 pub fn record() -> io::Result<(Golden, Summary)> {
     if !open::is_intel() {
         return Err(io::Error::other("golden vectors are recorded on an Intel processor"));

@@ -1,5 +1,6 @@
-//! Executes one instruction on the real processor, in this process. It loads every register and jumps to the instruction.
-//! It gets control back through the jump behind the instruction or through a signal handler.
+//! Executes one instruction on the real processor, in this process. The module loads every register and jumps
+//! to the instruction. Control comes back through the jump behind the instruction or through a signal
+//! handler.
 //!
 //! All of the crate's `unsafe` is here and in [`crate::process`]. A stray store by a tested instruction can
 //! in principle damage this process, so callers fork first.
@@ -78,7 +79,8 @@ global_asm!(
     ".globl silicon_ahead",
     ".globl silicon_back",
     ".globl silicon_leave",
-    // A function without arguments. It keeps the registers that the C calling convention preserves.
+    // A function without arguments. The function keeps the registers that the C calling convention
+    // preserves.
     "silicon_enter:",
     "push rbx",
     "push rbp",
@@ -142,8 +144,8 @@ unsafe extern "C" {
     fn silicon_leave();
 }
 
-/// The address of the jump stubs, behind the cases' slots. A slot reaches them with a 5-byte jump. They jump to the
-/// trampoline, which may be anywhere.
+/// The address of the jump stubs, behind the cases' slots. A slot reaches them with a 5-byte jump. The stubs
+/// jump to the trampoline, which may be anywhere.
 const STUBS: u64 = CODE + CODE_BYTES;
 const STUB_BYTES: u64 = 16;
 

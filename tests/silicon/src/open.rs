@@ -115,7 +115,7 @@ fn register(case: &Case, native: &Outcome) -> Option<usize> {
     open.then(|| case.instruction.op_register(0).full_register().number())
 }
 
-/// Whether vendors decode these bytes as different instructions. Such a case is not tried. AMD's processors
+/// Whether vendors decode these bytes as different instructions. Such a case is skipped. AMD's processors
 ///
 /// - heed an operand-size prefix of near branches (SDM vol. 2 and APM vol. 3, Jcc, JMP, CALL, RET);
 /// - let REP and REPNE choose whether LOOPE or LOOPNE is executed (APM vol. 3, 1.2.6, has no such use of the prefixes);
@@ -375,7 +375,7 @@ fn apply_x87(case: &Case, native: &FxImage, soft: &mut FxImage) {
     soft.set_data_pointer(native.data_pointer());
     if matches!(case.instruction.mnemonic(), F2xm1 | Fyl2x | Fyl2xp1 | Fsin | Fcos | Fsincos | Fptan | Fpatan)
     {
-        // Each is within one of the exact result.
+        // Each result is within one unit in the last place of the exact result.
         take_extended(native, soft, 2);
     }
 }

@@ -31,9 +31,9 @@ const SIB: u8 = 0x24;
 /// How an encoding ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum End {
-    /// It was executed, and has this many bytes.
+    /// The instruction was executed, and has this many bytes.
     Executed(u64),
-    /// It raised this exception.
+    /// The instruction raised this exception.
     Raised(u8),
 }
 

@@ -1,8 +1,9 @@
 //! Reports that a test, or a part of a test, cannot run on this machine: `return skip::test("there is no gdb")`.
 //!
-//! Cargo hides the output of passing tests, so a skipped test looks like one that ran. A line written here is still
-//! visible. It also goes into the file that `TTVM_SKIPS` names, and `scripts/test` counts and repeats these lines at its
-//! end. If `TTVM_NO_SKIPS` is set to anything, a test that would be skipped fails instead.
+//! Cargo hides the output of passing tests, so a skipped test looks like one that ran. A line written here is
+//! still visible. The line also goes into the file that `TTVM_SKIPS` names, and `scripts/test` counts and
+//! repeats these lines at its end. If `TTVM_NO_SKIPS` is set to anything, a test that would be skipped fails
+//! instead.
 
 #![forbid(unsafe_code)]
 

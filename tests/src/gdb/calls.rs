@@ -13,7 +13,7 @@ use super::trace::{Place, RSP, Trace, Window};
 /// One run of a function.
 #[derive(Clone, Debug)]
 pub struct Activation {
-    /// Its first instruction.
+    /// The function's first instruction.
     pub function: u64,
     /// The activation that called it.
     pub caller: Option<usize>,
@@ -25,7 +25,7 @@ pub struct Activation {
     pub entry_rsp: u64,
     /// The step count behind its return.
     pub exit: Option<usize>,
-    /// It jumped to another function, or was interrupted.
+    /// The function jumped to another function, or was interrupted.
     pub irregular: bool,
 }
 

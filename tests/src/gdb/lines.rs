@@ -1,6 +1,6 @@
-//! Made-up source lines for functions of the guest's kernel, for gdb's line steps. A line is a run of a function's
-//! instructions. The debug information also describes the frame at each instruction. The host's tools assemble and link a
-//! text for gdb. It contains no code bytes.
+//! Made-up source lines for functions of the guest's kernel, for gdb's line steps. A line is a run of a
+//! function's instructions. The debug information also describes the frame at each instruction. The host's
+//! tools assemble and link a text for gdb. The text contains no code bytes.
 //!
 //! A line begins at every target of a jump, so control always enters a line at its beginning. A line ends with each call.
 

@@ -51,7 +51,7 @@ impl GdbScript {
     }
 
     /// Runs gdb with the tt commands and these symbol files against a server of its own, below `directory`.
-    /// Its first place is the recording's start.
+    /// The session's first place is the recording's start.
     pub fn run(
         &self,
         recording: &Recording<Instructions>,

@@ -43,9 +43,9 @@ macro_rules! instructions {
             let (st0, st1) = (a.to_bytes(), b.to_bytes());
             let mut area = [0u8; 108];
             // SAFETY: reads the two operands and the control word, and writes the memory operand and the save
-            // area. All three areas have sufficient size. Every x87 register is declared as clobbered.
-            // FNSAVE, which does not wait, leaves the x87 initialised, so no exception stays pending. One of
-            // the instructions needs RCX and the stack.
+            // area. The operands and the save area have sufficient size. Every x87 register is declared as
+            // clobbered. FNSAVE, which does not wait, leaves the x87 initialised, so no exception stays
+            // pending. One of the instructions needs RCX and the stack.
             unsafe {
                 asm!(
                     "fninit",

@@ -218,7 +218,7 @@ pub(super) struct Edge {
     pub ahead: u64,
     /// Offset of the displacement of a jump that can be linked to the code of the next block.
     pub displacement: Option<NonZeroU32>,
-    /// As `jump`, for the jump in the block's twin.
+    /// As `displacement`, for the jump in the block's twin.
     pub twin: Option<NonZeroU32>,
     /// For a target in another page: offset of the addend with which the TLB must map that page.
     pub addend: Option<NonZeroU32>,

@@ -1,5 +1,5 @@
-//! A small virtio-pci driver. It walks configuration space to find devices and structures, negotiates features, builds
-//! rings in guest RAM and rings doorbells.
+//! A small virtio-pci driver. The driver walks configuration space to find devices and structures, negotiates
+//! features, builds rings in guest RAM and rings doorbells.
 
 use guest_ram::{GuestMemory, GuestRam};
 use vm_memory::{Bytes, GuestAddress};
