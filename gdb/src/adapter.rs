@@ -44,8 +44,8 @@ const CPU_NAME: &str = "vCPU 0";
 /// The largest number of bytes of a `monitor` answer in one packet. gdb joins the pieces.
 const CONSOLE_CHUNK_BYTES: usize = 2048;
 
-/// The protocol uses the host's error numbers. The two registers `rip` and `rsp` are the
-/// same in all layouts.
+/// The protocol uses the host's error numbers. EFAULT and EINVAL have the same numbers on
+/// every host.
 const EFAULT: u8 = 14;
 const EINVAL: u8 = 22;
 

@@ -11,8 +11,8 @@ pub const PAGE_BYTES: usize = 4096;
 /// Number of bytes that a device sees change at once: a descriptor of most devices, or half of one.
 pub const CHUNK_BYTES: usize = 16;
 
-/// Zeroed memory. All accesses are volatile or atomic, and by aligned words, because the device may access the same
-/// word.
+/// Zeroed memory. All accesses to the area are volatile or atomic, and by aligned words, because the device
+/// may access the same word.
 #[derive(Debug)]
 pub struct Area {
     base: NonNull<u8>,
@@ -41,7 +41,7 @@ impl Area {
         Ok(Area { base: base.cast(), bytes })
     }
 
-    /// Its address in this process, for mappings by the kernel.
+    /// The address of the byte at `offset` in this process, for mappings by the kernel.
     pub fn address(&self, offset: usize) -> u64 {
         assert!(offset < self.bytes, "outside of the area");
         self.base.as_ptr() as u64 + offset as u64
@@ -73,8 +73,8 @@ impl Area {
             offset.is_multiple_of(CHUNK_BYTES) && offset + CHUNK_BYTES <= self.bytes,
             "outside of the area"
         );
-        // SAFETY: the chunk lies in the mapping and is aligned, as just checked. The mapping lives as long as `self`.
-        // All accesses are by whole words.
+        // SAFETY: the chunk lies in the mapping and is aligned, as just checked. The mapping lives as long as
+        // `self`. All accesses to the area are by whole words.
         unsafe { AtomicU128::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 

@@ -64,7 +64,8 @@ pub struct Function {
 const REMOVAL_TOKEN: u64 = u64::MAX;
 
 impl Function {
-    /// Opens the function at `address`, such as 0000:00:1d.0, and resets it if possible. It must be bound to vfio-pci.
+    /// Opens the function at `address`, such as 0000:00:1d.0, and resets it if possible. The function must be
+    /// bound to vfio-pci.
     pub fn open(address: &str) -> Result<Function, Error> {
         let sysfs = Path::new("/sys/bus/pci/devices").join(address);
         if !sysfs.exists() {
@@ -127,7 +128,7 @@ impl Function {
         let regions = (0..info.num_regions.min(9))
             .map(|index| ioctls::region(&device, index).unwrap_or_default())
             .collect();
-        // Some functions cannot be reset. They stay as the last user left them.
+        // Some functions cannot be reset. Such functions stay as the last user left them.
         let _ = ioctls::reset_device(&device);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|errno| failed("wait for", errno))?;
         let mut function = Function {
@@ -145,7 +146,7 @@ impl Function {
         Ok(function)
     }
 
-    /// Its address on the host.
+    /// The function's address on the host.
     pub fn address(&self) -> &str {
         &self.address
     }

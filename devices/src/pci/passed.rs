@@ -175,8 +175,7 @@ impl PassedThrough {
         self.devices.len() + usize::from(self.translation.is_some())
     }
 
-    /// Checks saved states without changing anything. The number of states must equal this bus's number of
-    /// passed-through devices.
+    /// Checks saved states without changing anything. There must be [`Self::state_count`] states.
     pub fn check(&self, states: &[VirtioFunctionStateV1]) -> Result<Parts, StateError> {
         let devices = self.devices.iter().zip(states).map(|(device, state)| match (device, &state.device) {
             (Passed::Function { function, .. }, _) => {

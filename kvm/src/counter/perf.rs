@@ -29,15 +29,15 @@ nix::ioctl_write_ptr!(ioctl_set_period, b'$', 4, u64);
 pub(super) enum Whose {
     /// Guests that the thread runs, at all privilege levels.
     Guest,
-    /// Counts the calling thread, outside the kernel.
+    /// The thread itself, outside the kernel.
     Thread,
 }
 
 /// An open event that belongs to one thread.
 ///
-/// The crate perf-event2 opens it. All other operations use the descriptor directly, because the crate has no
-/// call for the signal and the period. The crate's way of reading also executes conditional branches. The
-/// self-tests, which count loops together with the reading, would have to allow for these.
+/// The crate perf-event2 opens the event. All other operations use the descriptor directly, because the crate
+/// has no call for the signal and the period. The crate's way of reading also executes conditional branches.
+/// The self-tests, which count loops together with the reading, would have to allow for these branches.
 pub(super) struct PerfEvent {
     fd: OwnedFd,
 }

@@ -29,7 +29,7 @@ pub struct Lines {
 
 /// The board.
 pub struct Board {
-    /// Its state.
+    /// The state of the board.
     pub lines: Lines,
     ram: RamView,
 }

@@ -375,7 +375,8 @@ fn apply_x87(case: &Case, native: &FxImage, soft: &mut FxImage) {
     soft.set_data_pointer(native.data_pointer());
     if matches!(case.instruction.mnemonic(), F2xm1 | Fyl2x | Fyl2xp1 | Fsin | Fcos | Fsincos | Fptan | Fpatan)
     {
-        // Each result is within one unit in the last place of the exact result.
+        // Both processors' results are within one unit in the last place of the exact
+        // result.
         take_extended(native, soft, 2);
     }
 }

@@ -19,19 +19,19 @@ const EVERY: usize = 20;
 /// How a real machine ends with a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It powers off.
+    /// The kernel powers off.
     Off,
-    /// As `Off`. It failed before this table was written.
+    /// As `Off`. The kernel failed before this table was written.
     Mended,
     /// As `Off`, without a disk, because the line turns off everything that finds it.
     NoDisk,
     /// As `Mended`, but the kernel halts, because nothing tells it how to power off.
     Halt,
-    /// It halts before the shell has slept for a second: no timer wakes it.
+    /// The kernel halts before the shell has slept for a second: no timer wakes the CPU.
     NoTimer,
 }
 
-/// The kernel's parameters, and the machine's end with them.
+/// The kernel's parameters, and the way in which a machine with these parameters ends.
 const LINES: [(&str, End); 62] = [
     ("", End::Off),
     // Interrupts and ACPI. Without ACPI no machine knows how to power itself off.
@@ -42,8 +42,9 @@ const LINES: [(&str, End); 62] = [
     ("noapic", End::Off),
     ("nolapic", End::Mended),
     ("noapic nolapic", End::Mended),
-    // Linux asks for no PIT if a processor has a TSC deadline timer that never stops, and no HPET is there. So it waits for
-    // ever on any such machine: QEMU's with `hpet=off`, too. The line behind this one is the way out.
+    // Linux asks for no PIT if a processor has a TSC deadline timer that never stops, and no HPET is there.
+    // So Linux waits for ever on any such machine, also on QEMU's with `hpet=off`. The line behind this one
+    // is the way out.
     ("nolapic_timer", End::NoTimer),
     ("nolapic_timer lapic=notscdeadline", End::Off),
     ("lapic=notscdeadline", End::Off),

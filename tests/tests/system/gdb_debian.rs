@@ -1,6 +1,6 @@
-//! A long session of unmodified gdb on Debian's boot. It moves in both directions by instruction, by line, by function and
-//! to breakpoints and watchpoints, mixed with gotos, searches and scratch forks. Each place is compared with a straight
-//! replay in single steps.
+//! A long session of unmodified gdb on Debian's boot. The session moves in both directions by instruction, by
+//! line, by function, and to breakpoints and watchpoints. Gotos, searches and scratch forks come in between.
+//! Each place is compared with a straight replay in single steps.
 
 use std::path::Path;
 
@@ -310,7 +310,7 @@ fn run_word(backward: bool) -> &'static str {
 /// The target of a movement from a step count, if the reference knows it.
 type Leads<'a> = fn(&Reference<'a>, usize) -> Option<usize>;
 
-/// The kinds of actions. Each returns whether it could do something here.
+/// The kinds of actions. Each action returns whether it could do something here.
 impl<'a> Session<'a> {
     fn steps(&mut self, backward: bool) -> bool {
         let count = 1 + self.below(60);
@@ -483,7 +483,7 @@ impl<'a> Session<'a> {
         };
         let mut done = false;
         for _ in 0..4 {
-            // All equally often.
+            // All actions come equally often.
             let often =
                 |(word, _): &&(&'static str, Leads<'a>)| self.taken.get(word).copied().unwrap_or_default();
             let &(word, leads) = ways.iter().min_by_key(often).expect("there are some");

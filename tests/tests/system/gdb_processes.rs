@@ -22,7 +22,8 @@ const HITS: usize = 12;
 /// The text right after the guest's list of processes.
 const LISTED: &str = "that was all";
 
-/// Some processes that sleep, a list of all, and some that write.
+/// Starts some processes that sleep, lists all processes, and starts some processes that
+/// write.
 fn record_processes(path: &Path) -> String {
     let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
     let list = format!("{PS}; echo that was ''all");

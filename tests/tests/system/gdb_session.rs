@@ -1,5 +1,5 @@
-//! Unmodified gdb on a recording of a stock kernel. It goes from the end back to the last write of a kernel variable, and
-//! one instruction further. Then it goes forward over the write, and to both ends of history.
+//! Unmodified gdb on a recording of a stock kernel. gdb goes from the end back to the last write of a kernel
+//! variable, and one instruction further. Then gdb goes forward over the write, and to both ends of history.
 
 use history::timeline::Timeline;
 use machine::script::Script;

@@ -1,7 +1,8 @@
-//! KVM in the lab. With small programs it does the same as the software CPU, and lands exactly where it should. A recording
-//! made under KVM replays there, and, packed, outside on the software engine. The short form records a guest of a few
-//! instructions, and takes each fourth small program. The long form takes all small programs. It records a stock kernel
-//! that gets typed input and reads its disk, and then travels in the recording.
+//! KVM in the lab. With small programs it does the same as the software CPU, and lands exactly where it
+//! should. A recording made under KVM replays there, and, packed, outside on the software engine. The short
+//! form records a guest of a few instructions, and takes each fourth small program. The long form takes all
+//! small programs. This form also records a stock kernel that gets typed input and reads its disk, and then
+//! travels in the recording.
 
 use std::ops::Range;
 use std::path::Path;
@@ -86,12 +87,13 @@ for round in $(seq $ROUNDS); do
 done
 "#;
 
-/// The longest way from a checkpoint, if the next checkpoint is not nearer. It is long enough to leave KVM a part.
+/// The longest way from a checkpoint, if the next checkpoint is not nearer. The way is long enough to leave
+/// KVM a part.
 const BEHIND_CHECKPOINT: u64 = 150_000_000;
 /// The distance of events on the way between which the other engine runs, before the last part of the way.
 const FROM_EVENT_TO_EVENT: u64 = 30_000_000;
 
-/// The recording of this name that was packed in the lab. It counts exits.
+/// The recording of this name that was packed in the lab. The recording counts exits.
 fn recording(left: &Left, name: &str) -> Recording<Exits> {
     let path = left.folder().join(format!("{name}.ttvm"));
     let packed = left.folder().join(format!("{name}.packed"));
@@ -207,7 +209,8 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
 fn equal_at_home(recording: &Recording<Exits>) {
     let found = verify(recording, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
     if let Some(difference) = &found.difference {
-        // No other recording is the same, so this one is kept for the search for the reason.
+        // No other recording has this failure, so the test keeps the recording for
+        // debugging.
         let kept =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("differs-{}.packed", std::process::id()));
         pack(recording, &kept, true).unwrap_or_else(|error| panic!("{error}"));

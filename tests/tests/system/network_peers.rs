@@ -25,7 +25,8 @@ fn peer(directory: &Path, script: &str) -> Wire {
     Wire::to(directory, &whole)
 }
 
-/// A frame of a given length, in the format of passt's socket. Its protocol is `kind`, and the rest is rubbish.
+/// A frame of a given length, in the format of passt's socket. The frame's protocol is `kind`, and the rest
+/// is rubbish.
 fn frame(random: &mut Random, kind: [u8; 2], length: usize) -> Vec<u8> {
     let mut frame = (length as u32).to_be_bytes().to_vec();
     let rubbish = std::iter::repeat_with(|| random.next_u64() as u8);

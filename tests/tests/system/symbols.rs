@@ -1,4 +1,5 @@
-//! Symbols from a stock kernel's own memory, with KASLR. They equal the guest's own list, and gdb works with them.
+//! Symbols from a stock kernel's own memory, with KASLR. The symbols equal the guest's own list, and gdb
+//! works with these symbols.
 
 use std::path::Path;
 use std::process::Command;

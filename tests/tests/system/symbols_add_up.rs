@@ -146,7 +146,7 @@ fn sections_are_those_that_the_guest_lists(
         let line = format!("{name} {address:#018x}");
         assert!(listed.contains(&line.as_str()), "no {line} in {listed:?}");
     }
-    // These are gone when the module runs.
+    // These sections are gone when the module runs.
     let is_kept = |line: &&&str| ![".init", ".symtab", ".strtab"].iter().any(|gone| line.starts_with(gone));
     assert_eq!(listed.iter().filter(is_kept).count(), found.len(), "{listed:?} {found:?}");
 }

@@ -1,5 +1,5 @@
-//! gdb without debug packages. The kernel's types are compared with pahole's output for the same type information. Its own
-//! backtraces are compared with walks along the stack, at many places of a boot.
+//! gdb without debug packages. The kernel's types are compared with pahole's output for the same type
+//! information. ttvm's own backtraces are compared with walks along the stack, at many places of a boot.
 
 use std::path::Path;
 use std::process::Command;

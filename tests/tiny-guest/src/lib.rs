@@ -69,7 +69,7 @@ fn code(rounds: u32, address: u32) -> Vec<u8> {
         a.mov(edx, 0x3f9)?;
         a.mov(eax, 1)?;
         a.out(dx, al)?;
-        // So does a timer tick, unheard.
+        // The guest does not see a timer tick either.
         for (port, value) in [(0x43, 0x34), (0x40, TICK_PIT_COUNTS), (0x40, 0)] {
             a.mov(al, value)?;
             a.out(port, al)?;
@@ -165,8 +165,8 @@ pub fn record(
     record_with(directory, name, rounds, Script(script), None)
 }
 
-/// Records the guest with checkpoints. The recorder takes four, the last three near the end. One more is at each of `more`
-/// step counts.
+/// Records the guest with checkpoints. The recorder takes four, the last three near the end. One more
+/// checkpoint is at each of `more` step counts.
 pub fn record_with_checkpoints(
     directory: &Path,
     name: &str,
@@ -232,8 +232,8 @@ pub fn record_with(
     record_kernel(directory, name, write_kernel(directory, rounds), DENSE, inputs, checkpoints)
 }
 
-/// Records a guest that sleeps at once. All interrupts are masked, but it could be woken. The script's events come in at
-/// these times, in nanoseconds, and do not wake the guest.
+/// Records a guest that sleeps at once. All interrupts are masked, but the guest could be woken. The script's
+/// events come in at these times, in nanoseconds, and do not wake the guest.
 pub fn record_asleep(
     directory: &Path,
     name: &str,

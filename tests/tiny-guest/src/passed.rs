@@ -209,7 +209,7 @@ pub fn record(
     (super::open(path), end)
 }
 
-/// The same, counted in exits.
+/// As [`record`], counted in exits.
 pub fn record_exits(path: &Path, rounds: u32, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     let intervals = Intervals { registers: 20, registers_ns: 1 << 40, devices: 50, ram: 100 };
     let end = record_by(path, rounds, seed, intervals, None);

@@ -109,8 +109,8 @@ impl<'a> Elf<'a> {
         self.segments.iter().filter(|segment| segment.kind == PT_LOAD && segment.memory_size != 0)
     }
 
-    /// The physical address of the entry point. A kernel that runs at other addresses than it is loaded at gives a
-    /// virtual address. Others (Linux) give a physical address already.
+    /// The physical address of the entry point. If a kernel is loaded at other addresses than it runs at, its
+    /// file gives a virtual address. Other files (Linux's) give a physical address already.
     pub(super) fn physical_entry(&self) -> u64 {
         let holder = self
             .loadable()

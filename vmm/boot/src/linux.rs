@@ -28,7 +28,7 @@ const ENTRY_64: u64 = 0x200;
 const DEFAULT_INITRD_ADDRESS_MAX: u64 = 0x7FFF_FFFF;
 /// `COMMAND_LINE_SIZE` of x86 Linux, minus the NUL.
 const VMLINUX_COMMAND_LINE_LIMIT: u64 = 2047;
-/// Most entries of the memory map in `boot_params`.
+/// The largest number of entries of the memory map in `boot_params`.
 const E820_TABLE_ENTRIES: usize = 128;
 /// A `setup_data` node with entropy for the random number generator.
 const SETUP_RNG_SEED: u32 = 9;

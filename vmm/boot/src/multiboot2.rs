@@ -223,8 +223,8 @@ fn load_elf(loader: &mut Loader<'_>, demands: &Demands, info: &mut Info) -> Resu
     Ok(entry.wrapping_add(shift) as u32)
 }
 
-/// The address of the kernel's first byte. It is the linked address, unless the relocation tag or this machine's memory
-/// excludes it.
+/// The address of the kernel's first byte. The base is the linked address, unless the relocation tag or this
+/// machine's memory excludes that address.
 fn load_base(
     loader: &mut Loader<'_>,
     elf: &Elf<'_>,

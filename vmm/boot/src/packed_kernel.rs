@@ -1,9 +1,10 @@
 //! Unpacks the ELF kernel inside a bzImage. A start does not need this, because a bzImage unpacks itself. The machine
 //! unpacks the kernel if it must rewrite the kernel's code before it runs ([`crate::time_reads`]).
 //!
-//! The setup header has the offset and length of the packed kernel (kernel document "The Linux/x86 Boot Protocol",
-//! `payload_offset` and `payload_length`). The packed kernel ends with four bytes for the unpacked size. It unpacks to
-//! an ELF file and, for kernels that can move, their relocations. A kernel at its linked address needs no relocations.
+//! The setup header has the offset and length of the packed kernel (kernel document "The Linux/x86 Boot
+//! Protocol", `payload_offset` and `payload_length`). The packed kernel ends with four bytes for the unpacked
+//! size. A packed kernel unpacks to an ELF file and, if the kernel can move, its relocations. A kernel at its
+//! linked address needs no relocations.
 
 use std::io::Read;
 

@@ -1,10 +1,10 @@
 //! Rewrites the kernel's own RDTSC instructions. No CPUID bit stops the kernel from executing them, and KVM lets them
 //! read the host's clock.
 //!
-//! In machines that KVM can run, this happens before the kernel is loaded. Each RDTSC in the kernel's code becomes HLT
-//! and a byte that is no instruction. The length stays two bytes, and KVM exits to the VMM at every HLT
-//! ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time, and the guest continues behind
-//! both bytes.
+//! In machines that KVM can run, the time reads are rewritten before the kernel is loaded. Each RDTSC in the
+//! kernel's code becomes HLT and a byte that is no instruction. The length stays two bytes, and KVM exits to
+//! the VMM at every HLT ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time,
+//! and the guest continues behind both bytes.
 //!
 //! Covered are the executable sections of an ELF kernel, including the replacements of alternatives. Not covered are
 //! modules, the vDSO and programs, which read the time stamp counter only if CPUID offers one. If one of them reads it

@@ -242,7 +242,8 @@ fn a_run_goes_on_without_its_outputs() {
 
 #[test]
 fn a_keyboard_that_cannot_be_read_is_one_on_which_nothing_is_typed() {
-    // Reading address 0 of a process fails with EIO, as on a closed terminal. This is no reason to complain.
+    // Reading address 0 of a process fails with EIO, as on a closed terminal. The loss of the keyboard
+    // causes no complaint.
     for (keyboard, is_told) in [("/", true), ("/proc/self/mem", false)] {
         let directory = directory();
         let output = command(directory.path(), &[&RECORD[..], &["--max-instructions", "3000000"]].concat())

@@ -14,9 +14,9 @@
 //! assert!(has_arrived(End::LandingPlace, leave) && !has_arrived(End::Overshot, leave));
 //! ```
 //!
-//! Engines that count instructions stop at a count. Others leave the guest at its exits, when time is up, or at a
-//! [`LandingPlace`]. The crate `machine` has the trait that engines implement. These types have their own crate,
-//! because the crate `kvm` uses them too and does not depend on `machine`.
+//! Engines that count instructions stop at a count. Other engines leave the guest at its exits, when time is
+//! up, or at a [`LandingPlace`]. The crate `machine` has the trait that engines implement. These types have
+//! their own crate, because the crate `kvm` uses them too and does not depend on `machine`.
 
 #![forbid(unsafe_code)]
 
@@ -77,8 +77,8 @@ pub enum End {
     Forced,
     /// The guest may be at the landing place.
     LandingPlace,
-    /// The guest went beyond the landing place: it has passed the place's count of branches. Its requests after the
-    /// place were not served. Its state cannot be used: restore the earlier registers and RAM, and run to the landing
-    /// place again.
+    /// The guest went beyond the landing place: it has passed the place's count of branches. The guest's
+    /// requests after the place were not served. The guest's state cannot be used: restore the earlier
+    /// registers and RAM, and run to the landing place again.
     Overshot,
 }

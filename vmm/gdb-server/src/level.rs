@@ -247,7 +247,7 @@ const LONG_MODE_ACTIVE: u64 = 1 << 10;
 /// The exceptions that push an error code (SDM vol. 3, table 6-1).
 const WITH_ERROR_CODE: [u8; 10] = [8, 10, 11, 12, 13, 14, 17, 21, 29, 30];
 
-/// Whether the next instruction is one of these.
+/// Whether the next instruction has one of these opcodes.
 pub(super) fn is_at(machine: &Machine<Instructions>, codes: &[&[u8]]) -> bool {
     let mut code = [0; 3];
     machine.cpu().core().peek(machine.cpu().rip(), &mut code);

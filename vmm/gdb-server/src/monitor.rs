@@ -19,11 +19,11 @@ use views::console;
 use views::filters::Filters;
 use views::guest_kernel::GuestKernels;
 
-/// Most hits in one list.
+/// The largest number of hits in one list.
 const MAX_LISTED: usize = 1000;
 /// A symbol's size may include the gap to the next symbol. Of a large symbol only the first word is used.
 const MAX_VARIABLE_BYTES: u64 = 8;
-/// Most bytes of physical memory shown at once.
+/// The largest number of bytes of physical memory shown at once.
 const MAX_PHYSICAL_BYTES: u64 = 1 << 16;
 
 const HELP: &str = "\
@@ -254,8 +254,8 @@ impl GdbTarget<'_> {
         Ok((self.stops_of(text, end, poll)?, Instructions(0), end))
     }
 
-    /// The stops for a condition up to a place. It may use the names of the guest's kernels. The filters behind it
-    /// choose threads.
+    /// The stops for a condition up to a place. The condition may use the names of the guest's kernels. The
+    /// filters behind it choose threads.
     fn stops_of(&mut self, text: &str, until: Instructions, poll: &mut Poll<'_>) -> Result<Stops, Refusal> {
         let (condition, filters) = Filters::behind(text).map_err(Refusal::new)?;
         if filters.longer_ns.is_some() {
@@ -282,7 +282,7 @@ impl GdbTarget<'_> {
         until: Instructions,
         poll: &mut Poll<'_>,
     ) -> Result<Stops, Refusal> {
-        // Most conditions have only numbers, and the symbols would have to be searched for.
+        // Most conditions have only numbers, and searching for the symbols takes time.
         stops_of(text, &NoNames).or_else(|_| {
             let kernels = self.timeline.names(until, poll).map_err(refused)?;
             kernels.stops(|names| stops_of(text, names))

@@ -1,5 +1,5 @@
-//! `monitor ps`, `monitor threads`, `monitor mappings` and `monitor break-in`. They list the guest's processes, show
-//! them as gdb's threads, list their mapped files, and stop in one process only.
+//! `monitor ps`, `monitor threads`, `monitor mappings` and `monitor break-in`. These commands list the
+//! guest's processes, show them as gdb's threads, list their mapped files, and stop in one process only.
 
 use std::fmt::Write;
 use std::sync::Arc;

@@ -22,7 +22,8 @@ impl Default for Settings {
     }
 }
 
-/// A function to call at every poll of a movement that begins now. It returns the message that is due, if any.
+/// A function to call at every poll of a movement that begins now. The function returns the message that is
+/// due, if any.
 pub(super) fn teller(meter: Meter, settings: &Settings) -> Box<gdb::Progress> {
     let (every, listener) = (settings.every, settings.listener.clone());
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Several gdbs on one recording. Each has its own timeline, and so its own position.
+//! Several gdbs on one recording. Each gdb has its own timeline, and so its own position.
 //!
 //! A timeline is prepared before its gdb connects. The reason: a gdb waits two seconds for its first answer, and
 //! reaching the end of a recording without checkpoints takes longer. Until a gdb connects, the timeline prepares fast
@@ -22,7 +22,7 @@ use machine::notation::PositionSpec;
 use machine::position::Instructions;
 use recording::Recording;
 
-/// Most sessions at once. Each has its own guest RAM.
+/// The largest number of sessions at once. Each session has its own guest RAM.
 pub const MAX_SESSIONS: usize = 8;
 
 /// The interval between progress reports of a movement.

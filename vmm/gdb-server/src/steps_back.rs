@@ -110,8 +110,8 @@ impl GdbTarget<'_> {
             }
             let here = self.level_with(&there);
             let is_same = here.is_same(&there);
-            // The switching instruction was the thread's own. So is a system call, and an instruction whose fault led
-            // elsewhere.
+            // The switching instruction was the thread's own. A system call, and an instruction whose fault
+            // led elsewhere, are also the thread's own.
             if !is_same {
                 return Ok(self.stopped(TravelStop::Reached));
             }
@@ -409,7 +409,8 @@ fn is_jump(machine: &Machine<Instructions>) -> bool {
 /// Whether the next instruction copies to RSP from a register or memory other than a frame pointer.
 fn sets_stack(machine: &Machine<Instructions>) -> bool {
     let [prefix, opcode, operand, _] = code(machine);
-    // The prefix is REX.W. Its lower bits are the high bits of the operand's register numbers.
+    // The prefix is REX.W. The prefix's lower bits are the high bits of the operand's register
+    // numbers.
     let (is_wide, reg_high, rm_high) = (prefix & 0xf8 == 0x48, prefix >> 2 & 1, prefix & 1);
     let (reg, rm) = (operand >> 3 & 7 | reg_high << 3, operand & 7 | rm_high << 3);
     const RBP: u8 = 5;

@@ -16,13 +16,13 @@
 //! All `unsafe` code of the software engine's memory path is in this crate. No Rust reference to guest memory is ever
 //! formed: scalars move through raw pointer reads and writes, byte ranges through copies.
 //!
-//! Every page has flags ([`PageFlags`]). One tells whether the page was written since the flag was last cleared, for
-//! checkpoints. Another tells whether the CPU holds data derived from the page, such as decoded code or page-table
-//! walks. A write from outside the CPU to such a page is queued. The CPU drops the derived data before it executes the
-//! next instruction ([`GuestRam::take_foreign_writes`]).
+//! Every page has flags ([`PageFlags`]). One flag tells whether the page was written since the flag was last
+//! cleared, for checkpoints. Another flag tells whether the CPU holds data derived from the page, such as
+//! decoded code or page-table walks. A write from outside the CPU to such a page is queued. The CPU drops the
+//! derived data before it executes the next instruction ([`GuestRam::take_foreign_writes`]).
 //!
-//! The CPU owns [`GuestRam`]. Devices and the host's side of a run have a [`RamView`] of the same memory. Both can
-//! change threads. The mapping lives as long as one of them.
+//! The CPU owns [`GuestRam`]. Devices and the host's side of a run have a [`RamView`] of the same memory.
+//! `GuestRam` and `RamView` can change threads. The mapping lives as long as one of them.
 
 mod layout;
 mod pages;
@@ -57,7 +57,7 @@ impl std::fmt::Display for RamError {
 
 impl std::error::Error for RamError {}
 
-/// All RAM of a guest.
+/// The whole RAM of a guest.
 ///
 /// "Offset" means a byte offset into RAM as if it were contiguous; [`RamLayout`] converts offsets from and to
 /// guest-physical addresses.
@@ -70,8 +70,8 @@ pub struct GuestRam {
     flags: PageFlags,
 }
 
-// SAFETY: `base` points into a private anonymous mapping, which `flags` keeps while `self` lives. All access is by
-// value copies. Only one thread at a time uses a `GuestRam`, which is not `Sync`.
+// SAFETY: `base` points into a private anonymous mapping, which `flags` keeps while `self` lives. All access
+// to RAM is by value copies. Only one thread at a time uses a `GuestRam`, which is not `Sync`.
 unsafe impl Send for GuestRam {}
 
 macro_rules! scalar_access {

@@ -249,8 +249,8 @@ impl Table {
     }
 }
 
-/// The tables of a kernel with its modules, as of one position. They also unwind at any other position where the kernel
-/// and these modules are loaded.
+/// The tables of a kernel with its modules, as of one position. The tables also unwind at any other position
+/// where the kernel and these modules are loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unwinder {
     /// Ranges of code and their tables. The kernel's comes first.

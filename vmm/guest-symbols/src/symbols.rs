@@ -14,17 +14,20 @@ use super::sections::{self, Section};
 /// A function or variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Symbol {
-    /// Its name in the kernel.
+    /// The symbol's name in the kernel.
     pub name: String,
-    /// Its address. For per-CPU variables it is an offset, or from Linux 6.15 on an address in the kernel's image.
+    /// The symbol's address. For a per-CPU variable this is an offset, or from Linux 6.15 on an address in
+    /// the kernel's image.
     pub address: u64,
-    /// Its size in bytes, if known. Otherwise the distance to the next symbol or to the end of the section.
+    /// The symbol's size in bytes, if known. Otherwise the distance to the next symbol or to the end of the
+    /// section.
     pub size: u64,
-    /// Its class, as `nm` prints it: `t` and `T` are code, upper case is global.
+    /// The symbol's class, as `nm` prints it: `t` and `T` are code, upper case is global.
     pub class: u8,
-    /// Its section in [`Symbols::sections`]; `None` if the address is only a number.
+    /// The symbol's section in [`Symbols::sections`]; `None` if the address is only a
+    /// number.
     pub section: Option<usize>,
-    /// Its module in [`Symbols::modules`]; `None` for the kernel itself.
+    /// The symbol's module in [`Symbols::modules`]; `None` for the kernel itself.
     pub module: Option<usize>,
 }
 
@@ -180,7 +183,7 @@ impl Symbols {
         };
         let mut loaded: Vec<_> = self.modules.iter().enumerate().map(module).collect();
         if let Some(first) = loaded.first_mut() {
-            // It no longer matters which module a section belongs to.
+            // From here on, the module of a section does not matter.
             let of_kernel = |section: &&Section| kallsyms::IMAGE.contains(&section.start);
             first.sections = self.sections.iter().filter(|section| !of_kernel(section)).cloned().collect();
         }

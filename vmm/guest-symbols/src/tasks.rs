@@ -22,7 +22,8 @@ const MAX_TASKS: usize = 1 << 16;
 const NAME_BYTES: usize = 16;
 /// `PF_KTHREAD` of `task_struct::flags`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
-/// `TASK_REPORT`, and the letters of its bits from the lowest on. The first letter means that no bit is set.
+/// `TASK_REPORT`, and the letters of its bits from the lowest on. The first letter of the list means that no
+/// bit is set.
 const REPORTED_STATES: u64 = 0x7f;
 const STATE_LETTERS: &[u8] = b"RSDTtXZP";
 /// `TASK_IDLE`: the task waits, and does not count as load.
@@ -46,9 +47,9 @@ pub enum AddressSpace {
 /// A thread of a process. The process itself is its first thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
-    /// Its own number.
+    /// The thread's own number.
     pub id: u32,
-    /// Its process's number.
+    /// The number of the thread's process.
     pub process: u32,
     /// The kernel's name for it: at most 15 bytes. Control characters are replaced.
     pub name: String,
@@ -59,17 +60,17 @@ pub struct Thread {
 /// A process or a kernel thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number; 0 is the idle task.
+    /// The process's number; 0 is the idle task.
     pub pid: u32,
     /// The number of its parent.
     pub parent: u32,
-    /// Its state, as `ps` prints it: R, S, D, T, t, X, Z, P or I.
+    /// The process's state, as `ps` prints it: R, S, D, T, t, X, Z, P or I.
     pub state: char,
     /// The kernel's name for it.
     pub name: String,
-    /// Its page tables.
+    /// The process's page tables.
     pub space: AddressSpace,
-    /// Its threads except the first, which has the process's number.
+    /// The process's threads except the first, which has the process's number.
     pub threads: Vec<Thread>,
     /// The address of the `task_struct` of its first thread.
     pub task: u64,
@@ -100,7 +101,7 @@ impl Processes {
         self.all.iter().find(has)
     }
 
-    /// Whether a process is the one that runs.
+    /// Whether a process is the running process.
     pub fn is_current(&self, process: &Process) -> bool {
         self.current.as_ref().is_some_and(|current| current.process == process.pid)
     }
@@ -117,7 +118,7 @@ pub enum NoTasks {
     Missing(#[from] Missing),
 }
 
-/// The location of a kernel's processes. It is constant while the kernel runs.
+/// The location of a kernel's processes. The location is constant while the kernel runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tasks {
     /// The address of the first process's structure.
@@ -220,7 +221,8 @@ impl Tasks {
         })
     }
 
-    /// The root of the current page tables, as the process has it. It is the same inside and outside of the kernel.
+    /// The root of the current page tables, as the process has it. The root is the same inside and outside of
+    /// the kernel.
     pub fn address_space(&self, guest: &dyn GuestView) -> u64 {
         let root = page_table_root(guest.cr3());
         if self.is_isolated(guest) { root & !USER_ROOT_BIT } else { root }

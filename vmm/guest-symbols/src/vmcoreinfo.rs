@@ -1,5 +1,5 @@
-//! VMCOREINFO: a Linux kernel's description of itself for tools that read its memory from outside. It is an ELF note,
-//! and the kernel keeps it in its own page.
+//! VMCOREINFO: a Linux kernel's description of itself for tools that read its memory from outside. VMCOREINFO
+//! is an ELF note, and the kernel keeps it in its own page.
 //!
 //! Follows Linux 6.1 to 7.2: `kernel/crash_core.c` (later `kernel/vmcore_info.c`) and
 //! `Documentation/admin-guide/kdump/vmcoreinfo.rst`.

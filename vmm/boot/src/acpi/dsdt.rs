@@ -91,7 +91,8 @@ fn pci_host_bridge(pci: PciRevision, aml: &mut Vec<u8>) {
         .to_aml_bytes(aml);
 }
 
-/// Slot `s`, pin `p` (0 for INTA) is pin `(s + p) % 4` of the bus, the usual swizzle, and `interrupt` of that.
+/// The interrupt routing table. Pin `p` (0 for INTA) of slot `s` is pin `(s + p) % 4` of the bus, the usual
+/// swizzle; `interrupt` gives that pin's interrupt.
 fn interrupt_routing(interrupt: impl Fn(u8) -> u8) -> PackageBuilder {
     let mut table = PackageBuilder::new();
     for slot in 0..PCI_SLOTS {

@@ -1,4 +1,4 @@
-//! A recording carries copies of some images. It only names the others.
+//! A recording carries copies of some images. The recording only names the other images.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! Checkpoints of recordings that count exits, and parts of recordings opened from such checkpoints. All tests use
-//! the software engine, which can stop a guest as KVM does. The KVM lab tests KVM's own checkpoints.
+//! Checkpoints of recordings that count exits, and parts of recordings opened from such checkpoints. All
+//! tests here use the software engine, which can stop a guest as KVM does. The KVM lab tests KVM's own
+//! checkpoints.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Damaged recordings at the command line. After any change to a file, `info`, `replay` and `verify` end soon. They
-//! print a sentence that names the file, or the same as for the undamaged recording.
+//! Damaged recordings at the command line. After any change to a file, `info`, `replay` and `verify` end
+//! soon. Each command prints a sentence that names the file, or the same text as for the undamaged recording.
 //!
 //! `TTVM_CHANGES` is the number of changes (default 40).
 

@@ -210,7 +210,8 @@ fn other_users_are_refused() {
         let address = match kind {
             "tcp" => ready.trim().rsplit(':').next().unwrap().to_string(),
             _ => {
-                // Allow access to the files, so that not only their modes keep others away.
+                // Allow access to the files: the server must keep other users away without
+                // the help of file modes.
                 fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
                 fs::set_permissions(path.join("socket"), PermissionsExt::from_mode(0o666)).unwrap();
                 path.join("socket").display().to_string()
@@ -236,8 +237,8 @@ print("all", flush=True)
 sys.stdin.read()
 "#;
 
-/// Reading the kernel's table of connections takes time for each connection in it. One look for each of a thousand
-/// took 43 seconds on two busy cores.
+/// Reading the kernel's table of connections takes time for each connection in it. One look for each of a
+/// thousand connections took 43 seconds on two busy cores.
 #[test]
 fn a_thousand_connections_of_another_user_do_not_keep_the_owner_out() {
     if !geteuid().is_root() {
@@ -246,7 +247,8 @@ fn a_thousand_connections_of_another_user_do_not_keep_the_owner_out() {
     let directory = recorded();
     let mut server = Server::start(directory.path(), &["--listen", "127.0.0.1:0"]);
     let address = server.says("target remote ").trim().rsplit(' ').next().unwrap().to_string();
-    // While the server stands still, all of them wait before the owner's connection.
+    // While the server stands still, all these connections wait before the owner's
+    // connection.
     send(&server, Signal::SIGSTOP);
     let port = address.rsplit(':').next().unwrap();
     let mut crowd = Command::new("python3");

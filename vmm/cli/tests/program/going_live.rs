@@ -161,7 +161,7 @@ fn a_run_is_recorded_when_it_is_asked_to_and_no_client_holds_it_up() {
     let mut running = Running::start(path, &["--control", "control", "-o", "n.ttvm"]);
     let mode = std::fs::metadata(path.join("control")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    // One client sends nothing, one sends too much, and one goes away.
+    // One client sends nothing, one client sends too much, and one client goes away.
     let silent = UnixStream::connect(path.join("control")).unwrap();
     UnixStream::connect(path.join("control")).unwrap().write_all(&[b'x'; 10_000]).unwrap();
     drop(UnixStream::connect(path.join("control")).unwrap());

@@ -19,9 +19,8 @@ use recording::log::{LogRecord, LogWriter};
 use recording::{EVENTS, MANIFEST, Manifest, Opened, Recording, with_recording};
 use tiny_guest::{Numbers, change, record_with_checkpoints, stopped, typed};
 
-/// The limits of each command, for prlimit(1).
-/// A replay of exits that never come ends after 2^32 instructions, which may be jumps to themselves. They take 75 s of a release
-/// build.
+/// The limits of each command, for prlimit(1). A replay of exits that never come ends after 2^32
+/// instructions, which may be jumps to themselves. These instructions take 75 s in a release build.
 const LIMITS: [&str; 2] = ["--as=2000000000", "--cpu=400"];
 /// The recording into which a packed file is first unpacked.
 const UNPACKED: &str = "unpacked.ttvm";

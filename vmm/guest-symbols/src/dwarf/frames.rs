@@ -38,7 +38,7 @@ const IRET_BYTES: u64 = 2;
 /// The addresses of programs. gdb looks up the symbol at the first address, and warns if it is a variable's. Offsets of
 /// per-CPU variables may be such addresses, but no offset is odd.
 const PROGRAMS: Range<u64> = 0x1001..0x7fff_ffff_f000;
-/// Rows in one entry. Debuggers read all rows up to the one that they look for.
+/// Rows in one entry. Debuggers read all rows up to the row that they look for.
 const MAX_ROWS: usize = 64;
 /// Offset of the part of `struct pt_regs` that the processor saves.
 const PROCESSORS: i32 = saved::RIP as i32;
@@ -83,8 +83,8 @@ const LOST: [Register; 14] = [
 
 /// Limit on all rows. A kernel has fewer.
 const MAX_ROWS_OF_ALL: usize = 1 << 20;
-/// The entry for programs, which nothing called. It is written byte by byte, because a program may be anywhere, and
-/// `gimli` does not take such a length.
+/// The entry for programs, which nothing called. The entry is written byte by byte: a program may be
+/// anywhere, and `gimli` does not take such a length.
 const PROGRAMS_ENTRIES: [&[u8]; 2] = [
     // Version 4, no augmentation, addresses of 8 bytes, no segments, factors 1 and -1, return address in RIP. Then
     // DW_CFA_def_cfa(RSP, 8), DW_CFA_undefined(RIP), and zeroes.

@@ -50,8 +50,8 @@ impl DebugInfo {
         info
     }
 
-    /// Only the types of the modules, for use beside a kernel's file with debug information. It includes the kernel's
-    /// frames, because that file has none for the code that enters the kernel.
+    /// Only the types of the modules, for use beside a kernel's file with debug information. The kernel's
+    /// frames are included, because that file has no frames for the code that enters the kernel.
     pub fn of_modules(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::default();
         let types = types(guest, symbols, types::for_modules);
