@@ -69,7 +69,7 @@ fn code(rounds: u32, address: u32) -> Vec<u8> {
         a.mov(edx, 0x3f9)?;
         a.mov(eax, 1)?;
         a.out(dx, al)?;
-        // The guest does not see a timer tick either.
+        // A timer ticks, and the guest ignores the ticks.
         for (port, value) in [(0x43, 0x34), (0x40, TICK_PIT_COUNTS), (0x40, 0)] {
             a.mov(al, value)?;
             a.out(port, al)?;

@@ -1,8 +1,9 @@
 //! Workers: threads on all cores, each of which replays intervals of a recording one after the other.
 //!
-//! The interval between two checkpoints is the unit of parallel work. A worker owns a machine. It takes the next
-//! interval, looks through it, and sends the rows in batches through a bounded channel. The caller gets the rows in
-//! the order of the intervals, whichever worker was faster. Workers that are far ahead wait, so memory is bounded.
+//! The interval between two checkpoints is the unit of parallel work. A worker owns a machine. A free worker
+//! takes the next interval, looks through it, and sends the rows in batches through a bounded channel. The
+//! caller gets the rows in the order of the intervals, whichever worker was faster. Workers that are far
+//! ahead wait, so memory is bounded.
 //!
 //! ```text
 //!  interval      0   1   2   3
@@ -76,7 +77,7 @@ pub(crate) enum Scanned<P> {
 /// How far the intervals were looked through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Covered<P> {
-    /// All intervals, or as far as was needed.
+    /// The search has looked through all intervals, or as far as necessary.
     Enough,
     /// The user asked to stop. The workers have left nothing out between the first interval's beginning and this
     /// place.

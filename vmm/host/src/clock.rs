@@ -1,5 +1,5 @@
-//! Host time for machines whose engine does not count instructions. Passed time becomes events. They come at the
-//! guest's exits, or the guest is stopped for them.
+//! Host time for machines whose engine does not count instructions. Passed time becomes events. The events
+//! come at the guest's exits, or the guest is stopped for them.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -25,8 +25,8 @@ const FORCED_LOOK: Duration = Duration::from_millis(100);
 /// How host time becomes guest time.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockOptions {
-    /// How many times slower than the host's clock the guest's clock runs while the guest works (0 counts as 1). This
-    /// is for hosts with slow exits, where a guest would only serve its timer.
+    /// How many times slower than the host's clock the guest's clock runs while the guest works (0 counts as
+    /// 1). The slowdown is for hosts with slow exits, where a guest would only serve its timer.
     pub slowdown: u32,
     /// How long to wait for an exit when an event is due, before the guest is stopped without one.
     pub patience: Duration,

@@ -46,8 +46,8 @@ pub struct LiveOptions<C> {
     pub end_at_text: Option<String>,
 }
 
-/// How time passes while the guest is idle. It decides when events come in, so it only concerns the recorded run. A
-/// replay repeats the recorded events as fast as it can.
+/// How time passes while the guest is idle. The choice decides when events come in, so it only concerns the
+/// recorded run. A replay repeats the recorded events as fast as it can.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pacing {
     /// In real time as long as the user may type; after that, idle time is skipped up to the next deadline.

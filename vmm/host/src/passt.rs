@@ -1,5 +1,5 @@
-//! The program `passt`, which gives a guest the host's network without privileges. It sends Ethernet frames over a
-//! socket. Each frame follows its length (32 bits, big endian), as in QEMU's socket networks.
+//! The program `passt`, which gives a guest the host's network without privileges. `passt` sends Ethernet
+//! frames over a socket. Each frame follows its length (32 bits, big endian), as in QEMU's socket networks.
 //!
 //! passt(1); QEMU's documentation of `-netdev stream`.
 
@@ -16,12 +16,12 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use machine::error::Error;
 
-/// The longest frame that passt takes. It disconnects at a longer frame.
+/// The longest frame that passt takes. passt disconnects at a longer frame.
 const MAX_FRAME_BYTES: usize = 65_535;
-/// Most bytes kept that passt has not taken yet.
+/// The largest number of kept bytes that passt has not taken yet.
 const MAX_UNSENT_BYTES: usize = 4 << 20;
-/// Size of the buffer for bytes from passt that the guest has no room for yet. It is larger than a frame with its
-/// length.
+/// Size of the buffer for bytes from passt that the guest has no room for yet. The buffer is larger than a
+/// frame with its length.
 const RECEIVED_BYTES: usize = 1 << 20;
 /// Size of the socket buffer from passt, which fills while the guest runs. Frames that do not fit are discarded by
 /// passt, and TCP must send them again. With the usual 208 KiB this concerns half of a download, which then takes four
@@ -83,7 +83,7 @@ impl Forward {
     }
 }
 
-/// A passt process of our own. It ends when the connection closes.
+/// A passt process of our own. The process ends when the connection closes.
 pub struct Passt {
     socket: UnixStream,
     received: Received,
@@ -91,7 +91,7 @@ pub struct Passt {
 }
 
 impl Passt {
-    /// Most bytes that a frame carries: passt's maximum.
+    /// The largest number of bytes that a frame carries: passt's maximum.
     pub const MTU: u16 = 65_520;
 
     /// Starts passt, and waits until it is ready.

@@ -22,7 +22,7 @@ pub enum NetworkOptions {
 }
 
 impl NetworkOptions {
-    /// Most bytes that a frame may carry.
+    /// The largest number of bytes that a frame may carry.
     pub fn mtu(&self) -> u16 {
         match self {
             NetworkOptions::User { .. } => Passt::MTU,

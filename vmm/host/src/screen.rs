@@ -1,7 +1,8 @@
 //! The output of a guest's console: standard output, and optionally a file.
 //!
-//! The run does not depend on its viewers. An output may fail, because its reader is gone or a disk is full. Then one
-//! warning is logged, and the guest runs on without this output. A replay of the recording shows everything.
+//! The run does not depend on its viewers. An output may fail, because its reader is gone or a disk is full.
+//! After a failure one warning is logged, and the guest runs on without this output. A replay of the
+//! recording shows everything.
 
 use std::fs::File;
 use std::io::Write;

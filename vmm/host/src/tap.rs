@@ -19,7 +19,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Most bytes that a frame carries: the default of interfaces.
+    /// The largest number of bytes that a frame carries: the default of interfaces.
     pub const MTU: u16 = 1500;
 
     /// Attaches to the interface with this name, or creates it. The user brings it up, and gives it addresses and
@@ -67,7 +67,8 @@ impl Tap {
     }
 }
 
-/// Whether the interface has no frame, is full, or is down. Each may change later.
+/// Whether the interface has no frame, is full, or is down. Each of these conditions may
+/// change later.
 fn is_not_now(error: &std::io::Error) -> bool {
     const INTERFACE_IS_DOWN: i32 = nix::errno::Errno::EIO as i32;
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)

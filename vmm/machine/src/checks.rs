@@ -22,15 +22,16 @@ pub struct Intervals {
 impl Intervals {
     /// For machines that count instructions.
     pub const OF_INSTRUCTIONS: Intervals = Intervals {
-        // Some tens of milliseconds of host time: a recording that is cut off loses at most this much.
+        // The interval is some tens of milliseconds of host time: a recording that is cut off loses at
+        // most this much.
         registers: 16_000_000,
         // With a person at the console, this is real time.
         registers_ns: 500_000_000,
         devices: 128_000_000,
         ram: 512_000_000,
     };
-    /// For machines that count exits, which are far fewer. Each stop of the guest between exits records RAM's digest
-    /// as well.
+    /// For machines that count exits, which are far fewer. A stop of the guest between exits also records
+    /// RAM's digest.
     pub const OF_EXITS: Intervals =
         Intervals { registers: 20_000, registers_ns: 500_000_000, devices: 100_000, ram: 400_000 };
 }

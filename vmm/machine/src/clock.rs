@@ -1,4 +1,5 @@
-//! The machine's clock. It derives virtual time from what the guest does, and stops a run at a device's deadline.
+//! The machine's clock. The clock derives virtual time from the guest's work, and stops a run at a device's
+//! deadline.
 
 use cpu::Counts;
 

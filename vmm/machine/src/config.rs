@@ -38,7 +38,8 @@ pub struct NetworkConfig {
     pub mac: [u8; 6],
     /// The MTU: most bytes that a frame carries.
     pub mtu: u16,
-    /// Whether the guest may send TCP segments longer than the MTU. Its peer cuts them up.
+    /// Whether the guest may send TCP segments longer than the MTU. The peer cuts such
+    /// segments up.
     pub segments: bool,
 }
 
@@ -63,7 +64,8 @@ pub enum PassedDevice {
     },
 }
 
-/// The most space for all BARs. It fits into the bus's windows, with the gaps between the BARs.
+/// The most space for all BARs. This much space fits into the bus's windows, with the gaps
+/// between the BARs.
 const MAX_BAR_MEMORY: u64 = 480 << 20;
 const MAX_BAR_PORTS: u64 = 4096;
 /// The most passed-through devices of a machine.
@@ -112,7 +114,7 @@ pub struct MachineOptions {
     pub network: Option<NetworkConfig>,
     /// Passed-through devices of the host.
     pub passthrough: Vec<PassedDevice>,
-    /// The CPU model. It also decides everything in [`Profile`].
+    /// The CPU model. The model also decides everything in [`Profile`].
     pub model: cpu::CpuModel,
 }
 
@@ -130,8 +132,8 @@ impl MachineConfig {
         MachineConfig::from_opened(options, &mut |_, path| open_image(path))
     }
 
-    /// As [`MachineConfig::from_options`], but `open` opens kernel, initial RAM disk and modules. It may return a
-    /// copy of the file at the path.
+    /// As [`MachineConfig::from_options`], but `open` opens kernel, initial RAM disk and modules. `open` may
+    /// return a copy of the file at the path.
     pub fn from_opened(
         options: &MachineOptions,
         open: &mut dyn FnMut(KernelFile, &Path) -> Result<File, Error>,

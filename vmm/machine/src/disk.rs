@@ -1,7 +1,8 @@
 //! The guest's disk: an immutable base image, with the guest's own writes kept apart.
 //!
-//! A recorder moves the writes into its checkpoints. A replay executes the writes again. It keeps them in memory, or
-//! refers to the recorder's copies of the same blocks. Versions of the disk share their blocks.
+//! A recorder moves the writes into its checkpoints. A replay executes the writes again. The replay keeps the
+//! written blocks in memory, or refers to the recorder's copies of the same blocks. Versions of the disk
+//! share their blocks.
 
 use std::collections::BTreeSet;
 use std::fs::File;

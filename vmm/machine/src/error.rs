@@ -43,7 +43,7 @@ pub enum Error {
     Recording {
         /// The recording or the file in it.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The fault, and advice.
         why: String,
     },
     /// The recording's checkpoints cannot be used.

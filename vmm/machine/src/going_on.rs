@@ -38,8 +38,8 @@ impl StartingState {
 }
 
 impl<U: Unit> Machine<U> {
-    /// Goes to a starting state: counts are zero, and no page counts as written. The machine must have the same size.
-    /// Its disk gets the state's blocks.
+    /// Goes to a starting state: counts are zero, and no page counts as written. The machine must have the
+    /// same size. The machine's disk gets the state's blocks.
     pub fn begin_at(&mut self, start: &StartingState) -> Result<(), Error> {
         let (pages, blocks) = self.page_counts();
         if (pages, blocks) != (start.maps.ram.len(), start.maps.disk.len()) {

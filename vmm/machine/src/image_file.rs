@@ -173,7 +173,8 @@ pub(super) fn read_recorded<T>(
     if !metadata.is_file() {
         return Err(missing("is no ordinary file".to_string()));
     }
-    // A file of another size is another file. Do not spend time reading it.
+    // A file of another size is another file. A file of another size differs, so do not
+    // read it.
     if metadata.len() != recorded.size_bytes {
         return Err(changed(what, recorded));
     }
@@ -191,8 +192,8 @@ pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Err
     Err(changed(what, recorded))
 }
 
-/// The error for another image. It does not show that image's hash: a stranger's recording may name any of the user's
-/// files.
+/// The error for another image. The error does not show that image's hash: a stranger's recording may name
+/// any of the user's files.
 fn changed(what: &str, recorded: &ImageFile) -> Error {
     let why = format!(
         "the {what} has changed since the recording was made; put back the file with the hash {} ({} bytes)",

@@ -122,7 +122,7 @@ impl Default for PowerOn {
     }
 }
 
-/// What the inputs can see of the machine.
+/// The inputs' view of the machine.
 #[derive(Clone, Copy)]
 pub struct View<'a, C> {
     /// The machine's present point.

@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 
 use crate::error::Error;
 
-/// A file that is being written. It gets its name when it is finished, and is removed if it never is.
+/// A file that is being written. A finished file gets its name; an unfinished file is removed.
 pub struct NewFile {
     to: PathBuf,
     file: NamedTempFile,

@@ -20,7 +20,7 @@ pub enum Counter {
 /// The properties that follow from a machine's CPU model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// What makes virtual time pass.
+    /// The source of virtual time.
     pub time_base: TimeBase,
     /// How two machines' states are compared.
     pub likeness: Likeness,

@@ -1,5 +1,5 @@
-//! Inputs without a host: a script takes the place of the person at the console. It waits for a text and then types,
-//! always at the same instruction. So runs with the same script are equal.
+//! Inputs without a host: a script takes the place of the person at the console. The script waits for a text
+//! and then types, always at the same instruction. So runs with the same script are equal.
 
 use std::collections::VecDeque;
 

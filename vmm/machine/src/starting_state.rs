@@ -64,7 +64,7 @@ impl Effort {
 /// A machine's state, from which another machine starts: see the module.
 #[derive(Clone, Debug)]
 pub struct StartingState {
-    /// The state without memory and disk. Its count of steps is zero.
+    /// The state without memory and disk. The state's count of steps is zero.
     pub(super) state: MachineState,
     /// RAM, and the blocks of the disk that differ from its image.
     pub(super) maps: Maps,

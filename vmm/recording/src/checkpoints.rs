@@ -177,8 +177,8 @@ pub fn must_fit<U: Unit>(store: &Store, machine: &mut Machine<U>) -> Result<(), 
     Ok(())
 }
 
-/// Adds a checkpoint of the machine as it stands to a recording's store. Others may read the store meanwhile.
-/// `initial` is RAM at power-on.
+/// Adds a checkpoint of the machine as it stands to a recording's store. Other processes may read the store
+/// meanwhile. `initial` is RAM at power-on.
 pub fn add_here<U: Unit>(
     store: &Store,
     initial: &PageMap,

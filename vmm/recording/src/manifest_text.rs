@@ -46,7 +46,8 @@ impl Manifest {
         }
     }
 
-    /// Hash of everything that determines the run. It leaves out the paths of the images: they may move.
+    /// Hash of everything that determines the run. The hash leaves out the paths of the images: they may
+    /// move.
     pub fn machine_hash(&self) -> [u8; 32] {
         let mut machine = self.machine.clone();
         machine.files_mut().for_each(|(_, image)| image.path = PathBuf::new());

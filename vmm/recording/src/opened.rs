@@ -66,7 +66,7 @@ impl Recounted {
 }
 
 impl<C: Unit> Recording<C> {
-    /// Whether this is only the end of a run, recounted from some exit on. Such a recording begins with a checkpoint.
+    /// Whether this is only the end of a run, recounted from some exit on. A part begins with a checkpoint.
     pub fn is_part(&self) -> bool {
         self.recounted.as_ref().is_some_and(|exits| exits.from > Exits(0))
     }
@@ -127,9 +127,9 @@ impl<C: Unit> Recording<C> {
         Ok(images)
     }
 
-    /// Opens the recording's checkpoints for reading, and checks that they belong to the recording; `None` if it has
-    /// none. Their positions are in the recording's unit. Leaves out damaged checkpoints, with a warning. Damaged
-    /// pages are noticed when they are read.
+    /// Opens the recording's checkpoints for reading, and checks that they belong to the recording; `None` if
+    /// it has none. The checkpoints' positions are in the recording's unit. Leaves out damaged checkpoints,
+    /// with a warning. Damaged pages are noticed when they are read.
     pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         open_around_damage(&self.path, &self.log)
     }

@@ -1,5 +1,5 @@
-//! Inputs from a log. The player gives each recorded event at the point where it was recorded, and checks that the
-//! machine is then in the recorded state. It never asks the host for anything.
+//! Inputs from a log. The player gives each recorded event at the point where it was recorded, and checks
+//! that the machine is then in the recorded state. The player never asks the host for anything.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use machine::unit::Unit;
 /// How much of the machine is compared with the recording's checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scrutiny {
-    /// Nothing: events are given at their places, whatever state the machine is in. This is for comparing one replay
-    /// with another.
+    /// Nothing: events are given at their places, whatever state the machine is in. This choice is for
+    /// comparing one replay with another.
     Nothing,
     /// The registers, at every event and every check.
     #[default]
@@ -29,7 +29,8 @@ pub enum Scrutiny {
     Everything,
 }
 
-/// The part of a machine in which a difference was found. It tells how old the difference may be.
+/// The part of a machine in which a difference was found. The part tells how old the difference
+/// may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Registers and counts, which every record has.

@@ -1,6 +1,6 @@
-//! Inputs that record live inputs. The recorder passes each event on to the machine, and appends it to the log with
-//! its position and a hash of the registers. It also takes checks of the machine. The `checkpointer` takes
-//! checkpoints.
+//! Inputs that record live inputs. The recorder passes each event on to the machine, and appends it to the
+//! log with its position and a hash of the registers. The recorder also takes checks of the machine. The
+//! `checkpointer` takes checkpoints.
 
 use devices::passthrough::{AskV1, DeviceInputV1};
 

@@ -16,7 +16,8 @@ use machine::position::Moment;
 use machine::unit::Unit;
 use machine::{Format, Machine, MachineState};
 
-/// The most pages and disk blocks that are held: 16 MiB. Beyond it there is no trail until the next checkpoint.
+/// The most pages and disk blocks that are held: 16 MiB. Beyond this limit there is no trail until the next
+/// checkpoint.
 const MAX_PAGES: usize = 4096;
 
 /// The states held for the end: see the module.
@@ -138,7 +139,8 @@ impl<C: Unit> Trail<C> {
     }
 }
 
-/// The later state. It gets the earlier state's pages too, if both are relative to the same checkpoint.
+/// Returns the later state. The result gets the earlier state's pages too, if both states are relative
+/// to the same checkpoint.
 fn joined<C>(earlier: Option<TrailState<C>>, later: Option<TrailState<C>>) -> Option<TrailState<C>> {
     match (earlier, later) {
         (Some(earlier), Some(later)) if !earlier.is_behind_checkpoint => {

@@ -47,8 +47,9 @@ const NAMED_FILES: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// Calls that the C library and Rust's library try, and do without. They are the newer way to start a thread, the names
-/// of folders, and files with information about the host. A backtrace at a panic looks for its own program.
+/// Calls that the C library and Rust's library try, and do without. The calls are the newer way to start a
+/// thread, the names of folders, and files with information about the host. A backtrace at a panic looks for
+/// its own program.
 const TRIED_BY_LIBRARIES: &[c_long] = &[
     libc::SYS_clone3,
     libc::SYS_openat,

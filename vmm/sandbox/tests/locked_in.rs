@@ -1,7 +1,8 @@
 //! Tests what a locked-in process can still do, even if an attacker controls it. For each attempt this program starts
 //! itself twice, free and locked in. An attempt that also fails in the free process would prove nothing.
 //!
-//! This is a program of its own without a harness, because a process must be locked in before it has a second thread.
+//! The test is a program of its own without a harness, because a process must be locked in before it has a
+//! second thread.
 
 use std::fmt::Debug;
 use std::fs::{self, File};
@@ -156,7 +157,8 @@ fn lock_in(root: &Path) {
     assert!(locked.calls && !matches!(locked.files, Files::None(_)), "{locked:?}");
 }
 
-/// Makes an attempt. Its files and sockets are opened before the process is locked in.
+/// Makes an attempt. The attempt's files and sockets are opened before the process is
+/// locked in.
 fn attack(root: &Path, is_locked_in: bool, what: &str) {
     let (inside, outside) = (root.join("recording"), root.join("outside"));
     let port = fs::read_to_string(inside.join("port")).unwrap();

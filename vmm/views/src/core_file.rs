@@ -55,12 +55,12 @@ pub struct Written {
 /// A range of memory in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Segment {
-    /// Its physical address.
+    /// The segment's physical address.
     pub physical: u64,
-    /// Its address in the kernel, if known.
+    /// The segment's address in the kernel, if known.
     #[serde(rename = "virtual")]
     pub virtual_address: Option<u64>,
-    /// Its size.
+    /// The segment's size.
     pub bytes: u64,
 }
 

@@ -89,7 +89,7 @@ impl GuestKernel {
 #[derive(Clone, Debug, Default)]
 pub struct GuestKernels {
     kernels: Kernels,
-    /// One for each kernel.
+    /// The data to describe events in each kernel, in the kernels' order.
     guests: Vec<GuestKernel>,
 }
 

@@ -22,9 +22,10 @@ use crate::system_calls::SystemCall;
 
 /// The target of SYSCALL.
 const ENTRY: &str = "entry_SYSCALL_64";
-/// Most system calls in progress at the start of a search.
+/// The largest number of system calls in progress at the start of a search.
 const RETURNS_BEFORE: usize = 64;
-/// Most candidates of a search that must find all before it can filter.
+/// The largest number of candidates of a search that must find all candidates before it
+/// can filter.
 const MOST_CANDIDATES: usize = 1_000_000;
 /// The distances over which a search looks for a system call's return, one after the other.
 const RETURN_STEPS: [u64; 5] = [100_000, 2_000_000, 30_000_000, 500_000_000, 4_000_000_000];
@@ -32,7 +33,8 @@ const RETURN_STEPS: [u64; 5] = [100_000, 2_000_000, 30_000_000, 500_000_000, 4_0
 /// A search: the events, and the part of the recording.
 #[derive(Clone, Copy, Debug)]
 pub struct Search<'a> {
-    /// The condition: see [`history::timeline::CONDITIONS`]. It may name symbols of the guest's kernel.
+    /// The condition: see [`history::timeline::CONDITIONS`]. The condition may name symbols of the
+    /// guest's kernel.
     pub condition: &'a str,
     /// The filters of the events.
     pub filters: &'a Filters,
@@ -58,7 +60,7 @@ pub enum Wanted {
         from: Instructions,
         /// The end of the part.
         to: Instructions,
-        /// Most places in the list.
+        /// The largest number of places in the list.
         limit: usize,
     },
 }
@@ -95,7 +97,7 @@ impl Wanted {
 }
 
 impl Search<'_> {
-    /// Runs the search. It changes the timeline's position and stops.
+    /// Runs the search. The search changes the timeline's position and stops.
     pub fn run(&self, timeline: &mut Timeline, poll: &mut Poll<'_>) -> Result<Found, Error> {
         let from = self.wanted.from();
         let condition = self.condition.parse::<Condition>();

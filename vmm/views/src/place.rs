@@ -46,9 +46,9 @@ pub struct Place {
 /// One of several kernels that a guest runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OfKernel {
-    /// Its number, from 1 on.
+    /// The kernel's number, from 1 on.
     pub number: usize,
-    /// Its release.
+    /// The kernel's release.
     pub release: String,
     /// Number and release, for people.
     #[serde(skip)]

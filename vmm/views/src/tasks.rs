@@ -131,7 +131,7 @@ fn tasks_of(
 }
 
 impl Task {
-    /// Its page tables as text.
+    /// The task's page tables as text.
     pub fn space(&self) -> &str {
         if self.kernel_thread { "kernel thread" } else { self.cr3.as_deref().unwrap_or("none") }
     }

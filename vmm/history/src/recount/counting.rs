@@ -1,9 +1,10 @@
 //! Recounts a recording of exits in instructions.
 //!
-//! The software engine replays the recording once, and a second log gives each event's place in that engine's own
-//! count. It has the same events in the same order. The log lies in a folder of its own ([`crate::recount::folders`])
-//! and can be made again at any time. Time does not change: exits and events let it pass. On the way the replay takes
-//! checkpoints, as a recording made with the software engine would have.
+//! The software engine replays the recording once, and a second log gives each event's place in that engine's
+//! own count. The second log has the same events in the same order. The log lies in a folder of its own
+//! ([`crate::recount::folders`]) and can be made again at any time. Time does not change: exits and events
+//! let it pass. On the way the replay takes checkpoints, as a recording made with the software engine would
+//! have.
 //!
 //! If the recording has checkpoints, its end can be recounted alone, from one of them. Instructions, branches and
 //! system calls then count from there.
@@ -37,8 +38,8 @@ const SLICE_EXITS: u64 = 100;
 /// Least number of instructions between two checkpoints.
 const CHECKPOINT_STEPS: u64 = 1_000_000_000;
 
-/// The same recording with a log that counts instructions. Uses an earlier recount if it is of this log. `progress`
-/// gets the number of exits now and then.
+/// Returns the recording with a log that counts instructions. Uses an earlier recount if it is of this log.
+/// `progress` gets the number of exits now and then.
 pub fn in_instructions(
     recording: Recording<Exits>,
     progress: impl FnMut(Exits),
@@ -244,7 +245,8 @@ struct Transcriber {
     events: usize,
     checks: usize,
     last: Moment<Instructions>,
-    /// Answers to the last instruction. They are written at the next poll, when the number of system calls is known.
+    /// Answers to the last instruction. These answers are written at the next poll, when the number of system
+    /// calls is known.
     answers: Vec<EventRecord<Instructions>>,
 }
 

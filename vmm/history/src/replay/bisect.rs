@@ -1,9 +1,9 @@
 //! Finds the first instruction that two live replays execute differently.
 //!
-//! The two may be replays of two recordings, or of one recording with a fault injected into one replay. The search
-//! compares the two replays with each other, not with their recordings. It assumes that a difference stays. If a
-//! difference vanishes again, there may be an earlier one than the place found; at that place, equal machines still
-//! become different.
+//! The two may be replays of two recordings, or of one recording with a fault injected into one replay. The
+//! search compares the two replays with each other, not with their recordings. The search assumes that a
+//! difference stays. If a difference vanishes again, there may be an earlier one than the place found; at
+//! that place, equal machines still become different.
 
 use checkpoint::Maps;
 use cpu::{CpuState, Tier};
@@ -121,9 +121,9 @@ fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<bool, Error
     Ok(left.summary()? == right.summary()?)
 }
 
-/// Finds the first difference between two replays after `equal_at`, up to `until`. They are believed to be equal
-/// at `equal_at`; this is checked first. Compares them every `stride` instructions or exits. Returns `None` if they
-/// are equal up to `until`. `progress` gets positions.
+/// Finds the first difference between two replays after `equal_at`, up to `until`. The caller believes that
+/// the replays are equal at `equal_at`; the function checks this first. Compares them every `stride`
+/// instructions or exits. Returns `None` if they are equal up to `until`. `progress` gets positions.
 pub fn find_parting<C: Unit>(
     left: &mut Side<C>,
     right: &mut Side<C>,

@@ -2,8 +2,9 @@
 //! every block of the disk. If exits are counted, any engine may have recorded. The comparison then leaves out state
 //! in which processors differ ([`machine::comparable`]).
 //!
-//! Both were equal at the checkpoint before. A page is still equal if the replay has not written it since and the
-//! checkpoint has no new version. Such pages are not read, so comparing costs as much as the pages written.
+//! Replay and recording were equal at the checkpoint before. A page is still equal if the replay has not
+//! written it since and the checkpoint has no new version. Such pages are not read, so the cost of
+//! comparing depends only on the written pages.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -25,7 +25,7 @@ const CHECKS_AT_ONCE: u64 = 8;
 /// How a recording is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
-    /// The most workers. Each has a machine with the guest's RAM.
+    /// The most workers. Each worker has a machine with the guest's RAM.
     pub threads: usize,
     /// The least number of steps in a stretch.
     pub least_steps: u64,

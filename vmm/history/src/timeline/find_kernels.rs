@@ -61,8 +61,8 @@ impl Timeline {
         Ok(kernels)
     }
 
-    /// As [`Timeline::kernels`], but reads the symbols of the kernel that runs here anew: they include the modules
-    /// that are loaded now. In a fork, only this kernel is known.
+    /// As [`Timeline::kernels`], but reads the running kernel's symbols again: they include the modules that
+    /// are loaded now. In a fork, only this kernel is known.
     pub fn names(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
         if self.forked_at().is_some() {
             return Ok(Kernels(self.kernel_here().into_iter().collect()));

@@ -222,8 +222,9 @@ impl Timeline {
         })
     }
 
-    /// The place where the last panic's report begins, on the console or in the kernel's log. It serves a guest that
-    /// reset itself after the panic, or went on with a crash kernel. The machine stays where the search ended.
+    /// The place where the last panic's report begins, on the console or in the kernel's log. The function is
+    /// for a guest that reset itself after the panic, or went on with a crash kernel. The machine stays where
+    /// the search ended.
     fn panic_after_which_it_went_on(&mut self, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         self.seek(self.end(), poll)?.unless_interrupted()?;
         if panic_on_console(self.machine()).is_some() {

@@ -67,8 +67,8 @@ struct Written {
 }
 
 impl Timeline {
-    /// The reports of the guest's kernels, in the order of the run. They are found once per session; the position
-    /// does not change.
+    /// The reports of the guest's kernels, in the order of the run. The reports are found once per session;
+    /// the position does not change.
     pub fn reports(&mut self, poll: &mut Poll<'_>) -> Result<Arc<[Report]>, Error> {
         if let Some(found) = &self.reports {
             return Ok(found.clone());
@@ -125,8 +125,8 @@ impl Timeline {
         Ok(None)
     }
 
-    /// The last place where a kernel's log can be read, approximately. It can be read at `low`, and not at `high`,
-    /// unless the two are equal.
+    /// The last place where a kernel's log can be read, approximately. The log can be read at `low`, and not
+    /// at `high`, unless the two are equal.
     fn last_of(
         &mut self,
         log: &KernelLog,

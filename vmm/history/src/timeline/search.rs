@@ -13,14 +13,16 @@ use machine::position::{Count, Instructions};
 
 /// Checkpoints that a search passes before other cores join in. A recording's end has three close together.
 pub(super) const ALONE: usize = 6;
-/// Most steps that a search backward runs before other cores join in, if they have walkers: most hits are near.
+/// The number of steps that a search backward runs before other cores join in, if they have walkers: most
+/// hits are near.
 pub(super) const ALONE_STEPS: u64 = 50_000_000;
-/// The same if they have no walkers yet: making a walker takes as long as searching 200 million steps.
+/// As [`ALONE_STEPS`], if the other cores have no walkers yet: making a walker takes as long as
+/// searching 200 million steps.
 pub(super) const ALONE_STEPS_AT_FIRST: u64 = 500_000_000;
 /// The first interval of a search backward.
 const FIRST_INTERVAL_STEPS: u64 = 100_000;
-/// An interval has this many parts. Its scan leaves a snapshot between each two of them; going to a hit runs one part
-/// again.
+/// The number of parts of an interval. The scan leaves a snapshot between two parts; going to a hit runs one
+/// part again.
 const PARTS: u64 = 16;
 
 /// The direction of a search.

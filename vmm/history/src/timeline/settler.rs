@@ -137,8 +137,9 @@ impl Door {
     }
 }
 
-/// The nearest long stretch before a place without any restorable place in it. It must be longer than the distance
-/// between it and the place. A search back looks through that distance before it has to wait for the stretch.
+/// The nearest long stretch before a place without any restorable place in it. The stretch must be longer
+/// than its distance from the place. A search back looks through that distance before it has to wait for the
+/// stretch.
 fn gap_before(shared: &Shared, here: Instructions) -> Option<Range<Instructions>> {
     let mut end = here;
     while end > Instructions(0) {

@@ -61,7 +61,8 @@ pub struct FastForward {
     pub least_steps: u64,
     /// The longest stretch in one run. The walker leaves a snapshot at its end.
     pub most_steps: u64,
-    /// The software CPU runs the last part of the way to a place. Its snapshots there make the next steps back cheap.
+    /// The software CPU runs the last part of the way to a place. The software CPU's snapshots there make the
+    /// next steps back cheap.
     pub near_steps: u64,
 }
 
@@ -73,7 +74,7 @@ impl FastForward {
 }
 
 impl Shared {
-    /// Notes that a movement begins. It executes at most about `at_most` steps.
+    /// Notes that a movement begins. The movement executes at most about `at_most` steps.
     pub fn begin(&self, at_most: u64) {
         self.under_way.number.fetch_add(1, Ordering::Relaxed);
         self.under_way.begun_at.store(self.replayed.load(Ordering::Relaxed), Ordering::Relaxed);

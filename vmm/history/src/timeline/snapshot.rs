@@ -15,7 +15,8 @@ const RESTING_SHARE: u64 = 8;
 /// Snapshots that always stay: those around the present place make the next steps back cheap.
 const ALWAYS_KEPT: usize = 24;
 
-/// The snapshots of one session. They are close together around the present place, and farther apart with distance.
+/// The snapshots of one session. Snapshots are close together around the present place, and farther apart
+/// with distance.
 pub struct Snapshots(Mutex<Inner>);
 
 struct Inner {

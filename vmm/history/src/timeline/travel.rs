@@ -39,12 +39,13 @@ use recording::files::CHECKPOINTS;
 pub struct Hits<T = Hit> {
     /// The hits, in the order of the run.
     pub found: Vec<T>,
-    /// Where the poll function asked to stop. All hits before this place are in `found`, and a search from here finds
-    /// the rest.
+    /// Where the poll function asked to stop. All hits before this place are in `found`; a search from here
+    /// finds the later hits.
     pub interrupted_at: Option<Instructions>,
 }
 
-/// The progress of a movement, for a person who waits. It can be read while the timeline moves.
+/// The progress of a movement, for a person who waits. The progress can be read while the
+/// timeline moves.
 #[derive(Clone)]
 pub struct Meter(Arc<Shared>);
 
@@ -59,8 +60,8 @@ impl Meter {
         self.0.settled.load(Ordering::Relaxed)
     }
 
-    /// Number of places of [`Timeline::settle_meanwhile`] that its thread is done with. Some need no work, and a
-    /// movement ends the work on others.
+    /// Number of places of [`Timeline::settle_meanwhile`] that its thread is done with. Some places need no
+    /// work, and a movement ends the work on other places.
     pub fn settlings(&self) -> u64 {
         self.0.settlings.load(Ordering::Acquire)
     }
@@ -69,8 +70,8 @@ impl Meter {
 /// Single steps between two polls.
 const STEPS_PER_POLL: u64 = 4096;
 
-/// The number of this host's cores, for long searches. It is read once: a process in its sandbox can no longer find
-/// it out.
+/// The number of this host's cores, for long searches. The number is read once: a process in its sandbox can
+/// no longer find it out.
 pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
@@ -222,7 +223,7 @@ impl Timeline {
         let directory = self.shared.recording.path.join(CHECKPOINTS);
         let machine = &mut self.walker.machine;
         let (ram_pages, disk_blocks) = machine.page_counts();
-        // Open a separate store: other sessions and walkers keep the one that they have opened.
+        // Open a separate store: other sessions and walkers keep their own open stores.
         let store = if directory.is_dir() {
             Store::open(&directory)?
         } else {
@@ -519,9 +520,9 @@ impl Timeline {
         }
     }
 
-    /// Ends an interrupted search that began at `begun` and has left nothing out up to `edge`. Goes to the nearest
-    /// place to `edge` that can be restored at once: a person who interrupts does not want to wait. The same search
-    /// from there must find everything that it has not found yet.
+    /// Ends an interrupted search that began at `begun` and has left nothing out up to `edge`. Goes to the
+    /// nearest place to `edge` that can be restored at once: a person who interrupts does not want to wait.
+    /// The same search from there must find all remaining hits.
     fn interrupted(
         &mut self,
         begun: &Snapshot<Instructions>,

@@ -49,8 +49,8 @@ pub(super) struct Walker {
     pub player: Player<Instructions>,
     pub(super) runner: Option<Runner>,
     shared: Arc<Shared>,
-    /// Whether the walker belongs to no movement. Its steps are then counted separately, and its place is not the
-    /// focus.
+    /// Whether the walker belongs to no movement. The walker's steps are then counted separately, and its
+    /// place is not the focus.
     in_background: bool,
 }
 

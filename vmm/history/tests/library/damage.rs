@@ -106,7 +106,8 @@ fn what_is_missing_or_foreign_is_named() {
     std::fs::write(kernel, [bytes, &b"x"[..]].concat()).unwrap();
     let text = sentence();
     assert!(text.contains("has changed") && text.contains(hash), "{text}");
-    // A file of the same size fails too. It may be any file of the user's, so the message must not show its hash.
+    // A file of the same size fails too. The file may be any file of the user's, so the message must not show
+    // its hash.
     let other = vec![b'x'; bytes.len()];
     std::fs::write(kernel, &other).unwrap();
     let (text, now) = (sentence(), blake3::hash(&other).to_hex().to_string());

@@ -22,7 +22,8 @@ const CHANGES: u64 = 400;
 const KEYS: [(u64, &str); 3] = [(20_000, "a"), (40_000, "bc"), (60_000, "d")];
 /// With these limits, even this short recording is replayed on several cores.
 const ON_THREE: Cores = Cores { threads: 3, least_steps: 5_000 };
-/// More checkpoints besides the recorder's. Some lie between others.
+/// More checkpoints besides the recorder's. Some of these checkpoints lie between other
+/// checkpoints.
 const MORE: [u64; 5] = [95_000, 30_001, 50_000, 45_678, 70_000];
 
 struct Original {
@@ -157,8 +158,9 @@ fn checkpoints_that_are_mixed_up_lead_to_no_other_state() {
     }
     others.iter().zip(&original.files).for_each(|(from, to)| std::fs::write(&to.0, &from.1).unwrap());
     look("all from another recording".to_string());
-    // Some missing checkpoints go unnoticed. These are the last one, and those from before the two recordings differ.
-    // Others were added between checkpoints, and no checkpoint builds upon their pages.
+    // Some missing checkpoints go unnoticed. Unnoticed are the last checkpoint, and checkpoints from before
+    // the two recordings differ. Other unnoticed checkpoints were added between checkpoints, and no
+    // checkpoint builds upon their pages.
     for what in &unnoticed {
         let harmless = what.contains("removed") || what.contains("unfinished") || what.contains("another");
         assert!(harmless && !what.starts_with("all"), "{what} goes unnoticed");

@@ -44,7 +44,7 @@ fn write() -> Stops {
     Stops { watches: vec![Watch::from(point)], ..Stops::default() }
 }
 
-/// The same write, but only in rounds before a place.
+/// The stops at a write, but only in rounds before a place.
 fn write_before(place: Instructions) -> Stops {
     let early = Filter::new(move |machine| machine.moment().count < place);
     Stops { watch_filters: [(STIRRED, early)].into(), ..write() }
@@ -133,7 +133,7 @@ fn steps_back_from_where_a_person_looks_are_cheap() {
 fn a_checkpoint_on_the_way_is_where_a_long_way_begins_and_a_short_one_does_not() {
     let (_directory, recording) = recording(30, &[2_000_000, 20_000_000]);
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
-    // Few snapshots exist before it, and the way to it leaves more.
+    // Few snapshots exist before the place, and the way to the place leaves more.
     assert_eq!(seek(&mut timeline, 3_000_000), 3_000_000);
     assert_eq!(seek(&mut timeline, 20_000_100), 100);
     assert_eq!(seek(&mut timeline, 20_000_000), 0);
@@ -199,7 +199,8 @@ fn while_nothing_moves_what_lies_before_is_made_near() {
     assert_eq!(meter.settled(), end);
 }
 
-/// When a movement begins, the settler soon stops its work. It does not begin again before the movement is over.
+/// When a movement begins, the settler soon stops its work. The settler does not begin again before the
+/// movement is over.
 #[test]
 fn nothing_is_settled_while_the_timeline_moves() {
     let end = 300_000_000;
@@ -229,7 +230,8 @@ fn nothing_is_settled_while_the_timeline_moves() {
     }
 }
 
-/// A movement ends the settler's walk early. The rest is settled when nothing moves again.
+/// A movement ends the settler's walk early. The rest of the walk comes when nothing moves
+/// again.
 #[test]
 fn what_a_movement_interrupts_is_settled_later() {
     let end = 300_000_000;
@@ -427,7 +429,7 @@ fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
     let mut hits: Vec<Hit> = Vec::new();
     for threads in [1, 2] {
         let mut timeline = Timeline::open_with(&recording, threads).unwrap();
-        // Leave snapshots on the way. They divide a long search.
+        // Leave snapshots on the way. The snapshots divide a long search.
         if threads == 2 {
             timeline.seek(Instructions(end - 1_000_000), &mut never).unwrap();
         }
@@ -518,7 +520,8 @@ fn a_search_finds_what_lies_next_to_a_snapshot_that_cuts_a_long_interval() {
     for threads in [1, 2] {
         for cut in cuts(at) {
             let mut timeline = Timeline::open_with(&recording, threads).unwrap();
-            // A walk leaves its last snapshot this far before its end. It cuts the interval before the checkpoints.
+            // A walk leaves its last snapshot this far before its end. This snapshot cuts the interval before
+            // the checkpoints.
             seek(&mut timeline, cut + 128);
             seek(&mut timeline, end - 1_000_000);
             expect_write(&mut timeline, end, at, &ways);

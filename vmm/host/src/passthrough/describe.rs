@@ -9,7 +9,7 @@ const STATUS: usize = 0x06;
 const HAS_CAPABILITIES: u8 = 1 << 4;
 const CAP_MSI: u8 = 0x05;
 const CAP_MSIX: u8 = 0x11;
-/// Most messages of a machine's function.
+/// The largest number of interrupt messages of a function in the machine.
 const MOST_VECTORS: u16 = 64;
 
 /// Reads the function's configuration space.

@@ -13,7 +13,7 @@ use vfio::{Area, CHUNK_BYTES, PAGE_BYTES};
 
 use super::order::{New, named_first};
 
-/// Most passes over memory until a pass finds nothing new.
+/// The largest number of passes over memory until a pass finds nothing new.
 const MOST_PASSES: usize = 16;
 
 /// A page in the shadow.

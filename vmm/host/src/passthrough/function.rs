@@ -30,7 +30,7 @@ pub(super) struct LiveFunction {
 }
 
 impl LiveFunction {
-    /// Takes over a function. It may interrupt by its line, and sees no memory.
+    /// Takes over a function. The function may interrupt by its line, and sees no memory.
     pub fn new(mut function: Function, slot: u8, ram_bytes: u64) -> Result<LiveFunction, Error> {
         // A function may have no line.
         let _ = function.set_interrupts(Interrupts::Line);

@@ -17,8 +17,8 @@ pub(super) struct New {
 }
 
 impl New {
-    /// The four-byte and eight-byte values in the chunk that may be addresses. Their lowest bits may have other
-    /// meanings, and are cleared.
+    /// The four-byte and eight-byte values in the chunk that may be addresses. The values' lowest bits may
+    /// have other meanings, and are cleared.
     fn addresses(&self) -> impl Iterator<Item = u64> {
         let short = self.chunk.as_chunks().0.iter().map(|bytes| u64::from(u32::from_le_bytes(*bytes)));
         let long = self.chunk.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
