@@ -57,7 +57,8 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// The only known version that may have this digest. Its actual digest may differ.
+    /// The only known version that may have this digest. The version's actual digest may
+    /// differ.
     pub fn get(&self, digest: &Digest) -> Option<u64> {
         self.places.get(place(digest)).copied().filter(|id| *id != 0)
     }

@@ -504,7 +504,7 @@ mod tests {
         assert_eq!(bench.cache.jump(0x4011, 7), None);
         bench.drop_page(1);
         assert_eq!(bench.cache.jump(0x4010, 7), None);
-        // Another block has the number now.
+        // The number now belongs to another block.
         assert_eq!(bench.add(0x2010, 5).0, number);
         assert_eq!(bench.cache.jump(0x4010, 7), None);
     }

@@ -51,7 +51,7 @@ impl Owners {
     }
 
     /// The users who have the other ends of TCP connections on this machine, in the order of the connections.
-    /// Reads each of the kernel's tables at most once, for any number of connections: the tables list all
+    /// Reads each of the kernel's tables at most once, for any number of connections. The tables list all
     /// connections of the machine, so one read can take long.
     pub fn of_tcp(&self, streams: &[&TcpStream]) -> Vec<io::Result<u32>> {
         let ends = |stream: &TcpStream| Ok(Ends { theirs: stream.peer_addr()?, ours: stream.local_addr()? });

@@ -22,7 +22,7 @@ pub struct CounterReport {
     pub usable: Result<(), String>,
     /// Advice on what to change.
     pub advice: &'static str,
-    /// The other tests.
+    /// The results of the other tests of the counter.
     pub tests: Vec<CounterTest>,
 }
 

@@ -23,7 +23,8 @@ struct Arguments {
     /// Programs of hot loops, which take many more steps in the same time.
     #[arg(long)]
     loops: bool,
-    /// The interpreter alone, instead of the translator. Both are compared with the interpreter's single steps.
+    /// The interpreter alone, instead of the translator. Interpreter and translator are compared with the
+    /// interpreter's single steps.
     #[arg(long, conflicts_with = "inverted")]
     interpreter: bool,
     /// The translator, with every undefined result of the host's instructions inverted.

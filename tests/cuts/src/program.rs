@@ -150,7 +150,7 @@ impl Program {
         Program { mode, paging, state, ram, events, cuts }
     }
 
-    /// The same program, ended earlier.
+    /// This program, ended earlier.
     pub fn shortened(&self, length: u64) -> Program {
         let mut program = self.clone();
         program.events.retain(|event| event.0 <= length);

@@ -12,7 +12,7 @@ use crate::report::{Report, family};
 use crate::soft::Soft;
 use crate::state::{Outcome, Registers};
 
-/// Both sides and everything between them.
+/// Runs cases on a reference and on the software CPU, and compares the results.
 pub struct Runner<'a, R> {
     generator: Generator<'a>,
     /// The reference.

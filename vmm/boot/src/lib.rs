@@ -101,9 +101,8 @@ fn check_texts(images: &BootImages<'_>) -> Result<(), BootError> {
     }
 }
 
-/// Writes the words of the BIOS data areas that kernels read even without a BIOS. The words are the addresses
-/// of the first serial port and of the extended area, and the sizes of conventional memory and of the
-/// extended area.
+/// Writes the words of the BIOS data areas that kernels read even without a BIOS. The words are the address
+/// of the first serial port, the size of conventional memory, and the address and size of the extended area.
 fn write_bios_data_area(loader: &Loader<'_>) {
     loader.write(0x400, &devices::layout::SERIAL_PORT.to_le_bytes());
     loader.write(0x40E, &((EBDA_START >> 4) as u16).to_le_bytes());

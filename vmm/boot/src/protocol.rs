@@ -6,8 +6,8 @@
 /// that fits, in this order:
 ///
 /// 1. bzImage.
-/// 2. Multiboot 2, then Multiboot 1. A Multiboot header is deliberate, because it has a checksum. Both
-///    versions require a bare PC, like this machine.
+/// 2. Multiboot 2, then Multiboot 1. A Multiboot header is never an accident, because it has a
+///    checksum. Both versions require a bare PC, like this machine.
 /// 3. The 64-bit Linux protocol, for a 64-bit ELF file that is Linux by its notes. This protocol needs no
 ///    32-bit trampoline and fills every field of `boot_params`.
 /// 4. PVH, if the file has the PVH note.

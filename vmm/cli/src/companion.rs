@@ -1,14 +1,14 @@
-//! The companion of `ttvm debug`, and of runs that may be recorded later: a small process beside them, outside of the
-//! sandbox. It runs gdb, if wanted. It removes the files by which other programs find `ttvm debug`, however that
-//! ends.
+//! The companion of `ttvm debug`, and of runs that may be recorded later: a small process beside them,
+//! outside of the sandbox. The companion runs gdb, if wanted. At the end of `ttvm debug`, the companion
+//! removes the files by which other programs find `ttvm debug`.
 //!
 //! ```text
 //!   ttvm debug (locked in) ── pipe ──► companion ── runs ──► gdb
 //!                                      a byte: gdb can come; the end: the server is gone, so remove the files
 //! ```
 //!
-//! A process in its sandbox can neither make a folder nor remove one. So the folder of a later recording is made
-//! before the run. The companion removes it at the end if it is empty, and the control socket too.
+//! A process in its sandbox can neither make nor remove a folder. So the folder of a later recording is made
+//! before the run. At the end the companion removes the control socket, and the folder if it is empty.
 
 use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -44,7 +44,7 @@ pub struct Args {
     gdb: Vec<String>,
 }
 
-/// What the companion removes when the other process ends.
+/// The files that the companion removes when the other process ends.
 #[derive(Clone, Copy, Default)]
 pub struct Leftovers<'a> {
     /// A folder with its contents.
@@ -63,7 +63,8 @@ pub struct Companion {
 }
 
 impl Companion {
-    /// Starts the companion. It removes the leftovers at the end, and runs this gdb once gdb may come.
+    /// Starts the companion. The companion removes the leftovers at the end, and runs this gdb once
+    /// the server is ready.
     pub fn start(left: &Leftovers<'_>, gdb: Option<Command>) -> Result<Companion, Error> {
         let failed = |source| Error::Host { what: "cannot start a second process".to_string(), source };
         let (reader, pipe) = std::io::pipe().map_err(failed)?;
@@ -96,7 +97,8 @@ impl Drop for Companion {
     }
 }
 
-/// The command that starts this program once more. It inherits the pipe's end.
+/// The command that starts this program once more. The new process inherits the pipe's
+/// end.
 fn command(reader: &PipeReader, left: &Leftovers<'_>) -> std::io::Result<Command> {
     fcntl(reader.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
     let mut command = Command::new(std::env::current_exe()?);
@@ -138,7 +140,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     exit(status.code().unwrap_or(exit_code::FAILED))
 }
 
-/// Waits for a byte. Returns false if no more bytes will come.
+/// Waits for a byte from the pipe. Returns false if no more bytes will come.
 fn wait(pipe: &mut File) -> bool {
     loop {
         match pipe.read(&mut [0]) {

@@ -56,7 +56,7 @@ impl<I> LiveClock<I> {
         self.told.elapsed() / self.options.slowdown
     }
 
-    /// The other inputs.
+    /// The inputs except the clock.
     pub fn inner(&self) -> &I {
         &self.inner
     }

@@ -1,5 +1,5 @@
 //! A note in the recording that the guest's kernel panicked. The note is written if the run went on after the
-//! panic: the log's end then says only that the guest reset itself, or was ended.
+//! panic. The log's end then says only that the guest reset itself, or was ended.
 //!
 //! The note is for people. Replay ignores it, and packs leave it out.
 

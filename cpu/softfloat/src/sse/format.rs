@@ -153,7 +153,7 @@ impl<T: Ieee> Unpacked<T> {
         Exact::from_sig64(self.sign, self.exp, self.sig)
     }
 
-    /// The same value with another sign. `bits` does not change.
+    /// The value with another sign. `bits` does not change.
     #[inline]
     pub fn with_sign(self, sign: bool) -> Unpacked<T> {
         Unpacked { sign, ..self }

@@ -200,7 +200,7 @@ impl Operand {
         matches!(self.kind, Kind::QuietNan | Kind::SignallingNan)
     }
 
-    /// The same value with the other sign, for FSUB. A NaN keeps its sign.
+    /// The operand with the other sign, for FSUB. A NaN keeps its sign.
     pub(crate) fn negated(self) -> Operand {
         if self.is_nan() {
             return self;
