@@ -8,8 +8,9 @@
 //!  take_done ◄───────────────────────────────────────────────────┘
 //! ```
 //!
-//! A failure to write, for example because the disk is full, loses only that checkpoint. The recorder gets its pages
-//! from [`BackgroundWriter::take_lost`], and hands them in with the next checkpoint.
+//! A failure to write, for example because the disk is full, loses only that checkpoint. The recorder gets
+//! the lost checkpoint's pages from [`BackgroundWriter::take_lost`], and hands them in with the next
+//! checkpoint.
 //!
 //! The recorder waits only if 6 MiB are under way. The thread's speed decides only when a checkpoint becomes readable.
 
@@ -125,8 +126,8 @@ struct Shared {
 }
 
 impl BackgroundWriter {
-    /// Starts the thread. While it works, no other thread of this process should write to the store for long, because
-    /// the writer thread would have to wait.
+    /// Starts the thread. While the thread works, no other thread of this process should write to the store
+    /// for long, because the writer thread would have to wait.
     ///
     /// # Errors
     ///
@@ -194,10 +195,10 @@ impl BackgroundWriter {
         std::mem::take(&mut lock(&self.shared).done)
     }
 
-    /// The pages of checkpoints that could not be written since the last call, for example because a disk is full.
-    /// Usually there are none. These checkpoints are lost, and so are later ones that had begun. From here on the thread
-    /// tries to write checkpoints again. The next one must contain these pages, and the pages that changed since the
-    /// last one was begun.
+    /// The pages of checkpoints that could not be written since the last call, for example because a disk is
+    /// full. Usually no pages are lost. These checkpoints are lost, and so are later ones that had begun.
+    /// From here on the thread tries to write checkpoints again. The next one must contain these pages, and
+    /// the pages that changed since the last one was begun.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! A checksum of a checkpoint's maps.
 //!
-//! A checkpoint's file lists only changes, so its contents depend on the files before it. If one of these is missing,
-//! or belongs to another store, each remaining file may still be valid alone. The checksum from the time of the
-//! checkpoint shows the error.
+//! A checkpoint's file lists only changes, so its contents depend on the files before it. If an earlier file
+//! is missing, or belongs to another store, each remaining file may still be valid alone. The checksum from
+//! the time of the checkpoint shows the error.
 
 use twox_hash::XxHash3_128;
 

@@ -99,7 +99,7 @@ impl Codec {
         (Encoded::Delta, self.delta.packed())
     }
 
-    /// Decompresses a blob. Returns false if it does not yield a page.
+    /// Decompresses a blob. Returns false if the blob does not yield a page.
     pub fn unpack(&mut self, blob: &[u8], to: &mut Page) -> bool {
         if let Ok(page) = <&Page>::try_from(blob) {
             *to = *page;
@@ -173,7 +173,7 @@ fn write_patch(page: &Page, to: &mut [u8]) -> Option<usize> {
     Some(len)
 }
 
-/// Reads the page of a patch without its tag. Returns false if it is not valid.
+/// Reads the page of a patch without its tag. Returns false if the patch is not valid.
 fn read_patch(mut patch: &[u8], page: &mut Page) -> bool {
     page.fill(0);
     let mut at = 0;

@@ -23,7 +23,7 @@ use crate::thin::Policy;
 /// The number of bytes that a file may grow before the cap is checked again.
 const ROOM_BYTES: u64 = 1 << 20;
 
-/// A checkpoint that is being written. Dropping it leaves the store as before.
+/// A checkpoint that is being written. Dropping the draft leaves the store as before.
 pub struct CheckpointDraft<'a> {
     store: &'a Store,
     writer: MutexGuard<'a, Writer>,

@@ -145,7 +145,8 @@ pub(crate) fn lock(dir: &Path) -> Result<File> {
     }
 }
 
-/// A file that gets its name once it is complete. Dropping it earlier removes it.
+/// A file that gets its name once it is complete. Dropping the value earlier removes the
+/// file.
 pub(crate) struct Part {
     path: PathBuf,
     part: PathBuf,
@@ -173,7 +174,7 @@ impl Part {
         Ok(Part { path, part, file, buffer: Vec::new(), written: 0 })
     }
 
-    /// Bytes so far.
+    /// The number of bytes so far.
     pub fn len(&self) -> u64 {
         self.written + self.buffer.len() as u64
     }
@@ -198,7 +199,8 @@ impl Part {
         file.sync_data().map_err(StoreError::io(&self.part, "flush"))
     }
 
-    /// The file's future entry in the listing, and the open file. Call it after writing everything.
+    /// The file's future entry in the listing, and the open file. Call this function after writing
+    /// everything.
     pub fn listed(&self, number: u32) -> Result<(Listed, Arc<File>)> {
         let file = self.file.as_ref().expect("it is open until it is finished");
         let file = file.try_clone().map_err(StoreError::io(&self.part, "open"))?;

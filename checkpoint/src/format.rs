@@ -17,7 +17,7 @@ use crate::table::Digest;
 /// The first bytes of every checkpoint's file.
 pub(crate) const MAGIC: [u8; 8] = *b"ttvmckpt";
 
-/// The version of this format. A reader refuses others.
+/// The version of this format. A reader refuses other versions.
 pub(crate) const VERSION: u32 = 2;
 
 /// The largest number of pages of either space: 4 TiB.
@@ -63,7 +63,7 @@ pub(crate) struct Section {
     pub len: u64,
     /// The section's length when unpacked; the same if the section is not compressed.
     pub raw_len: u64,
-    /// CRC-32 of its bytes in the file.
+    /// CRC-32 of the section's bytes in the file.
     pub crc: u32,
 }
 

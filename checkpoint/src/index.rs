@@ -33,7 +33,8 @@ pub(crate) fn files_at_once() -> usize {
 /// A checkpoint in the list of checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The number of its file. Numbers follow the order of creation, and are never reused while the store is open.
+    /// The number of the checkpoint's file. Numbers follow the order of creation, and are never reused while
+    /// the store is open.
     pub number: u32,
     /// The checkpoint's position in the run: the number of steps before it. No two checkpoints have the
     /// same position.
@@ -42,9 +43,9 @@ pub struct Entry {
     pub time_ns: u64,
     /// A few opaque bytes of the caller, available without reading the state.
     pub head: Vec<u8>,
-    /// The size of its file.
+    /// The size of the checkpoint's file.
     pub bytes: u64,
-    /// The contents of its file.
+    /// The contents of the checkpoint's file.
     pub counts: Counts,
 }
 
@@ -92,7 +93,7 @@ pub(crate) struct Index {
 pub(crate) struct StoredFile {
     pub entry: Entry,
     pub footer: Footer,
-    /// Whether it has a `back` list.
+    /// Whether the file has a `back` list.
     pub goes_back: bool,
     /// The check of the maps at this checkpoint.
     pub maps_check: u64,

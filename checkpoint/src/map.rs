@@ -51,8 +51,8 @@ pub enum PageRef {
 }
 
 impl PageRef {
-    /// Whether both name the same version, without comparing contents. Different references may still have equal
-    /// contents.
+    /// Whether both references name the same version, without comparing contents. Different references may
+    /// still have equal contents.
     pub fn same_as(&self, other: &PageRef) -> bool {
         match (self, other) {
             (PageRef::Base, PageRef::Base) | (PageRef::Zero, PageRef::Zero) => true,

@@ -27,7 +27,7 @@ use crate::table::BlobTable;
 pub struct Dropped {
     /// The remaining checkpoints.
     pub kept: Vec<Entry>,
-    /// The damage. If there is none, nothing was changed.
+    /// The damage. Without damage, nothing was changed.
     pub damage: Vec<StoreError>,
     /// Number of dropped checkpoints.
     pub dropped: usize,

@@ -19,7 +19,7 @@ use crate::index::{Entry, Index};
 use crate::map::Maps;
 use crate::merges::Merges;
 
-/// A folder of checkpoints. Share it between threads behind an `Arc`.
+/// A folder of checkpoints. Share the store between threads behind an `Arc`.
 ///
 /// One thread writes at a time; other threads wait. A [`CheckpointDraft`](crate::draft::CheckpointDraft) is a
 /// writer from [`Store::add`] until it is finished or dropped. So the thread that has a draft must not add,

@@ -61,7 +61,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// RAM offset of its first byte.
+    /// RAM offset of the block's first byte.
     pub fn start(&self) -> u64 {
         self.key.0 >> 4
     }
@@ -371,7 +371,7 @@ impl CodeCache {
     }
 }
 
-/// Lines of its page that a block touches, including the byte after the block.
+/// The lines of the page that a block touches, including the byte after the block.
 fn lines_touched(start: u64, length: u16) -> RangeInclusive<usize> {
     let first = start % PAGE_SIZE;
     let last = (first + u64::from(length)).min(PAGE_SIZE - 1);
@@ -458,7 +458,8 @@ mod tests {
             Some(bench)
         }
 
-        /// Adds a block of some bytes at a RAM offset. Also returns its pages that had no code before.
+        /// Adds a block of some bytes at a RAM offset. Also returns the block's pages that had no code
+        /// before.
         fn add(&mut self, start: u64, length: u16) -> (BlockNumber, Vec<u64>) {
             let end = start + u64::from(length) - 1;
             let second_page = (end / PAGE_SIZE != start / PAGE_SIZE).then_some(end / PAGE_SIZE);
@@ -661,7 +662,7 @@ mod tests {
             }
         }
         assert_eq!(dropped, 2);
-        // Code that was dropped with all the rest is not counted again.
+        // Code that was dropped together with all other code is not counted again.
         let gone = cache.gone;
         cache.drop_placed();
         cache.drop_page(&ram, &mut lines, 1);

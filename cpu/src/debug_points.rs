@@ -156,7 +156,8 @@ impl DebugPoints {
                 || self.guest_pages.contains(&(address >> 12)))
     }
 
-    /// Whether a breakpoint has this page offset. If so, code must not run across the address unchecked.
+    /// Whether a breakpoint has this page offset. If there is such a breakpoint, code must not run
+    /// across the address unchecked.
     #[inline]
     pub(crate) fn breaks_at_offset(&self, address: u64) -> bool {
         !self.breakpoints.is_empty() && self.breakpoint_offsets.contains(&((address & 0xfff) as u16))
@@ -168,7 +169,8 @@ impl DebugPoints {
             || self.breakpoints.contains(&(AddressKind::Physical, gpa))
     }
 
-    /// Checks an access against the watchpoints. Returns true if it hits one.
+    /// Checks an access against the watchpoints. Returns true if the access hits a
+    /// watchpoint.
     pub(crate) fn note_access(&mut self, access: &PageAccess<'_>) -> bool {
         let before = self.hits.len();
         let length = access.bytes.len() as u64;
@@ -193,7 +195,7 @@ impl DebugPoints {
         offsets_in_page(before.symmetric_difference(&self.breakpoints))
     }
 
-    /// Replaces the watchpoints. Returns whether they changed.
+    /// Replaces the watchpoints. Returns whether the set changed.
     pub(crate) fn replace_watchpoints(&mut self, points: BTreeSet<Watchpoint>) -> bool {
         let changed = self.watchpoints != points;
         if changed {
@@ -203,7 +205,8 @@ impl DebugPoints {
         changed
     }
 
-    /// Replaces the pages that the guest's own debug registers watch. Returns whether they changed.
+    /// Replaces the pages that the guest's own debug registers watch. Returns whether the set
+    /// changed.
     pub(crate) fn replace_guest_pages(&mut self, pages: BTreeSet<u64>) -> bool {
         let changed = self.guest_pages != pages;
         self.guest_pages = pages;

@@ -1,5 +1,5 @@
-//! The run loop. The loop finds or decodes the block at RIP and executes it. Between blocks it handles
-//! interrupts, traps, breakpoints, watchpoints and the budget.
+//! The run loop. The loop finds or decodes the block at RIP and executes it. Between blocks the loop
+//! handles interrupts, traps, breakpoints, watchpoints and the budget.
 
 mod observed;
 mod tier;
@@ -349,8 +349,9 @@ impl Cpu {
         let passes_breakpoint = resume && self.core.quirks.interrupts_push_rf != PushedRf::Set;
         let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         let hits = self.core.guest_instruction_breakpoints(address);
-        // MOV SS holds back traps but, on AMD, no faults, so instruction breakpoints are met (APM vol. 2, 13.1). CPUID
-        // names AMD. Intel would hold them back (SDM vol. 3, 6.8.3). Pending traps are raised with the fault.
+        // MOV SS holds back traps but, on AMD, no faults, so instruction breakpoints are met (APM vol. 2,
+        // 13.1). CPUID names AMD. Intel's processors would hold the traps back (SDM vol. 3, 6.8.3). Pending
+        // traps are raised with the fault.
         if hits != 0 && !resume {
             self.core.state.pending_debug |= hits;
             self.core.raise_pending_debug();

@@ -1,5 +1,5 @@
-//! The architectural state of the CPU as plain data. Debuggers show it, and `CpuStateV1` is its form for storing and
-//! hashing. This state and RAM hold everything that can influence the guest's future.
+//! The architectural state of the CPU as plain data. Debuggers show this state, and `CpuStateV1` is its form
+//! for storing and hashing. This state and RAM hold everything that can influence the guest's future.
 
 /// Index of a segment register, in instruction encoding order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,7 +36,7 @@ pub struct IoApicStateV1 {
     selected: u8,
     /// Levels of the inputs, bit n is pin n.
     lines: u32,
-    /// Edges seen and not yet sent. There are none between two calls of the wiring.
+    /// Edges seen and not yet sent. No edges are left between two calls of the wiring.
     edges: u32,
     redirection: [u64; PINS],
 }

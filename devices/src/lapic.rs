@@ -73,7 +73,8 @@ enum Mode {
 #[derive(Clone, Debug)]
 pub struct LocalApic {
     s: RegisterFile,
-    /// The vector of a finished level-triggered interrupt, for the I/O APIC. The owner takes it at once.
+    /// The vector of a finished level-triggered interrupt, for the I/O APIC. The owner takes the vector
+    /// at once.
     eoi_broadcast: Option<u8>,
 }
 

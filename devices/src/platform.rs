@@ -7,8 +7,8 @@
 //! time. So the number of calls of [`Platform::advance`] does not change the state. Two machines at the same point have
 //! equal states, if both have been advanced to that point before [`Platform::state`] is called.
 //!
-//! Output, debug output and requests are collected for the owner and are not part of the state. Take them before saving
-//! a state that is to be restored elsewhere.
+//! Output, debug output and requests are collected for the owner and are not part of the state. Take these
+//! outputs before saving a state for restoring elsewhere.
 
 mod access;
 mod bus;
@@ -106,7 +106,8 @@ impl<B: ExpansionBus> Platform<B> {
         self.interrupt_pending
     }
 
-    /// Acknowledges the interrupt for the CPU. Returns its vector, or `None` if no interrupt waits.
+    /// Acknowledges the interrupt for the CPU. Returns the interrupt's vector, or `None` if no
+    /// interrupt waits.
     pub fn acknowledge_interrupt(&mut self) -> Option<u8> {
         // External interrupts do not take part in the local APIC's priorities; they come first.
         let vector = if self.external_interrupt_pending() {

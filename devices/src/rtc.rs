@@ -1,10 +1,10 @@
 //! MC146818 real-time clock with 128 bytes of CMOS RAM (Motorola MC146818A datasheet).
 //!
-//! The clock shows its start date plus virtual time. Nothing in it ticks. The time registers, the update-in-progress
-//! bit and the three interrupt flags are computed from the time since the guest last touched them. So the saved state
-//! does not depend on when it was read. Modelled: both register formats (BCD and binary, 12 and 24 hours), the century
-//! byte 0x32, alarm wildcards and the periodic rates. SET and the divider can stop the clock. Not modelled: daylight
-//! saving and the square-wave output.
+//! The clock shows its start date plus virtual time. Nothing in the clock ticks. The time registers, the
+//! update-in-progress bit and the three interrupt flags are computed from the time since the guest last
+//! touched them. So the saved state does not depend on when it was read. Modelled: both register formats (BCD
+//! and binary, 12 and 24 hours), the century byte 0x32, alarm wildcards and the periodic rates. SET and the
+//! divider can stop the clock. Not modelled: daylight saving and the square-wave output.
 
 mod calendar;
 mod flags;

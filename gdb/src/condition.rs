@@ -55,7 +55,7 @@ impl Evaluation<'_> {
         None
     }
 
-    /// Executes one instruction. The opcodes are those in the manual.
+    /// Executes one instruction. The manual lists the opcodes.
     fn execute(&mut self, code: u8) -> Option<()> {
         match code {
             0x02 => self.binary(|a, b| Some(a.wrapping_add(b))),
@@ -181,8 +181,9 @@ impl Evaluation<'_> {
     }
 }
 
-/// Parses a breakpoint packet with conditions (`Z0,ADDR,KIND;X...`). Returns its address, whether it is a hardware
-/// breakpoint, and the conditions. `None` if it is another packet or invalid.
+/// Parses a breakpoint packet with conditions (`Z0,ADDR,KIND;X...`). Returns the breakpoint's address,
+/// whether it is a hardware breakpoint, and the conditions. `None` if the packet is of another kind or
+/// invalid.
 pub(crate) fn parse_packet(body: &[u8]) -> Option<(u64, bool, Vec<Condition>)> {
     let text = str::from_utf8(body).ok()?;
     let hardware = match text.get(..3)? {

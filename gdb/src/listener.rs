@@ -192,7 +192,7 @@ impl Listener {
         &self.gdb_address
     }
 
-    /// Waits for the next client that may connect. Hangs up on others.
+    /// Waits for the next client that may connect. Hangs up on other clients.
     ///
     /// # Errors
     /// [`ListenError::Accept`]. A client that gives up while it waits is not an error.
@@ -499,7 +499,7 @@ mod tests {
         drop(listener);
         assert!(!path.exists());
 
-        // A socket that its process left behind.
+        // A socket file that a process left behind.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         // A child that another test starts at this moment also has the socket, until it executes its program.
@@ -535,7 +535,7 @@ mod tests {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }
 
-    /// The kernel makes its table for who reads it, and that takes longer the more connections there are. Only one read for
+    /// The kernel makes its table at each read, which takes longer with more connections. Only one read for
     /// many of them keeps another user's connections from keeping this user's gdb out.
     #[test]
     fn clients_that_wait_are_looked_at_together() {

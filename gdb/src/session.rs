@@ -205,7 +205,7 @@ impl<'t> Session<'t> {
         }
         let end = self.settle(outcome, body, adapter);
         if adapter.take_abandoned() {
-            // gdb would take it for the answer to the next request.
+            // gdb would take the reply for the answer to the next request.
             self.outgoing.0.borrow_mut().clear();
         }
         self.send(adapter)?;

@@ -13,7 +13,8 @@ use crate::target::{DebugTarget, Refusal, Watchpoint};
 pub(crate) struct StopSets {
     /// Breakpoints that gdb inserted as software breakpoints (`Z0`).
     pub(crate) software: BTreeSet<u64>,
-    /// Breakpoints that gdb inserted as hardware breakpoints (`Z1`). The target treats them alike.
+    /// Breakpoints that gdb inserted as hardware breakpoints (`Z1`). The target treats hardware
+    /// and software breakpoints alike.
     pub(crate) hardware: BTreeSet<u64>,
     /// Watchpoints that gdb inserted.
     pub(crate) watchpoints: BTreeSet<Watchpoint>,

@@ -8,7 +8,8 @@ use std::ops::Range;
 use crate::condition::Condition;
 use crate::registers::Registers;
 
-/// Asks whether to stop now. After its first `true` it returns `true` until the run is over.
+/// Asks whether to stop now. After the first `true`, the function returns `true` until the
+/// run is over.
 ///
 /// A call costs about one system call, which checks the client's connection. A target should call it every few thousand
 /// instructions, and at least every 50 ms, so that ^C is answered at once.
@@ -147,8 +148,9 @@ pub trait DebugTarget {
     /// Undoes [`Self::set_breakpoint`].
     fn clear_breakpoint(&mut self, address: u64);
 
-    /// Sets the conditions of the breakpoint at this address. The breakpoint then stops a run only if one of them is
-    /// true, or always if there are none. Called when they change.
+    /// Sets the conditions of the breakpoint at this address. The breakpoint then stops a run only if a
+    /// condition is true, or always if there is no condition. gdb's server calls this when the conditions
+    /// change.
     ///
     /// A target that ignores this stops too often, and gdb then evaluates the conditions itself.
     fn set_conditions(&mut self, _address: u64, _conditions: &[Condition]) {}

@@ -63,7 +63,7 @@ pub fn model() -> Result<CpuModel, Error> {
     }
 }
 
-/// Runs the small guests. Returns their names and results.
+/// Runs the small guests. Returns the guests' names and results.
 pub fn probe() -> Vec<(&'static str, Probe)> {
     let guests: [(&str, Guest); 4] = [
         ("kernel-mode instructions", kernel_mode),

@@ -125,7 +125,7 @@ impl KvmCpu {
         self.vcpu.set_stops(rips)
     }
 
-    /// Statistics so far.
+    /// The engine's statistics so far.
     pub fn statistics(&self) -> Statistics {
         self.statistics
     }

@@ -282,7 +282,7 @@ impl Vcpu {
             if let Some(rip) = rip {
                 debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
                 debug.arch.debugreg[number] = rip;
-                // G0 and so on.
+                // The bits G0 to G3 of DR7.
                 debug.arch.debugreg[7] |= 2 << (2 * number);
             }
         }

@@ -18,8 +18,8 @@ const TSS_ADDRESS: usize = 0xfffb_d000;
 /// One more page for the same purpose.
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
-/// Ranges of model-specific registers that KVM itself implements as the architecture says: SYSENTER, PAT, EFER and
-/// SYSCALL, bases of FS and GS. All others exit and are emulated as on the software CPU.
+/// Ranges of model-specific registers that KVM itself implements as the architecture says: SYSENTER, PAT,
+/// EFER and SYSCALL, bases of FS and GS. All other registers exit and are emulated as on the software CPU.
 const NATIVE_MSRS: [(u32, u32); 4] =
     [(0x174, 0x176), (0x277, 0x277), (0xc000_0080, 0xc000_0084), (0xc000_0100, 0xc000_0102)];
 

@@ -65,7 +65,7 @@ impl Artefact {
         existing(self.path, self.recipe)
     }
 
-    /// Whether it has been built.
+    /// Whether the guest has been built.
     pub fn exists(&self) -> bool {
         repository().join("guest-images/out").join(self.path).exists()
     }

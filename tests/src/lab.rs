@@ -37,7 +37,7 @@ impl Left {
         left
     }
 
-    /// Where it is.
+    /// The lab's folder.
     pub fn folder(&self) -> &Path {
         self.0.path()
     }

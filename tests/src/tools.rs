@@ -21,7 +21,7 @@ pub fn vmlinux(release: &str) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-/// Runs a command that must succeed. Returns its output.
+/// Runs a command that must succeed. Returns the command's output.
 pub fn output(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", said(&output));

@@ -31,7 +31,8 @@ const MAP_WRITE: u32 = 2;
 pub enum Interrupts {
     /// No interrupts.
     Off,
-    /// The interrupt line. After each interrupt it is masked until [`Function::unmask_line`].
+    /// The interrupt line. After each interrupt the line is masked until
+    /// [`Function::unmask_line`].
     Line,
     /// One message.
     Msi,
@@ -48,7 +49,7 @@ pub enum Event {
     Removal,
 }
 
-/// A PCI function. While it lives, no other program has the function.
+/// A PCI function. While the value lives, no other program has the function.
 pub struct Function {
     address: String,
     regions: Vec<(u64, u64)>,

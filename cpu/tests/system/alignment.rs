@@ -135,7 +135,8 @@ fn the_check_comes_and_goes_with_the_flag() {
         }
         a.int3().unwrap();
     });
-    // The first POPFQ sets the flag. After it the aligned addition passes, and the misaligned one faults.
+    // The first POPFQ sets the flag. After this POPFQ the aligned addition passes, and the misaligned
+    // addition faults.
     assert_eq!(m.run_to_handler(), ALIGNMENT);
     assert_eq!(m.ram().load_u32(OPERAND), 1 | 2 << 16);
 }

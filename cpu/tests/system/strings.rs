@@ -201,7 +201,7 @@ impl Model {
             return;
         }
         let address_bits = form.address_bits.into();
-        // Processors write these back even if the count is zero.
+        // Processors write these registers back even if the count is zero.
         let written_first: &[usize] = match form.verb {
             Movs => &[RCX, RSI, RDI],
             Stos => &[RCX, RDI],

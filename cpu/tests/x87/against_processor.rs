@@ -86,7 +86,8 @@ fn compare(guest: &mut Guest, bytes: &[u8], code: Code, cases: u64, seed: u64) -
     let mut wrong = 0;
     for _ in 0..cases {
         let before = Machine::random(&mut random, does_not_wait(code));
-        // SAFETY: an x87 instruction with its memory operand at RCX. If it waits, no exception is pending.
+        // SAFETY: an x87 instruction with its memory operand at RCX. If the instruction waits, no
+        // exception is pending.
         let theirs = unsafe { host.run(&before) };
         let (ours, vector) = guest.run_machine(&before, bytes);
         if vector.is_some() || !same(code, &ours, &theirs) {

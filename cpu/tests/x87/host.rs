@@ -43,7 +43,7 @@ impl Host {
     /// # Safety
     ///
     /// The instruction must be an x87 instruction that accesses only the x87 state, the arithmetic flags, AX
-    /// and [`MEMORY_BYTES`] at RCX. If it waits, no unmasked exception may be pending.
+    /// and [`MEMORY_BYTES`] at RCX. If the instruction waits, no unmasked exception may be pending.
     pub unsafe fn run(&mut self, machine: &Machine) -> Machine {
         self.data[..MEMORY_BYTES].copy_from_slice(&machine.memory);
         let mut registers = Registers {

@@ -56,13 +56,14 @@ pub const MAX_STEPS: u64 = 1 << 23;
 pub enum Undefined {
     /// Keep the values of the host's processor.
     AsOnTheHost,
-    /// Invert them, at a cost: for tests that no undefined value reaches the guest's state on any processor.
+    /// Invert undefined results, at a cost: for tests that no undefined value reaches the guest's state on
+    /// any processor.
     Inverted,
 }
 
 /// A block of straight-line code in 64-bit mode.
 pub struct Source<'a> {
-    /// Address of its first instruction.
+    /// Address of the block's first instruction.
     pub rip: u64,
     /// The block's instructions, decoded at their addresses. An invalid instruction replaces an op that does
     /// something other than its instruction says.
@@ -144,7 +145,7 @@ pub enum At {
 pub struct Miss {
     /// Its address.
     pub address: u64,
-    /// Whether it writes.
+    /// Whether the access writes.
     pub writes: bool,
     /// Where generated code tries the instruction again.
     pub again: Resume,
@@ -166,10 +167,10 @@ pub struct Resume {
 pub struct Left {
     /// Steps completed.
     pub steps: u64,
-    /// Conditional branches among them.
+    /// The number of conditional branches among these steps.
     pub branches: u64,
-    /// Whether the last step was an STI that set RFLAGS.IF. If so, no interrupt may come before the next instruction
-    /// completes.
+    /// Whether the last step was an STI that set RFLAGS.IF. After such an STI, no interrupt may come before
+    /// the next instruction completes.
     pub shadow: bool,
     /// Where generated code exited.
     pub at: At,

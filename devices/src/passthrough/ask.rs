@@ -18,11 +18,11 @@ pub enum RegionV1 {
 pub enum InterruptModeV1 {
     /// Not at all.
     Off,
-    /// By its line.
+    /// By the function's interrupt line.
     Line,
     /// By one message.
     Msi,
-    /// By this number of messages.
+    /// By this number of messages (MSI).
     Msix(u16),
 }
 
@@ -106,7 +106,8 @@ pub struct DeviceInputV1 {
     pub dma: Vec<DmaV1>,
     /// Interrupts.
     pub interrupts: Vec<InterruptV1>,
-    /// The value of a read, little endian. If it is missing, the answer is not complete: the machine asks again.
+    /// The value of a read, little endian. If the value is missing, the answer is not complete: the machine
+    /// asks again.
     pub value: Option<u64>,
 }
 

@@ -40,7 +40,7 @@ pub struct BarDescriptionV1 {
     pub index: u8,
     /// The BAR's size, a power of two.
     pub size_bytes: u32,
-    /// Whether it is an I/O port BAR.
+    /// Whether the BAR is an I/O port BAR.
     pub is_ports: bool,
 }
 
@@ -74,9 +74,9 @@ pub struct PciDescriptionV1 {
     pub subsystem: u16,
     /// Its BARs.
     pub bars: Vec<BarDescriptionV1>,
-    /// Whether it has an interrupt line.
+    /// Whether the function has an interrupt line.
     pub has_line: bool,
-    /// Offset of its MSI capability.
+    /// Offset of the function's MSI capability.
     pub msi: Option<u8>,
     /// The function's MSI-X structures.
     pub msix: Option<MsixDescriptionV1>,

@@ -13,8 +13,8 @@
 //! and hashed, so machines with equal state have written the same to their devices. This module does not know
 //! whether a device or a recording answers.
 //!
-//! The [`DeviceInputV1`] also holds the device's writes to memory. The owner puts them into RAM before it hands in the
-//! rest. See `vmm/host/PASSTHROUGH.md`.
+//! The [`DeviceInputV1`] also holds the device's writes to memory. The owner puts these writes into RAM
+//! before it hands in the rest. See `vmm/host/PASSTHROUGH.md`.
 
 mod ask;
 pub(crate) mod function;

@@ -212,7 +212,8 @@ impl PciBus {
                     || self.passed.write(false, gpa, data, &mut self.msis))
     }
 
-    /// Takes the messages since the last call, oldest first. The owner hands them to the local APIC.
+    /// Takes the messages since the last call, oldest first. The owner hands the messages to the
+    /// local APIC.
     pub fn take_msis(&mut self) -> Vec<Msi> {
         std::mem::take(&mut self.msis)
     }

@@ -36,7 +36,7 @@ pub(super) struct Registers {
     pub(super) access: u8,
     pub(super) gate: bool,
     pub(super) phase: CountPhase,
-    /// The last complete count written. Gate triggers load it.
+    /// The last complete count written. Gate triggers load this count.
     pub(super) reload: u32,
     /// The low byte of a two-byte count, while the high byte is missing.
     pub(super) written_low: Option<u8>,
@@ -218,7 +218,8 @@ impl Channel {
         if self.s.bcd { to_bcd(value) } else { value as u16 }
     }
 
-    /// Writes the first byte of a two-byte count. In mode 0 it stops the counter and pulls the output low.
+    /// Writes the first byte of a two-byte count. In mode 0 the first byte stops the counter and pulls the
+    /// output low.
     fn write_low(&mut self, value: u8, tick: u64) {
         self.s.written_low = Some(value);
         if self.s.mode == 0 {

@@ -62,7 +62,7 @@ impl Console {
         std::mem::take(&mut self.output)
     }
 
-    /// Sets the size. Returns whether it changed.
+    /// Sets the size. Returns whether the size changed.
     pub(crate) fn resize(&mut self, columns: u16, rows: u16) -> bool {
         let changed = (self.columns, self.rows) != (columns, rows);
         (self.columns, self.rows) = (columns, rows);

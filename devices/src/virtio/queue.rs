@@ -255,8 +255,8 @@ impl VirtQueue {
         if count <= self.size() { Ok(count) } else { Err(RingError::AvailableIndex) }
     }
 
-    /// With event index, writes the available entry that the device waits for. Without it the device never suppresses
-    /// notifications, so there is nothing to write.
+    /// With event index, writes the available entry that the device waits for. Without event index the device
+    /// never suppresses notifications, so there is nothing to write.
     fn ask_for_notification<M: GuestMemory>(&mut self, mem: &M) -> Result<(), RingError> {
         if self.ring.event_idx_enabled() {
             self.ring.enable_notification(mem).map_err(|_| RingError::RingOutsideRam)?;

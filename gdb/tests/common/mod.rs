@@ -381,7 +381,8 @@ impl Client {
         byte[0]
     }
 
-    /// The next packet from the server, with repetitions expanded. Skips acknowledgements before it.
+    /// The next packet from the server, with repetitions expanded. Skips acknowledgements before the
+    /// packet.
     pub fn reply(&mut self) -> String {
         let mut first = self.byte();
         while first == b'+' {

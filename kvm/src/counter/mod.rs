@@ -33,7 +33,7 @@ pub enum Counter {
     Simulated {
         /// How late overflows come.
         behaviour: Behaviour,
-        /// The seed for their lateness.
+        /// The seed for the lateness of overflows.
         seed: u64,
     },
 }

@@ -1,5 +1,5 @@
-//! The board around the CPU: ports, device memory, time and interrupt lines. All of these follow from the step count alone,
-//! so a cut run and an uncut run meet the same devices.
+//! The board around the CPU: ports, device memory, time and interrupt lines. The board's answers follow from
+//! the step count alone, so a cut run and an uncut run meet the same devices.
 
 use cpu::{Bus, BusSignals};
 use guest_ram::RamView;

@@ -88,7 +88,7 @@ pub enum News {
 pub struct Summary {
     /// Programs run.
     pub programs: u64,
-    /// Steps of these programs, each counted once however often it was run.
+    /// Steps of the programs; repeated runs of a program count once.
     pub steps: u64,
     /// Programs by the mode they began in.
     pub modes: BTreeMap<String, u64>,

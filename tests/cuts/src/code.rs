@@ -520,8 +520,8 @@ impl Writer {
         }
     }
 
-    /// Accesses close to each other through one register, or through two with almost the same value. Between them the code
-    /// changes the register, the page's entry or the rights. Often at a page's end.
+    /// Accesses close to each other through one register, or through two with almost the same value. Between
+    /// the accesses the code changes the register, the page's entry or the rights. Often at a page's end.
     fn neighbours(&mut self) {
         if self.bits != Bits::B64 {
             return self.stack();

@@ -90,7 +90,8 @@ pub fn code(rng: &mut Rng, kernel: bool) -> Vec<(u64, Vec<u8>)> {
     vec![(CODE, loops.code), (CODE_END - PAGE, leaves.code)]
 }
 
-/// A handler. For a fault it continues at the loop's end, for any other vector where the event came.
+/// A handler. After a fault the handler continues at the loop's end, after any other vector where
+/// the event came.
 pub fn handler(vector: u64, error_code: bool) -> Vec<u8> {
     let mut code = Vec::new();
     if error_code {
@@ -442,7 +443,8 @@ impl LoopWriter {
                 let base = self.rng.pick(&[3, 6, 7]);
                 self.put(&[0x0f, 0x01, 0x38 | base]);
             }
-            // out 8, al; in eax, 16: the board notes the step. RDTSC shows it.
+            // out 8, al; in eax, 16: the board notes the step. RDTSC shows the noted
+            // step.
             5 => self.put(&[0xe6, 8]),
             6 => self.put(&[0xe5, 16]),
             _ => self.put(&[0x0f, 0x31]),

@@ -144,7 +144,7 @@ impl Program {
         let length =
             if rng.percent(50) { 20_000 + rng.below(200_000) } else { 500_000 + rng.below(2_500_000) };
         let mut events = events(&mut rng, length);
-        // Most of these would end the loops.
+        // Most of these events would end the loops.
         events.retain(|event| !matches!(event.1, Event::WriteRam(_)) || event.0 % 8 == 0);
         let cuts = cuts(&mut rng, length, &events);
         Program { mode, paging, state, ram, events, cuts }
@@ -224,7 +224,8 @@ impl Image {
 
     fn code(&mut self) {
         let bits = self.mode.bits();
-        // Code is at each page's start and end. Noise between them would cost time only.
+        // Code is at each page's start and end. Noise between start and end would only
+        // cost time.
         for page in (CODE..CODE_END).step_by(PAGE as usize) {
             let other = self.rng.pick(&[Bits::B16, Bits::B32, Bits::B64]);
             let bits = if self.rng.percent(90) { bits } else { other };

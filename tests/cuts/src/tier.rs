@@ -15,7 +15,7 @@ pub trait Tier {
     fn state(&self) -> CpuState;
     /// Guest memory.
     fn ram(&self) -> &GuestRam;
-    /// The counts so far.
+    /// The CPU's counts so far.
     fn counts(&self) -> Counts;
     /// Runs to a step count, or until something else stops it.
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop;

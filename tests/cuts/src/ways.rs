@@ -19,7 +19,8 @@ pub enum Way {
     Whole,
     /// Cut at the program's cuts.
     Cut,
-    /// Cut at the program's cuts. Many of them continue in a new CPU with empty caches over a copy of RAM.
+    /// Cut at the program's cuts. After many cuts, a new CPU with empty caches continues over a copy of
+    /// RAM.
     Cold,
     /// A new CPU after every step, for some steps behind some of the cuts.
     ColdSteps,
@@ -85,7 +86,7 @@ impl<T: Tier> Guest<T> {
         })
     }
 
-    /// Steps so far.
+    /// The number of steps so far.
     pub fn steps(&self) -> u64 {
         self.cpu.counts().steps
     }
@@ -130,7 +131,8 @@ impl<T: Tier> Guest<T> {
             match self.cpu.run(&mut self.board, steps) {
                 Stop::Budget => assert_eq!(self.cpu.counts().steps, steps, "a budget is exact"),
                 Stop::Bus => self.board.lines.stop = false,
-                // A sleeping CPU is woken only when it must go on. If it is cut in its sleep, it sleeps on.
+                // A sleeping CPU is woken only when it must go on. A CPU that is cut in its sleep sleeps
+                // on.
                 Stop::Halted if self.cpu.counts().steps < steps => self.wake(),
                 Stop::Halted => {}
                 Stop::Shutdown => self.over = true,

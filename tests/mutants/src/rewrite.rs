@@ -19,7 +19,7 @@ type Change = (u32, String);
 /// The mutants of a file by the changed place. The list may have several for one place.
 type Changes = BTreeMap<(Genre, Place), Vec<Change>>;
 
-/// A file with its mutants in it.
+/// A source file with its mutants.
 pub struct Rewritten {
     pub text: String,
     /// Every mutant in the text, with the number of its place.

@@ -161,7 +161,8 @@ pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     let largest = exponents.iter().any(|&exponent| exponent >= 0x7ffe);
     let limits = if smallest { UNDERFLOW } else { 0 } | if largest { OVERFLOW } else { 0 };
     if (soft.status() ^ native.status()) & limits != 0 {
-        // Unmasked exceptions change these, too (SDM vol. 1, 8.1.8 and 8.1.9).
+        // Unmasked exceptions also change opcode and pointers (SDM vol. 1, 8.1.8 and
+        // 8.1.9).
         soft.set_opcode(native.opcode());
         soft.set_data_pointer(native.data_pointer());
     }

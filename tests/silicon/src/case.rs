@@ -25,7 +25,7 @@ pub struct Case {
     pub instruction: Instruction,
     /// The instruction.
     pub bytes: [u8; MAX_LENGTH],
-    /// First byte of its slot.
+    /// First byte of the case's slot.
     pub slot: u64,
     /// Registers before; `rip` is the instruction's address.
     pub registers: Registers,

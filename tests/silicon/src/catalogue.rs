@@ -1,5 +1,5 @@
-//! All encodings that the CPU model offers to user-mode code, by the decoder's `Code`. To find them, it decodes every
-//! combination of mandatory prefix, REX.W or VEX fields, opcode map, opcode and ModRM byte.
+//! All encodings that the CPU model offers to user-mode code, by the decoder's `Code`. The catalogue decodes
+//! every combination of mandatory prefix, REX.W or VEX fields, opcode map, opcode and ModRM byte.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,8 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// The instructions of these mnemonics, whatever their case; all when there are none.
+    /// The instructions with these mnemonics in any letter case; all instructions if the
+    /// list is empty.
     pub fn of(only: &[String]) -> Catalogue {
         let name = |code: Code| format!("{:?}", code.mnemonic());
         Catalogue::collect(|code| {

@@ -17,7 +17,7 @@ pub const CODE_BYTES: u64 = (BATCH * CODE_STRIDE).next_multiple_of(PAGE) + PAGE;
 pub const PAD_BACK: u64 = 0;
 /// Where the instruction may start in its slot.
 pub const START_FIRST: u64 = 6;
-/// How many places it may start at.
+/// The number of places where a case may start.
 pub const START_COUNT: u64 = 24;
 /// Where the landing pad for forward branches lies.
 pub const PAD_AHEAD: u64 = 54;

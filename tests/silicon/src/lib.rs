@@ -47,7 +47,7 @@ pub struct Options {
     pub count: u64,
     /// Chooses the cases.
     pub seed: u64,
-    /// Only these mnemonics; all when empty.
+    /// Only these mnemonics; all if the list is empty.
     pub only: Vec<String>,
     /// Processes.
     pub jobs: u64,
@@ -66,7 +66,7 @@ pub struct Options {
 /// Whose processor the CPU is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vendor {
-    /// This host's: in full if it is Intel's, else in what the manuals define.
+    /// This host's processor: in full if it is Intel's, else in what the manuals define.
     OfThisHost,
     /// This host's, with every open result changed: [`Disturbed`].
     Other,

@@ -51,7 +51,7 @@ enum Other {
     },
     /// Compares the software CPU with golden vectors, on any processor.
     Replay {
-        /// Where they are; the place in the tree when not given.
+        /// The file with the golden vectors; by default the file in the tree.
         file: Option<PathBuf>,
         /// Only this part.
         #[arg(long)]

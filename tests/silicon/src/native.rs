@@ -144,8 +144,8 @@ unsafe extern "C" {
     fn silicon_leave();
 }
 
-/// The address of the jump stubs, behind the cases' slots. A slot reaches them with a 5-byte jump. The stubs
-/// jump to the trampoline, which may be anywhere.
+/// The address of the jump stubs, behind the cases' slots. A slot reaches the stubs with a 5-byte jump. The
+/// stubs jump to the trampoline, which may be anywhere.
 const STUBS: u64 = CODE + CODE_BYTES;
 const STUB_BYTES: u64 = 16;
 

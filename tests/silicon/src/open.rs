@@ -332,7 +332,8 @@ pub fn whole(case: &Case, pair: &Pair<'_>) -> Option<&'static str> {
     WHOLE.iter().find(|rule| (rule.applies)(case, pair)).map(|rule| rule.name)
 }
 
-/// Makes `soft` and its data equal to the processor's wherever the manuals leave them open.
+/// Makes `soft` and its data equal to the processor's wherever the manuals leave results
+/// open.
 pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, soft_data: &mut [u8]) {
     let native = &pair.native.registers;
     let take = |to: &mut u64, from: u64, bits: u64| *to = *to & !bits | from & bits;

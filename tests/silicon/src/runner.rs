@@ -26,7 +26,7 @@ pub struct Runner<'a, R> {
     native_outcome: Outcome,
     soft_outcome: Outcome,
     case: Case,
-    /// Counts so far.
+    /// The counts so far.
     pub report: Report,
     /// How to print a case so that it can be repeated.
     repeat: String,

@@ -72,7 +72,7 @@ struct Tried {
 }
 
 impl Tried {
-    /// The opcode behind its map.
+    /// The opcode behind the bytes of the opcode map.
     fn opcode(&self) -> [u8; 2] {
         let at = self.bytes.iter().position(|&byte| byte == 0x0f).unwrap_or_default();
         [self.bytes[at + 1], self.bytes[at + 2]]

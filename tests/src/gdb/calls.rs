@@ -34,7 +34,7 @@ pub struct Activation {
 pub struct Function {
     /// Its name.
     pub name: String,
-    /// The address after its last byte.
+    /// The address after the function's last byte.
     pub end: u64,
     /// Bytes between the stack pointer at each instruction and the stack pointer at the function's entry.
     pub depths: BTreeMap<u64, u64>,
@@ -49,7 +49,7 @@ pub struct Function {
 pub struct Calls {
     /// In the order of their entries.
     pub activations: Vec<Activation>,
-    /// By their first instruction.
+    /// The functions by the address of their first instruction.
     pub functions: BTreeMap<u64, Function>,
     /// The activation whose own instruction is next, for step counts where it is known.
     running: BTreeMap<usize, usize>,

@@ -45,7 +45,7 @@ impl GdbScript {
         self.commands.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no answers.
     pub fn is_empty(&self) -> bool {
         self.commands.is_empty()
     }
@@ -108,7 +108,8 @@ impl GdbScript {
     }
 }
 
-/// An answer without the names behind its addresses. The server gives these names only after some earlier questions.
+/// An answer without the names behind addresses. The server gives these names only after some earlier
+/// questions.
 fn without_names(answer: &str) -> String {
     let lines = answer.lines().map(|line| line.split(" <").next().unwrap_or(line));
     lines.collect::<Vec<_>>().join("\n")

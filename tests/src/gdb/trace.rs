@@ -126,7 +126,7 @@ pub struct Wanted<'a> {
 
 /// See the module.
 pub struct Trace {
-    /// The windows as they were asked for.
+    /// The requested windows.
     pub windows: Vec<Window>,
     /// Step counts at which the rare addresses are reached.
     pub rare: BTreeMap<u64, Vec<usize>>,

@@ -138,7 +138,7 @@ fn record_panic_with_device(name: &str, directory: &Path) {
     assert!(unpacked.is_ok_and(|status| status.success()), "{said}");
 }
 
-/// Runs the walk's script while the recording is served. Returns its output.
+/// Runs the walk's script while the recording is served. Returns the script's output.
 fn walk_back(name: &str, directory: &Path) -> String {
     let mut timeline =
         Timeline::open(&open(&directory.join("bug.ttvm"))).unwrap_or_else(|error| panic!("{error}"));

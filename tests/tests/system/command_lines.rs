@@ -1,5 +1,6 @@
-//! Kernel command lines that people use. With each of them the machine must behave like a PC, whichever chips the kernel
-//! then ignores. The guest reads its disk, which needs PCI, a BAR and an interrupt, and powers off.
+//! Kernel command lines that people use. With each command line the machine must behave like a PC, whichever
+//! chips the kernel then ignores. The guest reads its disk, which needs PCI, a BAR and an interrupt, and
+//! powers off.
 //!
 //! The short form boots the lines that once failed, and every twentieth other line. `TTVM_WHOLE_COMMAND_LINES=1` boots all.
 

@@ -19,7 +19,7 @@ struct Mi {
     gdb: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    /// All output so far, for error messages.
+    /// gdb's output so far, for error messages.
     transcript: String,
 }
 

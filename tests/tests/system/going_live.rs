@@ -10,7 +10,7 @@ use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::program::ttvm;
 use tests::record::{open, record};
 
-/// Runs `ttvm` with this input. Returns its output without carriage returns.
+/// Runs `ttvm` with this input. Returns the program's output without carriage returns.
 fn output(directory: &Path, arguments: &[&str], typed: &str) -> String {
     let mut command = Command::new(ttvm());
     command.args(arguments).current_dir(directory);

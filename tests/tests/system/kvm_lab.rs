@@ -1,8 +1,8 @@
-//! KVM in the lab. With small programs it does the same as the software CPU, and lands exactly where it
-//! should. A recording made under KVM replays there, and, packed, outside on the software engine. The short
-//! form records a guest of a few instructions, and takes each fourth small program. The long form takes all
-//! small programs. This form also records a stock kernel that gets typed input and reads its disk, and then
-//! travels in the recording.
+//! KVM in the lab. With small programs KVM does the same as the software CPU, and lands exactly at the
+//! wanted place. A recording made under KVM replays there, and, packed, outside on the software engine. The
+//! short form records a guest of a few instructions, and takes each fourth small program. The long form
+//! takes all small programs. This form also records a stock kernel that gets typed input and reads its
+//! disk, and then travels in the recording.
 
 use std::ops::Range;
 use std::path::Path;
@@ -22,8 +22,8 @@ use tests::program::ttvm;
 
 /// A replay's last message.
 const EQUAL: &str = "replayed to the end: console, counts and hashes are equal";
-/// Seconds after which a machine of the lab must be hanging. Alone on a host it is done in five minutes. Other builds
-/// beside it make that several times as long.
+/// Seconds after which a machine of the lab must be hanging. Alone on a host it is done in five minutes.
+/// Other builds at the same time make the test several times as long.
 const HANGS_S: u64 = 1_800;
 
 /// How often the long form records a stock kernel.

@@ -8,8 +8,8 @@ use tests::random::Random;
 /// The guest's address, and an address that no card has.
 const TO_GUEST: [u8; 12] = [0x52, 0x54, 0, 0x12, 0x34, 0x56, 2, 0, 0, 0, 0, 1];
 
-/// A peer in place of passt. `$peer` is its socket, which it reads to the end. `wait_for_guest` waits for the guest's first
-/// frame, which shows that the guest listens.
+/// A peer in place of passt. `$peer` is the peer's socket, which the peer reads to the end. `wait_for_guest`
+/// waits for the guest's first frame, which shows that the guest listens.
 fn peer(directory: &Path, script: &str) -> Wire {
     let whole = format!(
         "while [ \"$1\" != --fd ]; do shift; done

@@ -246,9 +246,9 @@ pub fn record_asleep(
     record_kernel(directory, name, kernel, DENSE, ByTime(script), None)
 }
 
-/// Records a guest that makes a number of system calls. The number of each call is the number of remaining calls, modulo
-/// four. In each call the guest prints the number's digit, and writes the digit to the first byte of [`STIRRED`], twice. At
-/// the end it announces a panic.
+/// Records a guest that makes a number of system calls. The number of each call is the number of remaining
+/// calls, modulo four. In each call the guest prints the number's digit, and writes the digit to the first
+/// byte of [`STIRRED`], twice. At the end the guest announces a panic.
 pub fn record_calls(
     directory: &Path,
     name: &str,

@@ -184,8 +184,8 @@ fn start_linux(loader: &mut Loader<'_>, kernel: Kernel) -> Result<CpuEntry, Boot
     entry::long64(loader, kernel.entry, boot_params)
 }
 
-/// Puts the initrd as high as the kernel can reach, outside of the memory where the kernel unpacks itself. Returns its
-/// address and size; zeroes if there is none.
+/// Puts the initrd as high as the kernel can reach, outside of the memory where the kernel unpacks itself.
+/// Returns the initrd's address and size; zeroes if there is no initrd.
 fn load_initrd(loader: &mut Loader<'_>, kernel_end: u64, address_max: u64) -> Result<(u64, u64), BootError> {
     let Some(initrd) = loader.images.initrd else { return Ok((0, 0)) };
     let size = initrd.bytes.len() as u64;

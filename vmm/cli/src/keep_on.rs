@@ -42,7 +42,8 @@ fn went_well(outcome: &Outcome) -> bool {
 
 /// Removes a recording. In the sandbox the process can empty the folder, but not remove it: the companion does that.
 pub fn remove(folder: &Path) -> Result<(), Error> {
-    // Remove these first: without them the rest is no recording, even if the process is killed meanwhile.
+    // Remove these files first: without them the rest is no recording, even if the process is killed
+    // meanwhile.
     for name in [MANIFEST, EVENTS] {
         let file = folder.join(name);
         std::fs::remove_file(&file).map_err(Error::file("remove", file))?;

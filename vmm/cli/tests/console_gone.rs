@@ -42,7 +42,7 @@ fn typed_and_echoed(child: &mut Child, key: u8) {
     assert_eq!(byte[0], key);
 }
 
-/// Reads the program's messages until a line contains `part`. Returns all of them.
+/// Reads the program's messages until a line contains `part`. Returns all lines so far.
 fn told(child: &mut Child, part: &str) -> String {
     let mut told = String::new();
     let mut lines = BufReader::new(child.stderr.as_mut().unwrap());

@@ -23,14 +23,14 @@ const RSP: u8 = 4;
 const CONTEXT_RSP: u64 = 160;
 const CONTEXT_RIP: u64 = 168;
 const SYSCALL_BYTES: u64 = 2;
-/// A program may jump out of a signal handler. Then its stack pointer is higher than before the signal, by less than
-/// this.
+/// A program may jump out of a signal handler. Then the program's stack pointer is higher than before the
+/// signal, by less than this.
 const JUMPED_BYTES: u64 = 1 << 16;
 
 /// A thread of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Thread {
-    /// The address of its structure in the kernel, if known.
+    /// The address of the thread's structure in the kernel, if known.
     pub task: Option<u64>,
     space: u64,
     local: u64,
@@ -41,7 +41,7 @@ pub(super) struct Thread {
 pub(super) struct Level {
     pub thread: Thread,
     tasks: Option<Arc<Tasks>>,
-    /// Whether it is in a program, and not in the kernel.
+    /// Whether the thread is in a program, and not in the kernel.
     pub is_program: bool,
     pub rip: u64,
     pub stack: u64,
@@ -162,7 +162,7 @@ impl Level {
             && (self.is_program || self.runs(machine))
     }
 
-    /// Whether both are the same place of the same thread.
+    /// Whether both levels are the same place of the same thread.
     pub fn is_same(&self, other: &Level) -> bool {
         let place = |level: &Level| (level.is_program, level.rip, level.stack);
         self.thread == other.thread && place(self) == place(other)

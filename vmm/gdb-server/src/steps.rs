@@ -1,9 +1,9 @@
 //! Steps that follow their thread. Interrupts, faults and other threads in between are not shown, except for break- and
 //! watchpoints in them. `steps_back.rs` does the same backward.
 //!
-//! A step of the CPU is one of three kinds. If it delivers an event, the run continues until a handler returns to the
-//! same [`Level`]. If it switches to another thread, the run continues until the kernel switches back. If it is the
-//! thread's own instruction, the step is done.
+//! A step of the CPU is one of three kinds. After a delivery, the run continues until a handler returns to
+//! the same [`Level`]. After a switch to another thread, the run continues until the kernel switches back.
+//! After the thread's own instruction, the step is done.
 //!
 //! A fault or an interrupt may not return to the same place, but to a signal handler or to code that repairs a fault.
 //! The thread continues there, so the step ends there.

@@ -193,8 +193,8 @@ impl GdbTarget<'_> {
         Ok(TravelStop::Start)
     }
 
-    /// Adds a stop at the thread's beginning to a backward search, if the kernel has a symbol for it. Returns its
-    /// address.
+    /// Adds a stop at the thread's beginning to a backward search, if the kernel has a symbol for it. Returns
+    /// the beginning's address.
     fn stop_at_begin(&mut self, thread: &Level, stops: &mut Stops) -> Option<u64> {
         thread.thread.task?;
         let begin = self.begin_of_threads()?;

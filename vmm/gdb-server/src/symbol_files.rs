@@ -14,7 +14,7 @@ pub(super) struct SymbolFiles {
     /// The folder for the files, if not the host's folder for temporary files.
     folder: Option<PathBuf>,
     files: Option<TempDir>,
-    /// The files that gdb has loaded. gdb reads their unwind information only when it first needs it.
+    /// The files that gdb has loaded. gdb reads the files' unwind information only at its first use.
     loaded: Option<TempDir>,
     /// The number of files made in this session.
     count: usize,

@@ -1,6 +1,6 @@
-//! Temporary breakpoints. gdb sets them for a step over a call, `finish` or `until`. Each temporary
-//! breakpoint stops only the thread that was stepped. At a return address it stops only after the function
-//! has returned.
+//! Temporary breakpoints. gdb sets temporary breakpoints for a step over a call, `finish` or `until`. Each
+//! temporary breakpoint stops only the thread that was stepped. At a return address it stops only after
+//! the function has returned.
 //!
 //! gdb does not tell which breakpoints are its own. With `gdb/commands/tt.py` the user's addresses are known, and all
 //! other breakpoints are temporary. Without these commands, one of two signs must do. In the first, gdb sets the

@@ -76,7 +76,8 @@ unsafe impl Send for GuestRam {}
 
 macro_rules! scalar_access {
     ($load:ident, $store:ident, $type:ty) => {
-        /// Reads a little-endian scalar at a RAM offset. Panics if it does not lie inside RAM.
+        /// Reads a little-endian scalar at a RAM offset. Panics if the scalar does not lie
+        /// inside RAM.
         #[inline(always)]
         pub fn $load(&self, offset: u64) -> $type {
             let pointer = self.pointer(offset, size_of::<$type>());
@@ -84,8 +85,8 @@ macro_rules! scalar_access {
             <$type>::from_le(unsafe { pointer.cast::<$type>().read_unaligned() })
         }
 
-        /// Writes a little-endian scalar at a RAM offset. Panics if it does not lie inside RAM. The caller sets the
-        /// page flags.
+        /// Writes a little-endian scalar at a RAM offset. Panics if the scalar does not lie inside RAM. The
+        /// caller sets the page flags.
         #[inline(always)]
         pub fn $store(&self, offset: u64, value: $type) {
             let pointer = self.pointer(offset, size_of::<$type>());
@@ -114,7 +115,8 @@ impl GuestRam {
         Ok(GuestRam { memory, base, size_bytes: size, layout, flags })
     }
 
-    /// RAM for devices and loaders. Writes through it mark pages dirty and queue foreign writes.
+    /// RAM for devices and loaders. Writes through this memory mark pages dirty and queue
+    /// foreign writes.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
@@ -170,7 +172,8 @@ impl GuestRam {
     scalar_access!(load_u64, store_u64, u64);
     scalar_access!(load_u128, store_u128, u128);
 
-    /// Reads 16 bytes at a RAM offset, as a vector. Panics if they do not lie inside RAM.
+    /// Reads 16 bytes at a RAM offset, as a vector. Panics if the bytes do not lie inside
+    /// RAM.
     #[inline(always)]
     pub fn load_vector(&self, offset: u64) -> [u8; 16] {
         let pointer = self.pointer(offset, 16);

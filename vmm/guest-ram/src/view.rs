@@ -36,14 +36,14 @@ impl RamView {
     }
 
     /// Copies bytes into RAM like a device. The bytes must not cross the end of the low part of RAM. Panics
-    /// if they do not lie inside RAM.
+    /// if the bytes do not lie inside RAM.
     pub fn write_bytes(&self, offset: u64, from: &[u8]) {
         let gpa = GuestAddress(self.layout.gpa_of(offset));
         self.memory.write_slice(from, gpa).expect("the caller's offset lies inside RAM");
     }
 
-    /// Copies bytes out of RAM. The bytes must not cross the end of the low part of RAM. Panics if they do
-    /// not lie inside RAM.
+    /// Copies bytes out of RAM. The bytes must not cross the end of the low part of RAM. Panics if the
+    /// bytes do not lie inside RAM.
     pub fn read_bytes(&self, offset: u64, to: &mut [u8]) {
         let gpa = GuestAddress(self.layout.gpa_of(offset));
         self.memory.read_slice(to, gpa).expect("the caller's offset lies inside RAM");

@@ -70,9 +70,9 @@ pub enum Shape<'a> {
         size: u32,
         /// The type's size in bits.
         bits: u8,
-        /// Whether it can be below zero.
+        /// Whether the integer can be below zero.
         is_signed: bool,
-        /// Whether it is `_Bool`.
+        /// Whether the integer is `_Bool`.
         is_bool: bool,
     },
     /// A floating-point number of this size in bytes.
@@ -91,14 +91,14 @@ pub enum Shape<'a> {
     Tagged(u32),
     /// An array.
     Array {
-        /// The type of its elements.
+        /// The type of the array's elements.
         element: u32,
         /// The number of elements.
         count: u32,
     },
     /// A structure, or a union.
     Structure {
-        /// Whether it is a union.
+        /// Whether the type is a union.
         is_union: bool,
         /// The type's size in bytes.
         size: u32,
@@ -107,7 +107,7 @@ pub enum Shape<'a> {
     },
     /// A structure or union that is only declared.
     Forward {
-        /// Whether it is a union.
+        /// Whether the type is a union.
         is_union: bool,
     },
     /// An enumeration.
@@ -121,7 +121,7 @@ pub enum Shape<'a> {
     },
     /// The signature of a function.
     Prototype {
-        /// The type of its result.
+        /// The type of the function's result.
         result: u32,
         /// Names and types of its parameters. The last one is void if the function is variadic.
         parameters: Vec<(Option<&'a str>, u32)>,
@@ -408,8 +408,8 @@ fn kind_of(info: u32) -> u32 {
     info >> 24 & 0x7f
 }
 
-/// The number of members or other parts of a record, from its second word. Before Linux 7 it has 16 bits, and the
-/// others are zero.
+/// The number of members or other parts of a record, from its second word. Before Linux 7 the number has 16
+/// bits, and the other bits are zero.
 fn count_of(info: u32) -> usize {
     (info & 0x00ff_ffff) as usize
 }

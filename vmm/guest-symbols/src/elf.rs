@@ -27,7 +27,7 @@ const MAX_SECTIONS: usize = SHN_LORESERVE as usize - 4 - 8;
 /// The kernel's names have some megabytes, and the offsets have 32 bits.
 const FITS: &str = "names are shorter than four gigabytes";
 
-/// A symbol. The offset of its name is known once all names are.
+/// A symbol. The offset of the symbol's name is known once all names are.
 struct NamedSym {
     name: StringId,
     sym: Sym,

@@ -58,7 +58,7 @@ pub struct Kept {
     pub message: Message,
     /// The message's number among all messages, from 0 on.
     pub sequence: u64,
-    /// The address of its descriptor's state.
+    /// The address of the state of the message's descriptor.
     pub state_at: u64,
     /// The message's number in the descriptor's state, without the state bits.
     pub id: u64,

@@ -25,7 +25,7 @@ use super::modules::{self, Missing, types};
 use super::sections::{Access, Section};
 use super::symbols::Symbols;
 
-/// Limit on entries. A kernel with its modules has fewer.
+/// Limit on entries. A kernel with its modules has fewer entries.
 const MAX_ENTRIES: u64 = 1 << 22;
 /// Limit on frames.
 pub const MAX_FRAMES: usize = 256;
@@ -43,7 +43,7 @@ pub struct Registers {
     pub rdi: u64,
     pub r10: u64,
     pub r13: u64,
-    /// Whether it runs a program and not the kernel.
+    /// Whether the CPU runs a program and not the kernel.
     pub is_user: bool,
 }
 
@@ -52,7 +52,7 @@ pub struct Registers {
 pub struct Frame {
     /// The next instruction, or the return address of a call.
     pub address: u64,
-    /// Whether it is a return address.
+    /// Whether the address is a return address.
     pub is_return: bool,
 }
 
@@ -367,7 +367,8 @@ impl Walk<'_> {
         KernelView::all(self.guest).find_map(|view| view.number::<8>(address)).ok_or(End::Lost)
     }
 
-    /// Goes to the caller, or to the interrupted function. Returns whether it is a caller.
+    /// Goes to the caller, or to the interrupted function. Returns whether the new
+    /// function is a caller.
     fn step(&mut self, entry: Entry) -> Result<bool, End> {
         let now = self.registers;
         let known = |value: u64| if self.whole { Ok(value) } else { Err(End::Lost) };

@@ -30,7 +30,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// The address after its end.
+    /// The address after the section's end.
     pub fn end(&self) -> u64 {
         self.start + self.size
     }

@@ -37,12 +37,12 @@ impl Symbol {
         Symbol { name, address, size, class, section: None, module }
     }
 
-    /// Whether it is visible outside its source file.
+    /// Whether the symbol is visible outside its source file.
     pub fn is_global(&self) -> bool {
         self.class.is_ascii_uppercase()
     }
 
-    /// Whether its class means code.
+    /// Whether the symbol's class means code.
     pub fn is_code(&self) -> bool {
         is_code(self.class)
     }

@@ -53,7 +53,7 @@ pub struct Thread {
     pub process: u32,
     /// The kernel's name for it: at most 15 bytes. Control characters are replaced.
     pub name: String,
-    /// The address of its `task_struct`.
+    /// The address of the `task_struct`.
     pub task: u64,
 }
 
@@ -62,7 +62,7 @@ pub struct Thread {
 pub struct Process {
     /// The process's number; 0 is the idle task.
     pub pid: u32,
-    /// The number of its parent.
+    /// The number of the process's parent.
     pub parent: u32,
     /// The process's state, as `ps` prints it: R, S, D, T, t, X, Z, P or I.
     pub state: char,
@@ -201,7 +201,8 @@ impl Tasks {
         KernelView::all(guest).find_map(|view| view.number::<8>(self.place_of_current_in(view)?))
     }
 
-    /// The address of the variable with the running task. The kernel writes it at every thread switch.
+    /// The address of the variable with the running task. The kernel writes this variable at every
+    /// thread switch.
     pub fn place_of_current(&self, guest: &dyn GuestView) -> Option<u64> {
         KernelView::all(guest).find_map(|view| self.place_of_current_in(view))
     }

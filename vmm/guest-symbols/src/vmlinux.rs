@@ -83,7 +83,7 @@ pub enum Unusable {
     OtherKernel {
         /// The file.
         path: PathBuf,
-        /// Functions in both.
+        /// The number of functions in both.
         common: usize,
         /// The number of compared functions at the expected address, if the distance can
         /// be measured.

@@ -20,8 +20,8 @@ pub fn open(path: impl AsRef<Path>) -> Result<Timeline, Error> {
     Timeline::open(&open_recording(path, |_| {})?)
 }
 
-/// Opens a recording whose positions are counts of instructions. If they must be counted first, `progress` gets the
-/// number of exits so far. [`Recording::recounted`] then has the log that counts exits.
+/// Opens a recording whose positions are counts of instructions. If the instructions must be counted first,
+/// `progress` gets the number of exits so far. [`Recording::recounted`] then has the log that counts exits.
 pub fn open_recording(
     path: impl AsRef<Path>,
     progress: impl FnMut(Exits),

@@ -45,7 +45,7 @@ pub(crate) trait Task: Sync {
     /// A place in the recording.
     type Place: Copy + Send;
 
-    /// The number of intervals. Workers take them in order.
+    /// The number of intervals. Workers take the intervals in order.
     fn intervals(&self) -> usize;
     /// The number of rows after which no more are needed.
     fn enough(&self) -> usize;

@@ -66,7 +66,8 @@ impl Forward {
 }
 
 impl Forward {
-    /// Checks that the host's port is free. If it is not, passt reports nothing and does not forward the port.
+    /// Checks that the host's port is free. If the port is not free, passt reports nothing and does not
+    /// forward the port.
     fn check(&self) -> Result<(), Error> {
         let address = self.address.clone().unwrap_or_else(|| Ipv4Addr::UNSPECIFIED.to_string());
         let place = (address.as_str(), self.host_port);

@@ -22,8 +22,8 @@ impl Tap {
     /// The largest number of bytes that a frame carries: the default of interfaces.
     pub const MTU: u16 = 1500;
 
-    /// Attaches to the interface with this name, or creates it. The user brings it up, and gives it addresses and
-    /// routes.
+    /// Attaches to the interface with this name, or creates it. The user brings the interface up, and gives
+    /// it addresses and routes.
     pub fn open(name: &str) -> Result<Tap, Error> {
         let open = || {
             // An existing interface stays up or down.

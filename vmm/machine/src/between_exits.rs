@@ -1,6 +1,6 @@
 //! The machine's state between two exits, for engines that count no instructions.
 //!
-//! `stopping` uses it to decide where the machine is.
+//! `stopping` uses these facts to decide where the machine is.
 
 use checkpoint::PageMap;
 use cpu::{Counts, CpuState};

@@ -1,5 +1,5 @@
-//! The description of a machine: together with the events, it determines a run. The recording stores it, so replay
-//! needs no options.
+//! The description of a machine: together with the events, it determines a run. The recording stores the
+//! description, so replay needs no options.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -301,7 +301,7 @@ impl MachineConfig {
         })
     }
 
-    /// Checks by its hash that the disk's image is the recorded one.
+    /// Checks by the hash that the disk's image is the recorded image.
     pub fn check_disk(&self) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
         let hash = |path: &Path| hash_image(path, Scheme::of(&disk.hash));
@@ -316,7 +316,7 @@ impl MachineConfig {
         Ok(KernelImages { kernel: self.prepared(kernel), initrd, modules })
     }
 
-    /// The contents of an image. Fails unless it is the recorded one.
+    /// The contents of an image. Fails unless the image is the recorded image.
     fn read_same(&self, what: &str, file: &ImageFile) -> Result<Vec<u8>, Error> {
         let (now, bytes) = read_recorded(what, file, |path| read_image(path, self.most_bytes(what)))?;
         same(what, file, &now)?;

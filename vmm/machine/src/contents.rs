@@ -71,7 +71,7 @@ impl<U: Unit> Machine<U> {
     }
 
     /// Calls `each` with every page of RAM and disk written since the last call, [`Machine::maps`] or
-    /// restore. Returns their number. The function is for recorders, which keep no maps.
+    /// restore. Returns the number of pages. The function is for recorders, which keep no maps.
     pub fn take_written(
         &mut self,
         mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,

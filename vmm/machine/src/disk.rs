@@ -163,8 +163,8 @@ impl OverlayDisk {
         Ok(())
     }
 
-    /// Hash of the guest's writes: BLAKE3 of the number (64 bits, little endian) and the [`digest`] of each written
-    /// block, in order. Reads all of these blocks.
+    /// Hash of the guest's writes: BLAKE3 of the number (64 bits, little endian) and the [`digest`] of each
+    /// written block, in order. Reads all written blocks.
     pub fn hash(&mut self) -> [u8; 32] {
         self.hash_of(Self::digest_of)
     }

@@ -225,8 +225,8 @@ pub trait Inputs<C: Count> {
         Ok(())
     }
 
-    /// An instruction asks a device outside. The result is the next event. If it has no value, more follows, and the
-    /// machine asks the same again. Without devices, all bits of the answer are ones.
+    /// An instruction asks a device outside. The result is the next event. If the event has no value, more
+    /// follows, and the machine asks the same again. Without devices, all bits of the answer are ones.
     fn ask_devices(&mut self, _at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
         Ok(DeviceInputV1::nothing_there(*ask))
     }

@@ -1,5 +1,5 @@
-//! A digest of all of RAM. Updating it costs only as much as the pages written since the last update. The
-//! digest can also be computed from all pages, without the record of written pages.
+//! A digest of all of RAM. The cost of an update depends only on the pages written since the last update.
+//! The digest can also be computed from all pages, without the record of written pages.
 //!
 //! The digest is a sum of one term per page, modulo 2^128. A page of zeroes has the term zero. Any other page
 //! has the XXH3-128 of its contents, seeded with the page's number. A changed page changes the sum by the

@@ -1,4 +1,5 @@
-//! The differences between machines that count instructions and machines that count exits. There are no others.
+//! The differences between machines that count instructions and machines that count exits. These machines
+//! differ in nothing else.
 //!
 //! A count of instructions names one place between two instructions. A count of exits names all places between two
 //! exits. If the guest was stopped at

@@ -18,8 +18,8 @@ use crate::opened::forget_beginning;
 use crate::pace::CheckpointOptions;
 use crate::recorder::Recorder;
 
-/// A recording before its run: see the module. By default it takes a checkpoint about four times a second of guest
-/// time, and the default policy decides which are kept.
+/// A recording before its run: see the module. By default the recorder takes a checkpoint about four times a
+/// second of guest time, and the default policy decides which checkpoints are kept.
 pub struct NewRecording<'a, U> {
     machine: &'a mut Machine<U>,
     folder: PathBuf,

@@ -74,7 +74,7 @@ type Output = dyn FnMut(&[u8]) -> Result<(), Error> + Send;
 /// A frame that passed between the guest and its network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame<C> {
-    /// The point where it came in; for a sent frame, the instruction that follows sent it.
+    /// The point where the frame came in; for a sent frame, the next instruction sent it.
     pub at: Moment<C>,
     /// Whether the guest sent it.
     pub is_sent: bool,

@@ -43,7 +43,7 @@ impl<C: Unit, I: Inputs<C>> Recorder<C, I> {
         }
     }
 
-    /// Takes checks at these intervals instead of the usual ones.
+    /// Takes checks at these intervals instead of the usual intervals.
     pub fn check_every(&mut self, intervals: Intervals) {
         self.schedule = Schedule::new(intervals);
     }

@@ -26,7 +26,8 @@ pub struct MovedImages {
     pub disk: Option<PathBuf>,
 }
 
-/// Writes these paths into a recording's manifest, if the recorded images lie there. Otherwise it changes nothing.
+/// Writes these paths into a recording's manifest, if the recorded images lie there. Otherwise the manifest
+/// does not change.
 pub fn relink(recording: &Path, moved: &MovedImages) -> Result<(), Error> {
     must_be_a_directory(recording)?;
     let file = recording.join(MANIFEST);

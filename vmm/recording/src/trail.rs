@@ -1,9 +1,10 @@
-//! Two states of a machine shortly before its present position, held in memory while it records. The recorder stores
-//! them when the run ends. A debugger that opens the recording at its end then steps backward at once, instead of
-//! replaying from the last checkpoint.
+//! Two states of a machine shortly before its present position, held in memory while it records. The recorder
+//! stores the states when the run ends. A debugger that opens the recording at its end then steps backward at
+//! once, instead of replaying from the last checkpoint.
 //!
-//! A state consists of the pages written since the checkpoint before it, as they were at that point. We do not know
-//! which of them the guest will write again before the end. So the trail copies all of them, up to a limit.
+//! A state consists of the pages written since the checkpoint before it, as they were at that point. We do
+//! not know which pages the guest will write again before the end. So the trail copies all of them, up to a
+//! limit.
 
 use std::collections::BTreeMap;
 

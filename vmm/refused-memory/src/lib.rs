@@ -98,7 +98,7 @@ pub fn end_raw_mode() {
     let _ = tcsetattr(stdin, SetArg::TCSANOW, &mode);
 }
 
-/// Why, and what would do.
+/// The reason for the refusal, and advice.
 fn write_reason(line: &mut Cursor<[u8; 512]>) -> std::io::Result<()> {
     match getrlimit(Resource::RLIMIT_AS) {
         Ok((limit, _)) if limit != libc::RLIM_INFINITY => {

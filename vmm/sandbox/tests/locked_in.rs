@@ -229,7 +229,7 @@ fn attack(root: &Path, is_locked_in: bool, what: &str) {
             call(libc::SYS_clone, [flags as u64, 0, 0])
         }
         "make a process that shares memory" => {
-            // The kernel makes none: both of the last two want the same argument.
+            // The kernel makes no process: the last two flags want the same argument.
             let flags = libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_PARENT_SETTID;
             call(libc::SYS_clone, [flags as u64, 0, 0])
         }
@@ -298,7 +298,8 @@ fn send(stream: &UnixStream) -> std::io::Result<()> {
     of_nix(nix::sys::socket::send(stream.as_fd().as_raw_fd(), b"x", nix::sys::socket::MsgFlags::empty()))
 }
 
-/// Makes a process like `fork`. The new process ends at once. Nothing waits for it: that would be another forbidden call.
+/// Makes a process like `fork`. The new process ends at once. Nothing waits for the process: waiting would be
+/// another forbidden call.
 fn make_a_process() -> std::io::Result<()> {
     // SAFETY: this process has one thread, and the new one does nothing.
     match unsafe { nix::unistd::fork() }? {

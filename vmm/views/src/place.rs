@@ -11,7 +11,7 @@ use crate::system_calls::SystemCall;
 /// A place where an event happens.
 #[derive(Clone, Debug, Serialize)]
 pub struct Place {
-    /// Instructions before it.
+    /// Instructions before the place.
     pub instruction: u64,
     /// The event.
     pub what: String,

@@ -94,7 +94,7 @@ pub struct RunningKernel {
 pub struct Running {
     /// The process's number.
     pub pid: u32,
-    /// The number of its process.
+    /// The number of the thread's process.
     pub process: u32,
     /// The kernel's name for it.
     pub name: String,

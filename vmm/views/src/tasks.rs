@@ -13,7 +13,7 @@ use serde::Serialize;
 /// A process, or a further thread of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Task {
-    /// The kernel's number for it.
+    /// The kernel's number of the task.
     pub pid: u32,
     /// For a thread: its process.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,9 +26,9 @@ pub struct Task {
     pub state: Option<char>,
     /// CR3 while the kernel works for it, without the low bits.
     pub cr3: Option<String>,
-    /// Whether it is a kernel thread, without page tables of its own.
+    /// Whether the task is a kernel thread, without page tables of its own.
     pub kernel_thread: bool,
-    /// Whether it runs, or was interrupted.
+    /// Whether the task runs, or was interrupted.
     pub current: bool,
     /// The kernel's name for it.
     pub name: String,

@@ -36,7 +36,7 @@ fn shown<'a>(text: &'a str, stays: impl Fn(char, &str) -> bool) -> Cow<'a, str> 
         if stays(character, rest_of(at, character)) {
             all.push(character);
         } else {
-            // All of them lie in the first plane.
+            // All these characters lie in the first plane.
             let _ = write!(all, "\\u{:04x}", u32::from(character));
         }
     }

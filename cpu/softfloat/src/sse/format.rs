@@ -120,7 +120,7 @@ pub(crate) struct Unpacked<T> {
     pub bits: T,
     pub kind: Kind,
     pub sign: bool,
-    /// Whether it is a denormal that DAZ did not turn into zero.
+    /// Whether the operand is a denormal that DAZ did not turn into zero.
     pub denormal: bool,
     exp: i32,
     sig: u64,

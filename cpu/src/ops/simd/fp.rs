@@ -1,5 +1,6 @@
-//! Floating-point arithmetic and comparison with the `softfloat` crate. One [`SseEnv`] serves one instruction. At the
-//! end its flags enter MXCSR, or an unmasked exception raises #XM and leaves the destination unchanged.
+//! Floating-point arithmetic and comparison with the `softfloat` crate. One [`SseEnv`] serves one
+//! instruction. At the end the environment's flags enter MXCSR, or an unmasked exception raises #XM and
+//! leaves the destination unchanged.
 
 use std::marker::PhantomData;
 

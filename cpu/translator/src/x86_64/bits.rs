@@ -30,8 +30,8 @@ pub(super) enum Operands {
 pub(super) struct Bits {
     pub vex: Vex,
     pub operands: Operands,
-    /// The flags, as in AH after LAHF, that keep the host's values. If there are none, the instruction changes no
-    /// flags.
+    /// The flags, as in AH after LAHF, that keep the host's values. If the set is empty, the instruction
+    /// changes no flags.
     pub flags: u8,
 }
 
@@ -63,7 +63,7 @@ impl Bits {
         host_has_it.then_some(Bits { vex, operands, flags })
     }
 
-    /// Whether it leaves all flags unchanged.
+    /// Whether the instruction leaves all flags unchanged.
     pub fn keeps_flags(self) -> bool {
         self.flags == 0
     }

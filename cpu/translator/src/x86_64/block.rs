@@ -188,9 +188,10 @@ pub(super) struct Written {
     pub edges: [Edge; 2],
     /// The places where the block can be entered again.
     pub reentries: Arc<[Reentry]>,
-    /// Conditional branches at its end.
+    /// The number of conditional branches at the block's end.
     pub branches: u64,
-    /// The registers that it changes while the flags at entry are still in force: see [`changed_under_first_flags`].
+    /// The registers that the block changes while the flags at entry are still in force: see
+    /// [`changed_under_first_flags`].
     pub changes: Option<u16>,
 }
 
@@ -201,8 +202,8 @@ pub(super) struct Reentry {
     /// Offset of the instruction's own code, if the code expects no flags in the host's register and can be tried
     /// again.
     pub at: Option<NonZeroU32>,
-    /// Offset of the code after the instruction, if that code expects no flags in the host's register. If there is
-    /// none, the interpreter executes the rest too.
+    /// Offset of the code after the instruction, if that code expects no flags in the host's register.
+    /// Without such code, the interpreter executes the rest too.
     pub behind: Option<NonZeroU32>,
 }
 
@@ -383,7 +384,7 @@ fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
 /// Where an instruction's code is, and whether it can be entered there.
 #[derive(Clone, Copy, Default)]
 struct Entrance {
-    /// Whether it can exit to the interpreter.
+    /// Whether the block can exit to the interpreter.
     exits: bool,
     /// As [`Reentry::at`] and [`Reentry::behind`].
     at: Option<NonZeroU32>,
@@ -458,7 +459,8 @@ impl BlockWriter<'_> {
             self.unsettled = step.before.filter(|_| self.in_frame != set::ALL);
             self.keeps = step.keeps;
             if self.twin {
-                // The block can continue here with its flags in the frame. Which checks it made is unknown.
+                // The block can continue here with its flags in the frame. The checks made so far are
+                // unknown here.
                 self.vectors_checked = false;
                 if step.effect(&instruction, step.needed).is_none_or(|effect| effect.exits) {
                     self.in_host = 0;

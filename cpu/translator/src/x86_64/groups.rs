@@ -158,7 +158,7 @@ fn enter(groups: &mut Vec<Group>, n: usize, access: &Access) {
 /// The number of an unknown value: a register's value at the block's start, or one that the block gave it.
 type Unknown = u32;
 
-/// An address without its known offset.
+/// The unknown part of an address: the address minus its known offset.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Address {
     base: Option<Unknown>,

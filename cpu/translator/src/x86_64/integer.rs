@@ -606,7 +606,7 @@ impl BlockWriter<'_> {
         let nothing = self.asm.jcc(cc::E);
         self.asm.load(size, RAX, to);
         self.asm.shift_imm(size, which, RAX, 1);
-        // OF of a shift by one. SAR leaves it clear.
+        // OF of a shift by one. SAR leaves OF clear.
         self.asm.setcc(0, RAX);
         self.asm.shift_cl(size, which, to);
         self.asm.byte(0x9f);
@@ -893,7 +893,7 @@ impl BlockWriter<'_> {
             Operands::Product => {
                 self.asm.load(size, RDX, Self::place(GUEST_RDX));
                 self.asm.vex(size, vex, RCX.0, Some(RAX), from);
-                // If both halves go to one register, it holds the high half.
+                // If both halves go to one register, that register holds the high half.
                 self.set_all(self.register(i, 1), RAX);
                 self.set_all(destination, RCX);
                 return Ok(());

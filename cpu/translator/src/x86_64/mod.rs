@@ -30,7 +30,7 @@ use crate::{
     At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Miss, Part, Parts, Resume, Source, Undefined,
 };
 
-/// The largest number of code bytes. When they are used up, all code is dropped and
+/// The largest number of code bytes. When the bytes are used up, all code is dropped and
 /// translated again.
 const CODE_BYTES: usize = 64 << 20;
 /// The largest number of code bytes of one block.
@@ -44,7 +44,7 @@ struct Block {
     token: u32,
     /// Host address minus virtual address of its guest bytes, once known.
     addend: Option<u64>,
-    /// Offset of its code.
+    /// Offset of the block's code.
     entry: u32,
     /// Offset of the exit before its first instruction.
     dead: u32,
@@ -57,7 +57,7 @@ struct Block {
     /// Targets of the edges, relative to `rip`: next, and taken. Also whether each can be linked.
     ahead: [u64; 2],
     linkable: [bool; 2],
-    /// The places where it can be entered again.
+    /// The places where the block can be entered again.
     reentries: Arc<[block::Reentry]>,
     /// The code that was written for it.
     written: Arc<block::Written>,
@@ -186,8 +186,8 @@ impl Translator {
         Some(Entry { number, generation: self.generation })
     }
 
-    /// Whether a translation, moved to the address of `source`, equals the translation of `source`. `None` if it cannot
-    /// be moved there.
+    /// Whether a translation, moved to the address of `source`, equals the translation of `source`. `None` if
+    /// the translation cannot be moved there.
     pub fn moves_rightly(&mut self, translation: &Translation, source: &Source<'_>) -> Option<bool> {
         let by = source.rip.wrapping_sub(translation.rip);
         let Translation { written, .. } = translation;

@@ -74,7 +74,7 @@ impl Stopping {
         self.candidates.iter().map(|candidate| candidate.rip).collect()
     }
 
-    /// Notes that the guest reached a place. Returns whether it must stop there.
+    /// Notes that the guest reached a place. Returns whether the guest must stop there.
     pub(super) fn comes_to(&mut self, rip: u64) -> bool {
         let Some(at) = self.candidates.iter().position(|candidate| candidate.rip == rip) else {
             return false;

@@ -10,7 +10,8 @@ use acpi_tables::sdt::Sdt;
 use devices::layout;
 use devices::pci::PciRevision;
 
-/// The SLP_TYP value of the "off" state. The guest writes it into PM1 control (with SLP_EN) to power off.
+/// The SLP_TYP value of the "off" state. The guest writes this value into PM1 control (with SLP_EN) to
+/// power off.
 pub const S5_SLEEP_TYPE: u8 = 5;
 const PCI_SLOTS: u32 = 32;
 const PCI_PINS: u32 = 4;

@@ -14,7 +14,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    // If one of them may not be removed, nothing is.
+    // If one recording may not be removed, none is removed.
     args.recordings.iter().try_for_each(|path| may_be_removed(path))?;
     for path in &args.recordings {
         std::fs::remove_dir_all(path).map_err(Error::file("remove", path))?;

@@ -17,7 +17,7 @@ fn record(path: &Path, more: &[&str]) -> String {
     told
 }
 
-/// Replaces both files by others of the same sizes.
+/// Replaces both files by other files of the same sizes.
 fn build_anew(path: &Path) {
     for name in ["kernel", "mod"] {
         let mut contents = fs::read(path.join(name)).unwrap();

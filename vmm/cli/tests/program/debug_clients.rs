@@ -1,5 +1,5 @@
-//! `ttvm debug` and clients that behave badly: garbage, connections that break during a run, two clients at once. The
-//! server reports it, and continues to serve.
+//! `ttvm debug` and clients that behave badly: garbage, connections that break during a run, two clients at
+//! once. The server reports such a client, and continues to serve.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

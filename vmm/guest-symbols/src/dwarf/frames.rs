@@ -81,7 +81,7 @@ const LOST: [Register; 14] = [
     X86_64::R15,
 ];
 
-/// Limit on all rows. A kernel has fewer.
+/// Limit on all rows. A kernel has fewer rows.
 const MAX_ROWS_OF_ALL: usize = 1 << 20;
 /// The entry for programs, which nothing called. The entry is written byte by byte: a program may be
 /// anywhere, and `gimli` does not take such a length.

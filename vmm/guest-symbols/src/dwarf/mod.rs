@@ -1,5 +1,6 @@
-//! Debug information (DWARF) for gdb, made from the kernel's own data. Types come from its type information (BTF), and
-//! unwind information from its own tables (ORC). Variables have types as far as these are known (`variables.rs`).
+//! Debug information (DWARF) for gdb, made from the kernel's own data. Types come from the kernel's type
+//! information (BTF), and unwind information from the kernel's own tables (ORC). Variables have types as far
+//! as these are known (`variables.rs`).
 //!
 //! There are no source lines and no local variables, because the kernel's data has none. The crate `gimli` writes the
 //! format.

@@ -238,8 +238,8 @@ fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
         let frames = vec![here(LEAF + 3), returns(HANDLER), returns(MODULE_CODE + 0x100), returns(FIRST + 2)];
         let expected = Backtrace { frames, end: End::Stack };
         assert_eq!(unwinder.walk(&memory, leaf), expected, "{is_old}");
-        // The address is the same, but a function is about to begin there: its own row counts. Registers lie
-        // where its stack is.
+        // The address is the same, but a function is about to begin there: its own row counts. Saved
+        // registers lie on that function's stack.
         write_registers(&mut memory, STACK, FIRST + 2, 0x10, 0, 0);
         let begun = Registers { rip: HANDLER, ..leaf };
         let expected = Backtrace { frames: vec![here(HANDLER), here(FIRST + 2)], end: End::Stack };

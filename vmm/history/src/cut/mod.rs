@@ -1,4 +1,5 @@
-//! Makes a small recording of a recording's end. A user sends it to someone who looks at the crash.
+//! Makes a small recording of a recording's end. A user sends such a recording to someone who looks
+//! at the crash.
 //!
 //! ```text
 //!   the recording    ├──────────────────────┬───────────────┤

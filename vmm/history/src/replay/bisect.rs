@@ -20,8 +20,8 @@ use recording::Recording;
 use recording::cursor::Cursor;
 use recording::player::{Player, Scrutiny};
 
-/// Distance between comparisons in a first pass, before a difference is known. At this distance they cost almost
-/// nothing.
+/// Distance between comparisons in a first pass, before a difference is known. At this distance comparisons
+/// cost almost nothing.
 pub const FAR_APART: u64 = 256_000_000;
 /// The most differing places in RAM that are listed.
 const MAX_PLACES: usize = 8;
@@ -122,8 +122,8 @@ fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<bool, Error
 }
 
 /// Finds the first difference between two replays after `equal_at`, up to `until`. The caller believes that
-/// the replays are equal at `equal_at`; the function checks this first. Compares them every `stride`
-/// instructions or exits. Returns `None` if they are equal up to `until`. `progress` gets positions.
+/// the replays are equal at `equal_at`; the function checks this first. Compares the replays every `stride`
+/// instructions or exits. Returns `None` if the replays are equal up to `until`. `progress` gets positions.
 pub fn find_parting<C: Unit>(
     left: &mut Side<C>,
     right: &mut Side<C>,

@@ -84,7 +84,7 @@ pub struct CheckpointComparison<C> {
     before: Maps,
     /// Number of checkpoints compared so far.
     pub compared: usize,
-    /// The first difference. Nothing behind it is compared.
+    /// The first difference. Nothing behind the first difference is compared.
     pub difference: Option<CheckpointDifference>,
 }
 
@@ -141,8 +141,8 @@ impl<C: Unit> CheckpointComparison<C> {
         Ok(())
     }
 
-    /// As [`CheckpointComparison::compare`]. If they are equal, the machine's memory then refers to the checkpoint's
-    /// pages, so that the replay can be taken to another checkpoint.
+    /// As [`CheckpointComparison::compare`]. If replay and checkpoint are equal, the machine's memory then
+    /// refers to the checkpoint's pages, so the replay can go to another checkpoint.
     pub(super) fn compare_and_adopt(&mut self, at: C, replay: &mut Replay<'_, C>) -> Result<(), Error> {
         self.compare(at, &mut replay.machine, &replay.player)?;
         if self.difference.is_none() { replay.machine.rebase(&self.before) } else { Ok(()) }

@@ -27,7 +27,7 @@ pub enum ReplayEnd {
 /// A bit of RAM that fails during a replay, for tests that must notice it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault<C> {
-    /// The place where it fails.
+    /// The place where the fault happens.
     pub at: C,
     /// The byte's offset in RAM.
     pub offset: u64,

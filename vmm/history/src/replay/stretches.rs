@@ -202,8 +202,8 @@ pub(super) struct Equal<C> {
     pub checkpoints: usize,
 }
 
-/// Verifies a recording on several cores. Returns `None` if it cannot be divided. A difference is an error, which
-/// says only that one worker found it.
+/// Verifies a recording on several cores. Returns `None` if the recording cannot be divided. A difference is
+/// an error, which says only that one worker found it.
 pub(super) fn verify<C: Unit>(
     recording: &Recording<C>,
     comparison: &CheckpointComparison<C>,

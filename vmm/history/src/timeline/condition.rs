@@ -115,7 +115,7 @@ fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
-/// An address. If it is a symbol's, also the symbol's size.
+/// An address. If the address is a symbol's, also the symbol's size.
 fn place_of(text: &str, names: &dyn Names) -> Option<(u64, Option<u64>)> {
     let named = || names.named(text).map(|(address, size)| (address, Some(size)));
     number(text).map(|address| (address, None)).or_else(named)

@@ -132,8 +132,8 @@ impl Timeline {
         }
     }
 
-    /// The first place where a boot runs, among the recording's start, its checkpoints and `seen_at`. Returns `None`
-    /// if it is the start.
+    /// The first place where a boot runs, among the recording's start, its checkpoints and `seen_at`. Returns
+    /// `None` if the place is the start.
     fn first_place_of(
         &mut self,
         boot: &Boot,

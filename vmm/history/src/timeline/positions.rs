@@ -141,7 +141,8 @@ impl Timeline {
         })
     }
 
-    /// Finds the place. If it is unknown, the machine runs to find it, and stays where the search ended.
+    /// Finds the place. If the place is unknown, the machine runs to find it, and stays where the search
+    /// ended.
     fn find(&mut self, meaning: Meaning, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         let (measure, wanted, what) = match meaning {
             Meaning::Place(at) => return Ok(at),

@@ -31,8 +31,8 @@ const MOST_HOPS: usize = 64;
 const MOST_LOG_BYTES: usize = 256 << 20;
 /// The most reports in the list; a guest may print without end.
 const MOST_REPORTS: usize = 1000;
-/// The kernel's clock may differ from the guest's time by this much. Beyond it, a report's place is looked for in the
-/// whole run.
+/// The kernel's clock may differ from the guest's time by this much. Beyond this difference, a report's place
+/// is looked for in the whole run.
 const BEFORE_NS: u64 = 300_000_000;
 const AFTER_NS: u64 = 2_000_000_000;
 /// The log is read at most this many steps before a kernel's last moment.

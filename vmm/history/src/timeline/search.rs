@@ -1,8 +1,8 @@
 //! Searches a recording interval by interval. Intervals lie between restorable places, and each is run forward.
 //!
-//! A search backward wants the last hit of the latest interval that has one. Intervals are independent, so a long
-//! search has workers on every core ([`super::walkers`]). But it begins alone: work of the others beyond the first
-//! hit is wasted.
+//! A search backward wants the last hit of the latest interval that has one. Intervals are independent, so a
+//! long search has workers on every core ([`super::walkers`]). But a search begins alone: the work of other
+//! cores beyond the first hit is wasted.
 
 use super::stops::{Armed, Hit, Stops};
 use super::walker::{SNAPSHOT_SPACING, Walked, Walker};
@@ -43,8 +43,8 @@ pub struct Interval {
     pub end: Instructions,
 }
 
-/// Reads something at a hit. Any thread calls it. The machine stands at the hit: behind the event that caused it, or
-/// before an instruction with a breakpoint.
+/// Reads something at a hit. Any thread may call the function. The machine stands at the hit: behind the
+/// event that caused it, or before an instruction with a breakpoint.
 pub type Look<'a, T> = dyn Fn(&Machine<Instructions>, Hit) -> T + Sync + 'a;
 
 /// A look that returns the hit itself.
@@ -150,8 +150,8 @@ impl Walker {
         }
     }
 
-    /// The next interval before `end`, in a search backward from `origin`. Intervals are short at first, since most
-    /// hits are near. Later each is a constant share of the part already searched.
+    /// The next interval before `end`, in a search backward from `origin`. Intervals are short at first,
+    /// since most hits are near. Later each piece is a constant share of the part already searched.
     pub fn interval_before(&self, end: Instructions, origin: Instructions) -> Interval {
         let length = ((origin - end) / PARTS).max(FIRST_INTERVAL_STEPS);
         Interval { start: self.nearest(end.saturating_back(length)).0, end }

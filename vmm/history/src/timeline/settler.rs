@@ -86,7 +86,8 @@ impl Door {
     }
 
     fn work(&self, shared: &Arc<Shared>, workers: &Pool) {
-        // The range already walked. If its snapshots are thinned out later, it need not be walked again.
+        // The range that was already walked. If the range's snapshots are thinned out later, the range
+        // need not be walked again.
         let mut settled = Instructions(0)..Instructions(0);
         while let Some(Look { here, movement }) = self.wait(shared) {
             let is_new = |gap: &Range<_>| gap.start < settled.start || settled.end < gap.end;

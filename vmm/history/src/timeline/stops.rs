@@ -25,7 +25,8 @@ impl Breakpoint {
     }
 }
 
-/// A condition that must be true for a breakpoint or an access to count. Any thread asks it, while the run goes on.
+/// A condition that must be true for a breakpoint or an access to count. Any thread evaluates the condition,
+/// while the run goes on.
 #[derive(Clone)]
 pub struct Filter(Arc<Question>);
 

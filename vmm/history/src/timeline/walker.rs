@@ -35,7 +35,7 @@ const APPROACH_FACTOR: u64 = 8;
 /// How a part of a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Walked {
-    /// At its goal.
+    /// The walker is at its goal.
     There,
     /// The poll function asked to stop.
     Interrupted,

@@ -1,5 +1,5 @@
 //! Machines that continue from a place in a recording. Without new input, such a machine does the same as the
-//! recorded machine. Recordings of them are like any others.
+//! recorded machine. Recordings of such machines are like any others.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Searches that are interrupted again and again find the same hit as an undisturbed one. Wherever they stop, they
-//! have left nothing out.
+//! Searches that are interrupted again and again find the same hit as an undisturbed one. Wherever a search
+//! stops, it has left nothing out.
 
 use std::path::Path;
 

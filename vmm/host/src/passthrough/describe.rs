@@ -63,7 +63,8 @@ fn from_config(config: &[u8; 256], bar_bytes: impl Fn(u8) -> u64) -> Result<PciD
         }
         at = config[here + 1] & !3;
     }
-    // The model's capability is a little longer than some real ones. Without room for it, it is left out.
+    // The model's capability is a little longer than some real ones. Without room, the capability is left
+    // out.
     if let (Some(short), Some(next)) = (msi, &msix)
         && next.capability > short
         && next.capability - short < 16

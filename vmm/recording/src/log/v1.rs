@@ -102,7 +102,7 @@ enum EventV1<'a> {
     TextShown,
 }
 
-/// An Ethernet frame. Writing it does not copy it.
+/// An Ethernet frame. Writing does not copy the frame.
 type Frame<'a> = Cow<'a, serde_bytes::Bytes>;
 
 /// The stored form of a [`PowerOn`].

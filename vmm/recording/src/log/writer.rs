@@ -90,8 +90,8 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Reserves disk space behind the log's end; readers do not see it. If there is none, or the file system cannot
-    /// do this, the log is written as long as possible.
+    /// Reserves disk space behind the log's end; readers do not see it. If the disk is full, or the file
+    /// system cannot reserve space, the log is written as long as possible.
     fn reserve(&mut self) {
         let end = self.bytes + RESERVE_BYTES;
         let from = self.bytes.max(self.reserved);
