@@ -1,7 +1,6 @@
 //! The store's three small caches: decoded pages, recent contents, and requested maps.
 //!
-//! All caches here are bounded and deterministic. A lost entry costs time or room, never
-//! correctness.
+//! All caches here are bounded and deterministic. A lost entry costs time or room, never correctness.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -57,8 +56,7 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// The only known version that may have this digest. The version's actual digest may
-    /// differ.
+    /// The only known version that may have this digest. The version's actual digest may differ.
     pub fn get(&self, digest: &Digest) -> Option<u64> {
         self.places.get(place(digest)).copied().filter(|id| *id != 0)
     }

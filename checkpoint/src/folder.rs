@@ -145,8 +145,7 @@ pub(crate) fn lock(dir: &Path) -> Result<File> {
     }
 }
 
-/// A file that gets its name once it is complete. Dropping the value earlier removes the
-/// file.
+/// A file that gets its name once it is complete. Dropping the value earlier removes the file.
 pub(crate) struct Part {
     path: PathBuf,
     part: PathBuf,
@@ -208,8 +207,7 @@ impl Part {
         Ok((Listed { number, inode, len: self.len() }, Arc::new(file)))
     }
 
-    /// Gives the file its name, and replaces an existing file. The file must have been
-    /// synced.
+    /// Gives the file its name, and replaces an existing file. The file must have been synced.
     pub fn rename(&mut self) -> Result<()> {
         fs::rename(&self.part, &self.path).map_err(StoreError::io(&self.part, "rename"))?;
         self.file = None;

@@ -160,8 +160,7 @@ proptest! {
                 fs::write(path, bytes).unwrap();
             }
         }
-        // The reader may refuse or read the store, but must not panic or return other
-        // contents.
+        // The reader may refuse or read the store, but must not panic or return other contents.
         let _ = read_all(dir.path(), &model);
     }
 }

@@ -337,8 +337,7 @@ impl CodeCache {
         Some(entry)
     }
 
-    /// A block's translation, if it has a translation that is valid wherever the block is
-    /// mapped.
+    /// A block's translation, if it has a translation that is valid wherever the block is mapped.
     pub fn translation(&self, number: BlockNumber) -> Option<&Translation> {
         self.block(number).translation.as_ref()
     }

@@ -169,8 +169,7 @@ impl DebugPoints {
             || self.breakpoints.contains(&(AddressKind::Physical, gpa))
     }
 
-    /// Checks an access against the watchpoints. Returns true if the access hits a
-    /// watchpoint.
+    /// Checks an access against the watchpoints. Returns true if the access hits a watchpoint.
     pub(crate) fn note_access(&mut self, access: &PageAccess<'_>) -> bool {
         let before = self.hits.len();
         let length = access.bytes.len() as u64;
@@ -205,8 +204,7 @@ impl DebugPoints {
         changed
     }
 
-    /// Replaces the pages that the guest's own debug registers watch. Returns whether the set
-    /// changed.
+    /// Replaces the pages that the guest's own debug registers watch. Returns whether the set changed.
     pub(crate) fn replace_guest_pages(&mut self, pages: BTreeSet<u64>) -> bool {
         let changed = self.guest_pages != pages;
         self.guest_pages = pages;

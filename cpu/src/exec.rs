@@ -350,8 +350,8 @@ impl Cpu {
         let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         let hits = self.core.guest_instruction_breakpoints(address);
         // MOV SS holds back traps but, on AMD, no faults, so instruction breakpoints are met (APM vol. 2,
-        // 13.1). CPUID names AMD. Intel's processors would hold the traps back (SDM vol. 3, 6.8.3). Pending
-        // traps are raised with the fault.
+        // 13.1). CPUID names AMD. Intel's processors would hold these breakpoints back (SDM vol. 3, 6.8.3).
+        // Pending traps are raised with the fault.
         if hits != 0 && !resume {
             self.core.state.pending_debug |= hits;
             self.core.raise_pending_debug();

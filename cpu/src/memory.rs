@@ -352,8 +352,7 @@ impl Core {
         self.translate(address, Access::Execute, index)
     }
 
-    /// The read of a read-modify-write. On real processors this read faults as a write
-    /// does.
+    /// The read of a read-modify-write. On real processors this read faults as a write does.
     #[cold]
     #[inline(never)]
     fn load_for_update(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {

@@ -48,8 +48,7 @@ pub struct InterruptMessage {
     pub mode: DeliveryMode,
     /// The vector, for the modes that have one.
     pub vector: u8,
-    /// Whether the interrupt is level triggered: then the EOI is reported back to the I/O
-    /// APIC.
+    /// Whether the interrupt is level triggered: then the EOI is reported back to the I/O APIC.
     pub level: bool,
 }
 

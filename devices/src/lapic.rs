@@ -319,8 +319,7 @@ impl LocalApic {
         if entry & LVT_MASKED != 0 {
             return;
         }
-        // The timer and error entries have no delivery mode field. The field reads as zero:
-        // fixed.
+        // The timer and error entries have no delivery mode field. The field reads as zero: fixed.
         match DeliveryMode::from_bits(u64::from(entry >> 8)) {
             DeliveryMode::Fixed => {
                 self.accept(entry as u8, false);

@@ -44,8 +44,7 @@ const CPU_NAME: &str = "vCPU 0";
 /// The largest number of bytes of a `monitor` answer in one packet. gdb joins the pieces.
 const CONSOLE_CHUNK_BYTES: usize = 2048;
 
-/// The protocol uses the host's error numbers. EFAULT and EINVAL have the same numbers on
-/// every host.
+/// The protocol uses the host's error numbers. EFAULT and EINVAL have the same numbers on every host.
 const EFAULT: u8 = 14;
 const EINVAL: u8 = 22;
 
@@ -293,8 +292,7 @@ fn patient_poll<'l>(
     abandoned: &'l mut bool,
 ) -> impl FnMut() -> bool + 'l {
     let (mut asked, mut polls) = (false, 0_u32);
-    // Some clients send several requests at once. Such requests arrived before the first sign
-    // of life.
+    // Some clients send several requests at once. Such requests arrived before the first sign of life.
     let mut before = None;
     move || {
         progress();

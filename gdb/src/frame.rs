@@ -2,8 +2,7 @@
 //!
 //! The module does not know what packets mean. See "Overview" in the gdb manual's remote protocol appendix.
 
-/// The byte that gdb sends for ^C while the target runs. Within a packet this byte is
-/// ordinary data.
+/// The byte that gdb sends for ^C while the target runs. Within a packet this byte is ordinary data.
 const INTERRUPT: u8 = 0x03;
 
 /// The longest accepted packet, including `$`, `#` and checksum, in bytes.

@@ -31,8 +31,7 @@ use nix::sys::stat::{Mode, fchmod};
 
 use crate::owner::Owners;
 
-/// The most clients whose owners are looked up together. Each client takes a descriptor
-/// during the look-up.
+/// The most clients whose owners are looked up together. Each client takes a descriptor during the look-up.
 const MOST_AT_ONCE: usize = 256;
 
 /// Why no connection is possible.

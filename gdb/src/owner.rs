@@ -92,8 +92,7 @@ impl Ends {
     }
 }
 
-/// Reads a whole table. The kernel builds the table again for each read from its
-/// beginning.
+/// Reads a whole table. The kernel builds the table again for each read from its beginning.
 fn read_whole(table: &File) -> io::Result<String> {
     let (mut bytes, mut piece) = (Vec::new(), vec![0; 1 << 16]);
     loop {

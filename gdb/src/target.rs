@@ -8,8 +8,7 @@ use std::ops::Range;
 use crate::condition::Condition;
 use crate::registers::Registers;
 
-/// Asks whether to stop now. After the first `true`, the function returns `true` until the
-/// run is over.
+/// Asks whether to stop now. After the first `true`, the function returns `true` until the run is over.
 ///
 /// A call costs about one system call, which checks the client's connection. A target should call it every few thousand
 /// instructions, and at least every 50 ms, so that ^C is answered at once.

@@ -9,8 +9,7 @@ use crate::listener::Stream;
 
 /// How long one read waits for a client. gdb asks its first question at once, and leaves at once after the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The largest number of reads of up to [`CHUNK_BYTES`] before the server leaves a client
-/// that keeps talking.
+/// The largest number of reads of up to [`CHUNK_BYTES`] before the server leaves a client that keeps talking.
 const MAX_READS: usize = 8;
 const CHUNK_BYTES: usize = 4096;
 

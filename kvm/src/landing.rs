@@ -171,8 +171,7 @@ impl Landing {
         let rejected = std::mem::take(&mut self.goal.not_here);
         match place.left {
             Left::Breakpoint => seen.hits += 1,
-            // The instruction may have begun. If the instruction has not begun, the
-            // breakpoint hits at once.
+            // The instruction may have begun. If the instruction has not begun, the breakpoint hits at once.
             Left::Signal => return false,
             Left::Other => {
                 guest.pass_breakpoint(rejected);

@@ -120,8 +120,7 @@ impl Vcpu {
         exit
     }
 
-    /// Completes the current instruction without executing the next. Completing may cause
-    /// further exits.
+    /// Completes the current instruction without executing the next. Completing may cause further exits.
     pub(crate) fn complete_instruction(&mut self, cr8: u64) -> Exit {
         self.fd.set_kvm_immediate_exit(1);
         self.enter(false, cr8)

@@ -3,8 +3,7 @@
 //! no host randomness, so every run of a test is the same run. Only [`network`] and [`terminal`] do, because
 //! they test the outside.
 //!
-//! The harness is not a test framework: each function panics with a sentence if the test
-//! should fail.
+//! The harness is not a test framework: each function panics with a sentence if the test should fail.
 
 #![forbid(unsafe_code)]
 

@@ -31,8 +31,7 @@ const MAP_WRITE: u32 = 2;
 pub enum Interrupts {
     /// No interrupts.
     Off,
-    /// The interrupt line. After each interrupt the line is masked until
-    /// [`Function::unmask_line`].
+    /// The interrupt line. After each interrupt the line is masked until [`Function::unmask_line`].
     Line,
     /// One message.
     Msi,

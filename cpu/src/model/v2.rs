@@ -80,8 +80,7 @@ pub(super) const V2: Description = Description {
 pub(super) const V2_KVM: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
-/// As `V2_KVM`, for a KVM that runs inside an emulator. Only [quirks](crate::quirks) tell it from
-/// [`V2_KVM`].
+/// As `V2_KVM`, for a KVM that runs inside an emulator. Only [quirks](crate::quirks) tell it from [`V2_KVM`].
 pub(super) const V2_KVM_TCG: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 

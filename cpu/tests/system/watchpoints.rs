@@ -156,8 +156,7 @@ fn a_breakpoint_where_nothing_is_does_not_stop_under_rf() {
     }
 }
 
-/// An instruction whose fetch or load causes a page fault. The instruction restarts once the
-/// page is mapped.
+/// An instruction whose fetch or load causes a page fault. The instruction restarts once the page is mapped.
 #[test]
 fn a_breakpoint_counts_once_where_its_instruction_faults_first() {
     let data = DATA + 0x3000;

@@ -58,8 +58,7 @@ pub struct Frame {
     pub(crate) missed: [u64; 2],
     /// The XMM registers.
     pub xmm: [u128; 16],
-    /// The TLB addends that loads in small loops expect: the addends of the previous
-    /// round.
+    /// The TLB addends that loads in small loops expect: the addends of the previous round.
     pub(crate) expected: [u64; EXPECTED],
 }
 

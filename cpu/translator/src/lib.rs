@@ -143,7 +143,7 @@ pub enum At {
 /// An access that missed in the TLB, or that crosses pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Miss {
-    /// Its address.
+    /// The address of the access.
     pub address: u64,
     /// Whether the access writes.
     pub writes: bool,

@@ -129,8 +129,7 @@ impl Translation {
             0x28 | 0x2C => {
                 put(&mut self.state.context, 0x28);
                 if self.state.context & GO != 0 {
-                    // The invalidation takes effect at once, with the granularity that the
-                    // guest asked for.
+                    // The invalidation takes effect at once, with the granularity that the guest asked for.
                     self.state.context &= !GO;
                     let asked = self.state.context >> 61 & 3;
                     self.state.context = self.state.context & !(3 << 59) | asked << 59;

@@ -144,8 +144,7 @@ impl PciBus {
         self.passed.take_told()
     }
 
-    /// Takes an input from passed-through devices. The devices' writes to memory are already
-    /// in RAM.
+    /// Takes an input from passed-through devices. The devices' writes to memory are already in RAM.
     pub fn take_input(&mut self, input: &DeviceInputV1) {
         self.passed.take_input(input, &mut self.msis);
     }
@@ -212,8 +211,7 @@ impl PciBus {
                     || self.passed.write(false, gpa, data, &mut self.msis))
     }
 
-    /// Takes the messages since the last call, oldest first. The owner hands the messages to the
-    /// local APIC.
+    /// Takes the messages since the last call, oldest first. The owner hands the messages to the local APIC.
     pub fn take_msis(&mut self) -> Vec<Msi> {
         std::mem::take(&mut self.msis)
     }

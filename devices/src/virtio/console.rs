@@ -31,8 +31,7 @@ const F_EMERG_WRITE: u64 = feature(2);
 pub(crate) const RECEIVE_QUEUE: usize = 0;
 
 const EMERGENCY_WRITE: usize = 8;
-/// The largest number of output bytes kept for an owner that does not take output. Later
-/// output is dropped.
+/// The largest number of output bytes kept for an owner that does not take output. Later output is dropped.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 const CHUNK_BYTES: usize = 4096;
 

@@ -19,8 +19,7 @@ pub(crate) struct Kind {
     pub config_bytes: u32,
 }
 
-/// A device model. The model knows requests and its configuration, but not how the guest
-/// accesses them.
+/// A device model. The model knows requests and its configuration, but not how the guest accesses them.
 pub(crate) trait DeviceModel {
     /// See [`Kind`].
     fn kind(&self) -> &'static Kind;

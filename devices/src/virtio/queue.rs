@@ -28,8 +28,7 @@ const AVAIL_F_NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
 pub(crate) enum Served {
     /// The device is done with the chain, and has written this many bytes.
     Used(u32),
-    /// The device cannot use the chain yet; the chain and all later chains stay
-    /// available.
+    /// The device cannot use the chain yet; the chain and all later chains stay available.
     NotYet,
 }
 

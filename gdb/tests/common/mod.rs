@@ -381,8 +381,7 @@ impl Client {
         byte[0]
     }
 
-    /// The next packet from the server, with repetitions expanded. Skips acknowledgements before the
-    /// packet.
+    /// The next packet from the server, with repetitions expanded. Skips acknowledgements before the packet.
     pub fn reply(&mut self) -> String {
         let mut first = self.byte();
         while first == b'+' {

@@ -10,8 +10,7 @@ use crate::vcpu::{Exit, Vcpu};
 pub(crate) trait BranchCounter: Send {
     /// Announces that the calling thread will run the vCPU from now on. The count continues.
     fn move_here(&mut self) -> Result<(), Error>;
-    /// The number of branches so far. The count starts at an unknown number, which does not
-    /// change.
+    /// The number of branches so far. The count starts at an unknown number, which does not change.
     fn count(&mut self) -> Result<u64, Error>;
     /// Makes the guest exit some time after `branches` more (at least one). Replaces an earlier call.
     fn arm(&mut self, branches: u64) -> Result<(), Error>;

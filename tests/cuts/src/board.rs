@@ -7,8 +7,7 @@ use guest_ram::RamView;
 use crate::layout::{PAGE, RAM_BYTES};
 use seeded::mix;
 
-/// The board's state between two accesses. The state is compared and restored together
-/// with the guest.
+/// The board's state between two accesses. The state is compared and restored together with the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
     /// The vector that the interrupt controller asks for.

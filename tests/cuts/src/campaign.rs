@@ -14,11 +14,9 @@ use crate::ways::{self, Snapshot, Steps, Way};
 /// A kind of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Short programs in every mode, with any instruction. Each run is compared with single
-    /// steps.
+    /// Short programs in every mode, with any instruction. Each run is compared with single steps.
     Anything,
-    /// Long programs of hot loops. Each run is compared with the interpreter's run from cut to
-    /// cut.
+    /// Long programs of hot loops. Each run is compared with the interpreter's run from cut to cut.
     Loops,
 }
 

@@ -443,8 +443,7 @@ impl LoopWriter {
                 let base = self.rng.pick(&[3, 6, 7]);
                 self.put(&[0x0f, 0x01, 0x38 | base]);
             }
-            // out 8, al; in eax, 16: the board notes the step. RDTSC shows the noted
-            // step.
+            // out 8, al; in eax, 16: the board notes the step. RDTSC shows the noted step.
             5 => self.put(&[0xe6, 8]),
             6 => self.put(&[0xe5, 16]),
             _ => self.put(&[0x0f, 0x31]),

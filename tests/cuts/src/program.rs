@@ -224,8 +224,7 @@ impl Image {
 
     fn code(&mut self) {
         let bits = self.mode.bits();
-        // Code is at each page's start and end. Noise between start and end would only
-        // cost time.
+        // Code is at each page's start and end. Noise between start and end would only cost time.
         for page in (CODE..CODE_END).step_by(PAGE as usize) {
             let other = self.rng.pick(&[Bits::B16, Bits::B32, Bits::B64]);
             let bits = if self.rng.percent(90) { bits } else { other };

@@ -19,8 +19,7 @@ pub enum Way {
     Whole,
     /// Cut at the program's cuts.
     Cut,
-    /// Cut at the program's cuts. After many cuts, a new CPU with empty caches continues over a copy of
-    /// RAM.
+    /// Cut at the program's cuts. After many cuts, a new CPU with empty caches continues over a copy of RAM.
     Cold,
     /// A new CPU after every step, for some steps behind some of the cuts.
     ColdSteps,
@@ -131,8 +130,7 @@ impl<T: Tier> Guest<T> {
             match self.cpu.run(&mut self.board, steps) {
                 Stop::Budget => assert_eq!(self.cpu.counts().steps, steps, "a budget is exact"),
                 Stop::Bus => self.board.lines.stop = false,
-                // A sleeping CPU is woken only when it must go on. A CPU that is cut in its sleep sleeps
-                // on.
+                // A sleeping CPU is woken only when it must go on. A CPU that is cut in its sleep sleeps on.
                 Stop::Halted if self.cpu.counts().steps < steps => self.wake(),
                 Stop::Halted => {}
                 Stop::Shutdown => self.over = true,

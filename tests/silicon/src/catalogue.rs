@@ -37,8 +37,7 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// The instructions with these mnemonics in any letter case; all instructions if the
-    /// list is empty.
+    /// The instructions with these mnemonics in any letter case; all instructions if the list is empty.
     pub fn of(only: &[String]) -> Catalogue {
         let name = |code: Code| format!("{:?}", code.mnemonic());
         Catalogue::collect(|code| {

@@ -110,8 +110,7 @@ impl Golden {
         self.seed
     }
 
-    /// The instructions of a part. Fails if the instructions' cases differ from the
-    /// recorded cases.
+    /// The instructions of a part. Fails if the instructions' cases differ from the recorded cases.
     pub fn catalogue(&self, part: usize) -> io::Result<Catalogue> {
         let part = &self.parts[part];
         let catalogue = Catalogue::of(&part.only);

@@ -79,8 +79,7 @@ global_asm!(
     ".globl silicon_ahead",
     ".globl silicon_back",
     ".globl silicon_leave",
-    // A function without arguments. The function keeps the registers that the C calling convention
-    // preserves.
+    // A function without arguments. The function keeps the registers that the C calling convention preserves.
     "silicon_enter:",
     "push rbx",
     "push rbp",

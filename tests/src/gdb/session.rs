@@ -45,7 +45,7 @@ impl GdbScript {
         self.commands.len()
     }
 
-    /// Whether there are no answers.
+    /// Whether there are no commands.
     pub fn is_empty(&self) -> bool {
         self.commands.is_empty()
     }

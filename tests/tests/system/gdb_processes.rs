@@ -22,8 +22,7 @@ const HITS: usize = 12;
 /// The text right after the guest's list of processes.
 const LISTED: &str = "that was all";
 
-/// Starts some processes that sleep, lists all processes, and starts some processes that
-/// write.
+/// Starts some processes that sleep, lists all processes, and starts some processes that write.
 fn record_processes(path: &Path) -> String {
     let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
     let list = format!("{PS}; echo that was ''all");

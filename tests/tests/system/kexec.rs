@@ -165,8 +165,7 @@ fn in_gdb(directory: &Path, kexec: &Value, [first, second]: [&Value; 2]) {
     assert!(said.contains("system call 169 (reboot) in the first kernel"), "{said}");
 }
 
-/// Both kernels are the same build. Without KASLR the kernels have the same addresses,
-/// too.
+/// Both kernels are the same build. Without KASLR the kernels have the same addresses, too.
 #[test]
 fn a_panic_before_a_crash_kernel_is_found_by_name() {
     for parameters in ["", "nokaslr"] {

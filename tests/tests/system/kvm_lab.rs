@@ -209,8 +209,7 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
 fn equal_at_home(recording: &Recording<Exits>) {
     let found = verify(recording, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
     if let Some(difference) = &found.difference {
-        // No other recording has this failure, so the test keeps the recording for
-        // debugging.
+        // No other recording has this failure, so the test keeps the recording for debugging.
         let kept =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("differs-{}.packed", std::process::id()));
         pack(recording, &kept, true).unwrap_or_else(|error| panic!("{error}"));

@@ -116,8 +116,7 @@ fn commands_of(page: &str) -> String {
     commands
 }
 
-/// The verbs of a text, each with the options that the text uses. `None` is the verb by
-/// itself.
+/// The verbs of a text, each with the options that the text uses. `None` is the verb by itself.
 fn used(text: &str) -> BTreeSet<(String, Option<String>)> {
     let mut used = BTreeSet::new();
     let text = text.replace(".ttvm", "");

@@ -242,8 +242,7 @@ fn recorded(directory: &Path, command: &str) -> (String, Option<i32>, Option<i32
     (String::from_utf8_lossy(&done.stderr).into_owned(), done.status.code(), state.status.code())
 }
 
-/// A kernel with `panic=-1` reboots before the report's end, and before a driver could tell
-/// the machine.
+/// A kernel with `panic=-1` reboots before the report's end, and before a driver could tell the machine.
 #[test]
 fn a_panic_of_a_kernel_that_reboots_is_a_panic() {
     let directory = tempfile::tempdir().expect("a temporary folder");

@@ -86,8 +86,7 @@ fn watch(address: u64) -> Watchpoint {
 /// Distance of the checkpoints in recordings with checkpoints.
 const CHECKPOINT_STEPS: u64 = 100_000;
 
-/// The recording and its walk. Each test makes its own recording, which takes less than a
-/// second.
+/// The recording and its walk. Each test makes its own recording, which takes less than a second.
 fn prepare(hash_points: usize) -> (tempfile::TempDir, Traveller, Walk) {
     prepare_by(hash_points, Traveller::record)
 }

@@ -66,8 +66,7 @@ pub struct CpuEntry {
     pub rax: u64,
     pub rbx: u64,
     pub rsi: u64,
-    /// Top of a small stack in conventional memory. Most protocols do not promise a
-    /// stack.
+    /// Top of a small stack in conventional memory. Most protocols do not promise a stack.
     pub rsp: u64,
     pub cs: SegmentState,
     /// DS, ES, FS, GS and SS.

@@ -97,8 +97,7 @@ impl Drop for Companion {
     }
 }
 
-/// The command that starts this program once more. The new process inherits the pipe's
-/// end.
+/// The command that starts this program once more. The new process inherits the pipe's end.
 fn command(reader: &PipeReader, left: &Leftovers<'_>) -> std::io::Result<Command> {
     fcntl(reader.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
     let mut command = Command::new(std::env::current_exe()?);

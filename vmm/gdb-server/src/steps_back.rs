@@ -409,8 +409,7 @@ fn is_jump(machine: &Machine<Instructions>) -> bool {
 /// Whether the next instruction copies to RSP from a register or memory other than a frame pointer.
 fn sets_stack(machine: &Machine<Instructions>) -> bool {
     let [prefix, opcode, operand, _] = code(machine);
-    // The prefix is REX.W. The prefix's lower bits are the high bits of the operand's register
-    // numbers.
+    // The prefix is REX.W. The prefix's lower bits are the high bits of the operand's register numbers.
     let (is_wide, reg_high, rm_high) = (prefix & 0xf8 == 0x48, prefix >> 2 & 1, prefix & 1);
     let (reg, rm) = (operand >> 3 & 7 | reg_high << 3, operand & 7 | rm_high << 3);
     const RBP: u8 = 5;

@@ -76,8 +76,7 @@ unsafe impl Send for GuestRam {}
 
 macro_rules! scalar_access {
     ($load:ident, $store:ident, $type:ty) => {
-        /// Reads a little-endian scalar at a RAM offset. Panics if the scalar does not lie
-        /// inside RAM.
+        /// Reads a little-endian scalar at a RAM offset. Panics if the scalar does not lie inside RAM.
         #[inline(always)]
         pub fn $load(&self, offset: u64) -> $type {
             let pointer = self.pointer(offset, size_of::<$type>());
@@ -115,8 +114,7 @@ impl GuestRam {
         Ok(GuestRam { memory, base, size_bytes: size, layout, flags })
     }
 
-    /// RAM for devices and loaders. Writes through this memory mark pages dirty and queue
-    /// foreign writes.
+    /// RAM for devices and loaders. Writes through this memory mark pages dirty and queue foreign writes.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
@@ -172,8 +170,7 @@ impl GuestRam {
     scalar_access!(load_u64, store_u64, u64);
     scalar_access!(load_u128, store_u128, u128);
 
-    /// Reads 16 bytes at a RAM offset, as a vector. Panics if the bytes do not lie inside
-    /// RAM.
+    /// Reads 16 bytes at a RAM offset, as a vector. Panics if the bytes do not lie inside RAM.
     #[inline(always)]
     pub fn load_vector(&self, offset: u64) -> [u8; 16] {
         let pointer = self.pointer(offset, 16);

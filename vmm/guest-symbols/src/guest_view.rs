@@ -9,8 +9,7 @@ pub const USER_ROOT_BIT: u64 = 1 << 12;
 /// The bits of CR3 that are an address.
 const ROOT: u64 = 0x000f_ffff_ffff_f000;
 
-/// A stopped guest. Reading a guest changes nothing: reads set no accessed bits and reach no
-/// devices.
+/// A stopped guest. Reading a guest changes nothing: reads set no accessed bits and reach no devices.
 pub trait GuestView {
     /// The current CR3.
     fn cr3(&self) -> u64;

@@ -47,8 +47,7 @@ pub const MAX_NAMES_BYTES: usize = 64 << 20;
 /// The address range of the kernel's image, wherever KASLR puts it (`Documentation/x86/x86_64/mm.rst`).
 pub const IMAGE: Range<u64> = 0xffff_ffff_8000_0000..0xffff_ffff_c000_0000;
 
-/// Memory is searched in pieces of at most this size. All tables must lie in the same
-/// piece.
+/// Memory is searched in pieces of at most this size. All tables must lie in the same piece.
 const PIECE_BYTES: usize = 64 << 20;
 /// When a piece is full, the next piece begins with the end of the previous one.
 const OVERLAP_BYTES: usize = 16 << 20;

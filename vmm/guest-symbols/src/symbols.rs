@@ -24,8 +24,7 @@ pub struct Symbol {
     pub size: u64,
     /// The symbol's class, as `nm` prints it: `t` and `T` are code, upper case is global.
     pub class: u8,
-    /// The symbol's section in [`Symbols::sections`]; `None` if the address is only a
-    /// number.
+    /// The symbol's section in [`Symbols::sections`]; `None` if the address is only a number.
     pub section: Option<usize>,
     /// The symbol's module in [`Symbols::modules`]; `None` for the kernel itself.
     pub module: Option<usize>,

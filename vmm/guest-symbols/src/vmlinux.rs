@@ -24,8 +24,7 @@ use super::symbols::Symbols;
 
 /// The largest table that is read.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
-/// Symbols of both the file and the kernel. These symbols give the distance between the
-/// two.
+/// Symbols of both the file and the kernel. These symbols give the distance between the two.
 const LANDMARKS: [&str; 3] = ["_stext", "_text", "startup_64"];
 /// A file with fewer common functions is not a kernel's.
 const MIN_COMMON: usize = 64;
@@ -85,8 +84,7 @@ pub enum Unusable {
         path: PathBuf,
         /// The number of functions in both.
         common: usize,
-        /// The number of compared functions at the expected address, if the distance can
-        /// be measured.
+        /// The number of compared functions at the expected address, if the distance can be measured.
         agreeing: usize,
     },
 }

@@ -11,8 +11,7 @@ use crate::peer::Peer;
 use machine::inputs::Sent;
 use machine::unit::Unit;
 
-/// The largest numbers of frames and of their bytes in one event: a record of the log is at
-/// most 1 MiB.
+/// The largest numbers of frames and of their bytes in one event: a record of the log is at most 1 MiB.
 const MOST_FRAMES: usize = 64;
 const MOST_BYTES: usize = 512 << 10;
 

@@ -5,8 +5,7 @@ use std::os::fd::BorrowedFd;
 use devices::passthrough::{AskV1, DeviceInputV1};
 use machine::inputs::Sent;
 
-/// A network. A network never delays the machine. An error means that the network is
-/// gone.
+/// A network. A network never delays the machine. An error means that the network is gone.
 pub(super) trait Network<C> {
     /// Restarts the machine's count from zero.
     fn count_anew(&mut self);

@@ -67,8 +67,7 @@ impl Tap {
     }
 }
 
-/// Whether the interface has no frame, is full, or is down. Each of these conditions may
-/// change later.
+/// Whether the interface has no frame, is full, or is down. Each of these conditions may change later.
 fn is_not_now(error: &std::io::Error) -> bool {
     const INTERFACE_IS_DOWN: i32 = nix::errno::Errno::EIO as i32;
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)

@@ -6,8 +6,7 @@ use cpu::Counts;
 use crate::position::{Count, Exits, Instructions};
 use crate::unit::Unit;
 
-/// A virtual time in nanoseconds that no run reaches: 146 years. Nothing overflows before
-/// this time.
+/// A virtual time in nanoseconds that no run reaches: 146 years. Nothing overflows before this time.
 pub const MAX_TIME_NS: u64 = 1 << 62;
 
 /// What makes virtual time pass while the guest runs.

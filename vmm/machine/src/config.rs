@@ -38,8 +38,7 @@ pub struct NetworkConfig {
     pub mac: [u8; 6],
     /// The MTU: most bytes that a frame carries.
     pub mtu: u16,
-    /// Whether the guest may send TCP segments longer than the MTU. The peer cuts such
-    /// segments up.
+    /// Whether the guest may send TCP segments longer than the MTU. The peer cuts such segments up.
     pub segments: bool,
 }
 
@@ -64,8 +63,7 @@ pub enum PassedDevice {
     },
 }
 
-/// The most space for all BARs. This much space fits into the bus's windows, with the gaps
-/// between the BARs.
+/// The most space for all BARs. This much space fits into the bus's windows, with the gaps between the BARs.
 const MAX_BAR_MEMORY: u64 = 480 << 20;
 const MAX_BAR_PORTS: u64 = 4096;
 /// The most passed-through devices of a machine.

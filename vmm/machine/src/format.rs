@@ -44,8 +44,7 @@ impl MachineState {
         .expect("plain data in memory always serializes")
     }
 
-    /// Parses a state; `None` if the bytes are no state. The bytes may come from
-    /// anywhere.
+    /// Parses a state; `None` if the bytes are no state. The bytes may come from anywhere.
     pub fn from_bytes(format: Format, bytes: &[u8]) -> Option<MachineState> {
         match format {
             Format::V5 => {

@@ -173,8 +173,7 @@ pub(super) fn read_recorded<T>(
     if !metadata.is_file() {
         return Err(missing("is no ordinary file".to_string()));
     }
-    // A file of another size is another file. A file of another size differs, so do not
-    // read it.
+    // A file of another size is another file. A file of another size differs, so do not read it.
     if metadata.len() != recorded.size_bytes {
         return Err(changed(what, recorded));
     }

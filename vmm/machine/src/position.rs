@@ -123,8 +123,7 @@ macro_rules! count {
 count!(Instructions, "instruction", Instruction);
 count!(Exits, "exit", Exit);
 
-/// A place in a run, in either unit. Messages use this type; scripts see the field `instruction` or
-/// `exit`.
+/// A place in a run, in either unit. Messages use this type; scripts see the field `instruction` or `exit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Position {
@@ -166,8 +165,7 @@ impl Display for Position {
     }
 }
 
-/// The length of a part of a run. Messages use this type; scripts see the field `instructions` or
-/// `exits`.
+/// The length of a part of a run. Messages use this type; scripts see the field `instructions` or `exits`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {

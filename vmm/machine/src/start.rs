@@ -160,8 +160,7 @@ impl Images {
 }
 
 impl KernelImages {
-    /// The images in the form that the boot code takes. The images were read from
-    /// `files`.
+    /// The images in the form that the boot code takes. The images were read from `files`.
     pub(super) fn for_boot<'a>(&'a self, files: &'a KernelFiles) -> boot::BootImages<'a> {
         let mut images = boot::BootImages::new(image(&files.kernel, &self.kernel));
         images.initrd = files.initrd.as_ref().zip(self.initrd.as_ref()).map(|(f, bytes)| image(f, bytes));

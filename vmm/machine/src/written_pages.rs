@@ -34,8 +34,7 @@ impl WrittenPages {
         WrittenPages([none(), none(), none()])
     }
 
-    /// Takes over and clears the dirty flags. Afterwards the engine has to track writes
-    /// again.
+    /// Takes over and clears the dirty flags. Afterwards the engine has to track writes again.
     pub fn collect(&mut self, flags: &PageFlags) {
         flags.take_dirty(|page| {
             for reader in [Reader::Image, Reader::Digest, Reader::Trail] {

@@ -71,8 +71,7 @@ pub fn read_opened(file: File, most_bytes: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a file for locking, or creates it. Keeps the file's contents, and does not follow
-/// a link.
+/// Opens a file for locking, or creates it. Keeps the file's contents, and does not follow a link.
 ///
 /// # Errors The errors of [`open`].
 pub fn lock_file(path: &Path) -> io::Result<File> {

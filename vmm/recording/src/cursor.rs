@@ -13,8 +13,7 @@ pub struct Cursor<C> {
     pub(super) check: usize,
     /// The last point where a comparison found no difference.
     pub(super) last_good: Moment<C>,
-    /// The checksum of the log up to here. The checksum tells this log's places from
-    /// another log's.
+    /// The checksum of the log up to here. The checksum tells this log's places from another log's.
     pub(super) log_check: u32,
 }
 

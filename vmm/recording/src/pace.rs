@@ -17,8 +17,7 @@ pub struct CheckpointOptions {
     /// Least number of instructions between two checkpoints. Exceptions are the rare checkpoints of an idle guest,
     /// and checkpoints that store held disk blocks.
     pub min_steps: u64,
-    /// Cost of a page in instructions. The cost bounds the share of the run's time that checkpoints
-    /// take.
+    /// Cost of a page in instructions. The cost bounds the share of the run's time that checkpoints take.
     pub page_rest_steps: u64,
     /// Cost of a page in virtual time, where exits are counted.
     pub page_rest_ns: u64,

@@ -29,8 +29,7 @@ pub enum Scrutiny {
     Everything,
 }
 
-/// The part of a machine in which a difference was found. The part tells how old the difference
-/// may be.
+/// The part of a machine in which a difference was found. The part tells how old the difference may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Registers and counts, which every record has.

@@ -166,8 +166,7 @@ impl<U: Unit> Recordable<U> {
     }
 }
 
-/// The machine's description without its starting state. The description's paths are
-/// absolute.
+/// The machine's description without its starting state. The description's paths are absolute.
 fn without_start(machine: &MachineConfig) -> MachineConfig {
     let mut machine =
         MachineConfig { start: Start::Kernel(machine.start.booted().clone()), ..machine.clone() };

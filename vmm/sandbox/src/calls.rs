@@ -114,8 +114,7 @@ const CLIENTS: &[c_long] = &[
     libc::SYS_setsockopt,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
-    // For the process's own threads: a pipe tells the thread that refuses clients that there is room
-    // again.
+    // For the process's own threads: a pipe tells the thread that refuses clients that there is room again.
     libc::SYS_pipe2,
 ];
 

@@ -1,5 +1,4 @@
-//! Landlock allows only the named files. Landlock allows no network addresses and no other
-//! processes.
+//! Landlock allows only the named files. Landlock allows no network addresses and no other processes.
 //!
 //! landlock(7). A descriptor that is already open keeps its rights.
 

@@ -157,8 +157,7 @@ fn lock_in(root: &Path) {
     assert!(locked.calls && !matches!(locked.files, Files::None(_)), "{locked:?}");
 }
 
-/// Makes an attempt. The attempt's files and sockets are opened before the process is
-/// locked in.
+/// Makes an attempt. The attempt's files and sockets are opened before the process is locked in.
 fn attack(root: &Path, is_locked_in: bool, what: &str) {
     let (inside, outside) = (root.join("recording"), root.join("outside"));
     let port = fs::read_to_string(inside.join("port")).unwrap();

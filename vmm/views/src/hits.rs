@@ -24,8 +24,7 @@ use crate::system_calls::SystemCall;
 const ENTRY: &str = "entry_SYSCALL_64";
 /// The largest number of system calls in progress at the start of a search.
 const RETURNS_BEFORE: usize = 64;
-/// The largest number of candidates of a search that must find all candidates before it
-/// can filter.
+/// The largest number of candidates of a search that must find all candidates before it can filter.
 const MOST_CANDIDATES: usize = 1_000_000;
 /// The distances over which a search looks for a system call's return, one after the other.
 const RETURN_STEPS: [u64; 5] = [100_000, 2_000_000, 30_000_000, 500_000_000, 4_000_000_000];

@@ -23,8 +23,7 @@ pub struct SystemCall {
     pub name: String,
     /// The call's arguments as text.
     pub arguments: Vec<String>,
-    /// The call's result, with the name of an error. `None` if the call does not return in the
-    /// searched part.
+    /// The call's result, with the name of an error. `None` if the call does not return in the searched part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<String>,
     /// The call's duration in the guest's time.

@@ -13,7 +13,7 @@ use serde::Serialize;
 /// A process, or a further thread of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Task {
-    /// The kernel's number of the task.
+    /// The task's number in the kernel.
     pub pid: u32,
     /// For a thread: its process.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -30,8 +30,7 @@ use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::position::{Count, Instructions};
 
-/// The kernel's function that switches threads. The function's arguments are the two
-/// threads.
+/// The kernel's function that switches threads. The function's arguments are the two threads.
 const SWITCH: &str = "__switch_to";
 /// The instruction that returns from interrupts and exceptions.
 const RETURN: &str = "native_irq_return_iret";

@@ -18,14 +18,12 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// As [`visible`], for a text that is a part of a line: the text cannot begin another
-/// line.
+/// As [`visible`], for a text that is a part of a line: the text cannot begin another line.
 pub fn in_a_line(text: &str) -> Cow<'_, str> {
     shown(text, |character, _| !steers(character))
 }
 
-/// Replaces the characters for which `stays` is false; `stays` also gets the text behind
-/// the character.
+/// Replaces the characters for which `stays` is false; `stays` also gets the text behind the character.
 fn shown<'a>(text: &'a str, stays: impl Fn(char, &str) -> bool) -> Cow<'a, str> {
     let rest_of = |at: usize, character: char| &text[at + character.len_utf8()..];
     if text.char_indices().all(|(at, character)| stays(character, rest_of(at, character))) {

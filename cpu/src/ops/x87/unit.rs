@@ -163,8 +163,7 @@ impl FpuState {
         value
     }
 
-    /// Commits an outcome. If the outcome has a value, writes the value to ST(i), then pops `pops`
-    /// registers.
+    /// Commits an outcome. If the outcome has a value, writes the value to ST(i), then pops `pops` registers.
     #[inline(always)]
     pub(super) fn commit_to(&mut self, st: u8, outcome: Outcome<F80>, pops: u8) {
         if let Some(value) = self.commit(outcome) {

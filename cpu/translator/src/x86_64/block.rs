@@ -384,7 +384,7 @@ fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
 /// Where an instruction's code is, and whether it can be entered there.
 #[derive(Clone, Copy, Default)]
 struct Entrance {
-    /// Whether the block can exit to the interpreter.
+    /// Whether the instruction's code can exit to the interpreter.
     exits: bool,
     /// As [`Reentry::at`] and [`Reentry::behind`].
     at: Option<NonZeroU32>,

@@ -31,8 +31,7 @@ pub(super) enum Role {
     /// The access checks the page for its group, which begins `below` bytes before the access. `slot` is the
     /// place of the addend in the frame.
     First { slot: u8, below: i32, bytes: i32, write: bool },
-    /// An earlier access has checked the page: `bytes` bytes, and `write` if they may be
-    /// written.
+    /// An earlier access has checked the page: `bytes` bytes, and `write` if they may be written.
     Later { slot: u8, bytes: i32, write: bool },
 }
 
@@ -158,7 +157,7 @@ fn enter(groups: &mut Vec<Group>, n: usize, access: &Access) {
 /// The number of an unknown value: a register's value at the block's start, or one that the block gave it.
 type Unknown = u32;
 
-/// The unknown part of an address: the address minus its known offset.
+/// The unknown parts of an address. The known offset is stored elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Address {
     base: Option<Unknown>,

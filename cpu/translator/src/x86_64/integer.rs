@@ -552,8 +552,7 @@ impl BlockWriter<'_> {
 
     // Shifts.
 
-    /// SHL, SHR, SAR by a count that is not zero. OF has the value of a shift by one, for any
-    /// count.
+    /// SHL, SHR, SAR by a count that is not zero. OF has the value of a shift by one, for any count.
     fn shift(&mut self, i: &Instruction, which: u8, count: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let memory = if is_memory(i, 0) { Some(self.operand(i, size, true)?) } else { None };
@@ -684,8 +683,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// The place of the operand that a multiplication or division reads. The operand is never in
-    /// RAX or RDX.
+    /// The place of the operand that a multiplication or division reads. The operand is never in RAX or RDX.
     fn factor(&mut self, i: &Instruction, n: u32, size: Size) -> Result<Place, Cannot> {
         if !is_memory(i, n) {
             return Ok(Self::place(self.register(i, n)));

@@ -403,8 +403,7 @@ impl Kind {
             || self.effect(instruction, 0, true).is_none_or(|effect| effect.kills != 0)
     }
 
-    /// Whether the instruction may follow STI in a block: it does not end the block or
-    /// affect interrupts.
+    /// Whether the instruction may follow STI in a block: it does not end the block or affect interrupts.
     pub fn follows_sti(self) -> bool {
         !matches!(
             self,

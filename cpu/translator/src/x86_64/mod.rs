@@ -30,8 +30,7 @@ use crate::{
     At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Miss, Part, Parts, Resume, Source, Undefined,
 };
 
-/// The largest number of code bytes. When the bytes are used up, all code is dropped and
-/// translated again.
+/// The largest number of code bytes. When the bytes are used up, all code is dropped and translated again.
 const CODE_BYTES: usize = 64 << 20;
 /// The largest number of code bytes of one block.
 const BLOCK_BYTES: usize = 32 << 10;

@@ -356,8 +356,7 @@ impl Ring {
         pc.store(self.available + 2, &self.next_available.to_le_bytes());
     }
 
-    /// Rings the doorbell if the device wants a notification. Returns whether the
-    /// doorbell rang.
+    /// Rings the doorbell if the device wants a notification. Returns whether the doorbell rang.
     pub fn kick(&mut self, pc: &mut Pc) -> bool {
         let (old, new) = (self.kicked, self.next_available);
         self.kicked = new;

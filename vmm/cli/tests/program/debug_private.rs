@@ -247,8 +247,7 @@ fn a_thousand_connections_of_another_user_do_not_keep_the_owner_out() {
     let directory = recorded();
     let mut server = Server::start(directory.path(), &["--listen", "127.0.0.1:0"]);
     let address = server.says("target remote ").trim().rsplit(' ').next().unwrap().to_string();
-    // While the server stands still, all these connections wait before the owner's
-    // connection.
+    // While the server stands still, all these connections wait before the owner's connection.
     send(&server, Signal::SIGSTOP);
     let port = address.rsplit(':').next().unwrap();
     let mut crowd = Command::new("python3");

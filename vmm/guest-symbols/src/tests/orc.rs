@@ -154,8 +154,7 @@ fn write_registers(memory: &mut Pages, at: u64, rip: u64, cs: u64, rsp: u64, rbp
 fn a_stack_is_followed_through_calls_a_module_and_an_exception_to_the_program() {
     for is_old in [true, false] {
         let (mut memory, unwinder) = kernel(is_old);
-        // A leaf. The leaf's caller has a frame pointer; that function's caller is an exception
-        // handler.
+        // A leaf. The leaf's caller has a frame pointer; that function's caller is an exception handler.
         let (frame, handler) = (STACK + 0x40, STACK + 0x50);
         memory.write_u64(STACK, FRAMED + 0x20);
         memory.write_u64(frame, 0x1234);

@@ -26,8 +26,7 @@ pub fn folder(recording: &Path, from: Exits) -> PathBuf {
     recording.join(INSTRUCTIONS).join(from.to_string())
 }
 
-/// A recounted log that is being made. The draft's folder is removed unless the log is
-/// published.
+/// A recounted log that is being made. The draft's folder is removed unless the log is published.
 pub struct RecountDraft {
     path: PathBuf,
     target: PathBuf,

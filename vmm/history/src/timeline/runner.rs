@@ -31,8 +31,7 @@ const POLL_EXITS: u64 = 200;
 const REST_FACTOR: u64 = 2;
 const MOST_REST: u64 = 1 << 32;
 
-/// From the place of one event to the place of another. The events are numbers in the
-/// recounted log.
+/// From the place of one event to the place of another. The events are numbers in the recounted log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
     pub first: usize,
@@ -80,8 +79,7 @@ pub(super) struct Runner {
     /// Checks and conditional branches before the recounted part.
     checks_before: usize,
     branches_before: u64,
-    /// The recorded events by instructions, with the number of system calls before each
-    /// event.
+    /// The recorded events by instructions, with the number of system calls before each event.
     log: Arc<Log<Instructions>>,
     /// Where the software CPU runs alone, and for how long after the next breakpoint.
     pub resting: Range<Instructions>,

@@ -151,7 +151,7 @@ impl Walker {
     }
 
     /// The next interval before `end`, in a search backward from `origin`. Intervals are short at first,
-    /// since most hits are near. Later each piece is a constant share of the part already searched.
+    /// since most hits are near. Later each interval is a constant share of the part already searched.
     pub fn interval_before(&self, end: Instructions, origin: Instructions) -> Interval {
         let length = ((origin - end) / PARTS).max(FIRST_INTERVAL_STEPS);
         Interval { start: self.nearest(end.saturating_back(length)).0, end }

@@ -44,8 +44,7 @@ pub struct Hits<T = Hit> {
     pub interrupted_at: Option<Instructions>,
 }
 
-/// The progress of a movement, for a person who waits. The progress can be read while the
-/// timeline moves.
+/// The progress of a movement, for a person who waits. The progress can be read while the timeline moves.
 #[derive(Clone)]
 pub struct Meter(Arc<Shared>);
 

@@ -22,8 +22,7 @@ const CHANGES: u64 = 400;
 const KEYS: [(u64, &str); 3] = [(20_000, "a"), (40_000, "bc"), (60_000, "d")];
 /// With these limits, even this short recording is replayed on several cores.
 const ON_THREE: Cores = Cores { threads: 3, least_steps: 5_000 };
-/// More checkpoints besides the recorder's. Some of these checkpoints lie between other
-/// checkpoints.
+/// More checkpoints besides the recorder's. Some of these checkpoints lie between other checkpoints.
 const MORE: [u64; 5] = [95_000, 30_001, 50_000, 45_678, 70_000];
 
 struct Original {

@@ -230,8 +230,7 @@ fn nothing_is_settled_while_the_timeline_moves() {
     }
 }
 
-/// A movement ends the settler's walk early. The rest of the walk comes when nothing moves
-/// again.
+/// A movement ends the settler's walk early. The rest of the walk comes when nothing moves again.
 #[test]
 fn what_a_movement_interrupts_is_settled_later() {
     let end = 300_000_000;

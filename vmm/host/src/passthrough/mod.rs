@@ -26,8 +26,7 @@ use machine::config::PassedDevice;
 use machine::error::Error;
 pub use ports::ALLOWED_PORTS;
 
-/// The largest number of bytes of memory in one event: a record of the log is at most 1
-/// MiB.
+/// The largest number of bytes of memory in one event: a record of the log is at most 1 MiB.
 const MOST_BYTES: usize = 256 << 10;
 /// Intervals for a busy guest: between checks for interrupts, and between comparisons of memory.
 const LOOK: Duration = Duration::from_micros(20);

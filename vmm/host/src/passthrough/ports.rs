@@ -38,8 +38,7 @@ struct HostPorts {
 }
 
 impl LivePorts {
-    /// Opens a range of allowed ports. The ports' device has the interrupt `irq` in the
-    /// guest.
+    /// Opens a range of allowed ports. The ports' device has the interrupt `irq` in the guest.
     pub fn open(first: u16, last: u16, irq: Option<u8>) -> Result<LivePorts, Error> {
         if !ALLOWED_PORTS.iter().any(|allowed| first <= last && first >= allowed.0 && last <= allowed.1) {
             let list: Vec<_> =

@@ -55,8 +55,7 @@ pub trait Engine: Send {
     ) -> Result<End, Error>;
     /// The architectural state, canonical.
     fn state(&self) -> CpuState;
-    /// The CPU's counts. The counts belong to the machine: the engine keeps them while it runs the
-    /// guest.
+    /// The CPU's counts. The counts belong to the machine: the engine keeps them while it runs the guest.
     fn counts(&self) -> Counts {
         self.cpu().counts()
     }

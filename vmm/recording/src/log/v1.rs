@@ -84,8 +84,7 @@ struct HashesV1 {
     disk: [u8; 32],
 }
 
-/// The stored form of an [`Event`]. Typed bytes are borrowed, so writing does not copy
-/// them.
+/// The stored form of an [`Event`]. Typed bytes are borrowed, so writing does not copy them.
 #[derive(Serialize, Deserialize)]
 enum EventV1<'a> {
     PowerOn(PowerOnV1),

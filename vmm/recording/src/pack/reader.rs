@@ -225,8 +225,7 @@ impl<R: Read> Reader<'_, R> {
         }
     }
 
-    /// Reads the checkpoints' files, if there are any. The store checks the files'
-    /// contents.
+    /// Reads the checkpoints' files, if there are any. The store checks the files' contents.
     fn checkpoints(&mut self, sink: &mut dyn Sink) -> Result<bool, Error> {
         match self.exact()? {
             [0] => return Ok(false),

@@ -178,8 +178,7 @@ pub(super) fn changed_under_first_flags(source: &Source<'_>, steps: &[Step]) -> 
             return Some(changed);
         }
         if kind.may_set_flags(instruction) && step.needed != 0 {
-            // Writing the instruction's flags would also write the flags that it does not
-            // change.
+            // Writing the instruction's flags would also write the flags that it does not change.
             return None;
         }
         values.follow(instruction, kind);
