@@ -111,8 +111,8 @@ enum Message {
         head: Vec<u8>,
         state: Vec<u8>,
     },
-    /// Waits until everything before this is written or lost, and asks for the pages of lost checkpoints. The
-    /// checkpoints after this contain these pages.
+    /// Asks for the pages of lost checkpoints, once all earlier requests are done. The checkpoints after this
+    /// request contain these pages.
     Recover(Sender<BTreeSet<(Space, u64)>>),
 }
 

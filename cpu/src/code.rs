@@ -30,7 +30,7 @@ const JUMP_SLOTS_OF_PAGE: usize = 64;
 
 /// Size of a line in bytes. Blocks are listed by the lines of a page that they touch.
 const LINE_BYTES: u64 = 64;
-/// Lines of a page.
+/// The number of lines in a page.
 const LINES: usize = (PAGE_SIZE / LINE_BYTES) as usize;
 
 /// Number of a block in its cache.

@@ -63,7 +63,7 @@ pub struct Core {
     pub budget_end: u64,
     /// Number of task switches whose faults are being delivered. Zero between two steps.
     pub faulting_tasks: u32,
-    /// Set to leave the block after the running instruction.
+    /// Whether to leave the block after the running instruction.
     pub break_block: bool,
     /// See [`attention`].
     pub attention: u32,

@@ -1,5 +1,6 @@
-//! The debugger's breakpoints and watchpoints as features of the engine. There can be any number, and guest memory
-//! never shows them. Pages without such points cost nothing. The guest's own debug registers share the machinery.
+//! The debugger's breakpoints and watchpoints as features of the engine. The debugger may set any number of
+//! points, and guest memory never shows them. Pages without such points cost nothing. The guest's own debug
+//! registers share the machinery.
 
 use std::collections::BTreeSet;
 

@@ -97,7 +97,7 @@ impl<'a> Insn<'a> {
         }
     }
 
-    /// Fills in the memory operand's address. Harmless for an instruction without one.
+    /// Fills in the memory operand's address. Does nothing for an instruction without a memory operand.
     pub fn address(&self, mut op: Op) -> Op {
         let raw = self.raw;
         let base = raw.memory_base();

@@ -269,7 +269,7 @@ fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> 
         if let Some(text) = progress() {
             let mut packet = Vec::new();
             encode_console_into(&mut packet, &text);
-            // A later read will find out that the client has gone.
+            // Ignore errors: a later read finds out that the client has gone.
             let _ = link.send(&packet);
         }
         asked = asked || link.wants_stop();
@@ -283,9 +283,9 @@ const POLLS_PER_SIGN: u32 = 4;
 /// As [`sticky_poll`], for `monitor` commands. gdb complains if it hears nothing for two seconds, so the poll sends an
 /// empty text from time to time.
 ///
-/// At ^C gdb sends nothing. gdb stops listening for the answer and continues with its next request. gdb sends
-/// a request during a command for no other reason. So a request that arrives after a sign of life ends the
-/// command and sets `abandoned`.
+/// At ^C gdb sends nothing. gdb stops listening for the answer and continues with its next request. gdb never
+/// sends a request during a command for another reason. So a request that arrives after a sign of life ends
+/// the command and sets `abandoned`.
 fn patient_poll<'l>(
     link: &'l mut Link<'_>,
     progress: &'l mut Progress,
@@ -303,7 +303,7 @@ fn patient_poll<'l>(
         polls += 1;
         if polls.is_multiple_of(POLLS_PER_SIGN) && !asked {
             before.get_or_insert(link.waiting_packets());
-            // A later read will find out that the client has gone.
+            // Ignore errors: a later read finds out that the client has gone.
             let _ = link.send(b"$O#4f");
         }
         asked

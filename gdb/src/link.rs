@@ -73,8 +73,8 @@ impl<'s> Link<'s> {
         self.waiting.iter().filter(|event| matches!(event, Event::Packet(_))).count()
     }
 
-    /// Whether a read would return at once. After an interrupted or failed poll the answer is no; the next poll will
-    /// know.
+    /// Whether a read would return at once. After an interrupted or failed poll the answer is no; the next
+    /// poll finds the input.
     fn has_input(&self) -> bool {
         let mut descriptors = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut descriptors, PollTimeout::ZERO), Ok(ready) if ready > 0)

@@ -182,7 +182,7 @@ impl<'t> Session<'t> {
             self.send(adapter)?;
             return Ok(None);
         }
-        // gdb asks this while it connects. gdb prints console output that comes before the answer.
+        // gdb sends this request while it connects. gdb prints console output that comes before the answer.
         if body == TRACE_REQUEST
             && let Some(text) = adapter.take_greeting()
         {

@@ -186,8 +186,8 @@ pub trait DebugTarget {
     /// Executes one instruction, and then more while RIP is in `range` and nothing else stops the target. Returns
     /// [`Stop::Step`] when RIP has left the range.
     ///
-    /// `breakpoints` are the breakpoints in the target, for an implementation that steps, as this default does. A
-    /// target that can do better than read its registers after each instruction should.
+    /// `breakpoints` are the breakpoints in the target, for an implementation that steps, as this default
+    /// does. This default reads the registers after each instruction; a faster target should replace it.
     fn step_range(
         &mut self,
         range: Range<u64>,

@@ -95,8 +95,8 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: the mapping belongs to this value, and nothing refers to it any more. Functions that can access it
-        // were closed before, or hold the pages themselves.
+        // SAFETY: the mapping belongs to this value, and nothing refers to it any more. Functions that can
+        // access the memory were closed before, or hold the pages themselves.
         let _ = unsafe { munmap(self.base.cast(), self.bytes) };
     }
 }
@@ -132,7 +132,7 @@ mod tests {
         let device = std::thread::spawn(move || {
             // SAFETY: the area lives until this thread has ended.
             let chunk = unsafe { AtomicU128::from_ptr(bytes as *mut u128) };
-            // SAFETY: as above; it is the chunk's last byte.
+            // SAFETY: as above; the byte is the chunk's last byte.
             let counter = unsafe { AtomicU8::from_ptr((bytes + CHUNK_BYTES - 1) as *mut u8) };
             for _ in 0..ROUNDS {
                 counter.fetch_add(1, Ordering::AcqRel);

@@ -22,7 +22,7 @@ pub(crate) struct Rounded {
     pub exp: i32,
     pub sig: u64,
     pub inexact: bool,
-    /// Whether the magnitude was increased. The x87 reports this in C1.
+    /// Whether the magnitude was increased. The x87 reports this increase in C1.
     pub up: bool,
 }
 
@@ -54,8 +54,9 @@ impl Exact {
 
     /// `a + b`, or `None` if the sum is exactly zero.
     ///
-    /// The sum is exact, except for the jammed bit, under two conditions. Both significands leave their lowest bit free
-    /// for the carry, and their lower 62 bits are free where they can cancel. Operands and binary64 products meet both.
+    /// The sum is exact, except for the jammed bit, under two conditions. Both significands leave their
+    /// lowest bit free for the carry, and their lower 62 bits are free where they can cancel. Operands and
+    /// binary64 products meet both conditions.
     pub fn sum(a: Exact, b: Exact) -> Option<Exact> {
         let (big, small) = if (a.exp, a.sig) >= (b.exp, b.sig) { (a, b) } else { (b, a) };
         let distance = (big.exp - small.exp) as u32;

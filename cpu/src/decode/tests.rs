@@ -97,7 +97,8 @@ fn executed() -> [(CpuModel, Executed); 4] {
     models
 }
 
-/// Notes which models execute an instruction. If a family lowers it, at least one model must execute it.
+/// Notes which models execute an instruction. If a family lowers the instruction, at least one model must
+/// execute it.
 fn note(models: &mut [(CpuModel, Executed)], code_size: CodeSize, bytes: &[u8]) {
     let (mut is_lowered, mut is_executed) = (false, false);
     for (model, executed) in models {

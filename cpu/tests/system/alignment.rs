@@ -114,7 +114,8 @@ fn alignment_is_checked_at_level_3_where_both_bits_ask_for_it() {
     assert_eq!(m.run_to_handler(), 6, "level 0");
 }
 
-/// A translation left by unchecked code does not let accesses of checked code pass, and vice versa.
+/// A translation that code without alignment checks entered does not let accesses of checked code pass, and
+/// vice versa.
 #[test]
 fn the_check_comes_and_goes_with_the_flag() {
     let mut m = checked(&[], OPERAND + 2);

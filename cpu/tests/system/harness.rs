@@ -112,7 +112,7 @@ pub struct Machine {
     pub bus: FakeBus,
     /// The state from which the next [`Machine::run`] starts.
     pub state: CpuState,
-    /// The counts from which it starts.
+    /// The counts from which the next run starts.
     pub counts: Counts,
 }
 

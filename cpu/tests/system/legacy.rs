@@ -322,7 +322,7 @@ fn paging_with_32_bit_entries() {
 #[test]
 fn a_translation_of_one_page_size_is_not_used_under_another() {
     let mut m = paged_32bit();
-    // The page table identity-maps the code, as the large page did that it replaces.
+    // The page table identity-maps the code, like the large page before.
     m.put32(TABLES, (TABLES as u32 + 0x2000) | 7);
     for page in 0..1024 {
         m.put32(TABLES + 0x2000 + 4 * page, (page as u32) << 12 | 7);

@@ -102,7 +102,7 @@ fn ranges_may_have_any_length_and_end_where_addresses_end() {
         let hits = hits_of_write(&mut m, DATA, &[point]);
         assert_eq!(hits.iter().map(|hit| hit.address).collect::<Vec<_>>(), [DATA.max(address)]);
     }
-    // Also through the last page of the address space.
+    // The same access, through the last page of the address space.
     let top = 0xffff_ffff_ffff_f000_u64;
     m.put64(TABLES + 8 * 511, (TABLES + 0x1000) | 7);
     m.put64(TABLES + 0x1000 + 8 * 511, (TABLES + 0x2000) | 7);

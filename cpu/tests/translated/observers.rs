@@ -42,7 +42,7 @@ struct Seen {
 struct Log {
     wants: Wants,
     seen: Vec<Seen>,
-    /// If set, stops the run at every happening whose number is a multiple.
+    /// Stops the run at every happening whose number is a multiple of this value.
     stops_at_every: Option<usize>,
 }
 

@@ -315,8 +315,8 @@ fn map(m: &Machine, linear: u64, ram: u64, pages: u64, free: &mut u64) {
 
 #[test]
 fn a_library_is_at_home_at_every_address() {
-    // Addresses of all kinds of encodings. There are more of each kind than a block has places, and some are used twice
-    // in a round.
+    // Addresses of all kinds of encodings. There are more addresses of each kind than a block has places, and
+    // some addresses are used twice in a round.
     let bases = [
         0x7f12_3456_7000,
         0x7f12_3470_1000,

@@ -102,7 +102,7 @@ impl Msix {
         }
     }
 
-    /// Follows a change of [`Control`].
+    /// Adjusts the interrupts to a change of [`Control`].
     pub fn control_changed(&mut self, control: Control, out: &mut Vec<Msi>) {
         if !control.enabled() {
             self.pending = 0;

@@ -88,7 +88,7 @@ pub struct Summary {
     pub programs: u64,
     /// Steps of the programs; repeated runs of a program count once.
     pub steps: u64,
-    /// Programs by the mode they began in.
+    /// The number of programs by the mode in which they began.
     pub modes: BTreeMap<String, u64>,
     /// The differences.
     pub differences: Vec<Difference>,

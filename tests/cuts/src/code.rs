@@ -1024,7 +1024,7 @@ impl Writer {
                 self.put(&to.to_le_bytes());
             }
             (_, 1) => {
-                // RETF to a pushed place.
+                // Pushes a place, and jumps there by RETF.
                 let register = self.free_register();
                 self.immediate(register, to.into());
                 self.put(&[0x50 | register]);

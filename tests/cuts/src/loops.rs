@@ -409,7 +409,7 @@ impl LoopWriter {
                     self.put(&by_copy(opcode, register, wide));
                 }
                 8 => self.put(&[0x48 | copy >> 3, 0x83, 0xc0 | copy & 7, distance]),
-                // 32 bits of the base: this clears the upper half.
+                // Adds to the lower 32 bits of the base, which clears the upper half.
                 9 => self.put(&[0x40 | copy >> 3, 0x83, 0xc0 | copy & 7, distance]),
                 10 => self.put(&by_copy(0x8d, copy, 8)),
                 _ => self.put(&[0x48 | copy >> 3, 0xff, 0xc0 | copy & 7]),

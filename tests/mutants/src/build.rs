@@ -35,7 +35,8 @@ pub struct Program {
     pub folder: PathBuf,
 }
 
-/// `mutants` are numbered from 1. `tests` are the packages whose tests are wanted.
+/// Builds all test programs of a copy of the tree with `mutants`, which are numbered from 1. `tests` are the
+/// packages whose tests are wanted.
 pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSet<String>) -> Result<Built> {
     let tree = work.join("tree");
     copy(repository, &tree, mutants)?;

@@ -272,7 +272,8 @@ impl Renderer<'_> {
                 let choice = choose(&|_, new| format!("*l {new} *r"), format!("*l {} *r", raw(operator)));
                 format!("(match (&({}), &({})) {{ (l, r) => {choice} }})", part(left), part(right))
             }
-            // The left side decides alone if it is `false` for `&&` or `true` for `||`. A mutant swaps the two.
+            // The left side decides alone if it is `false` for `&&` or `true` for `||`. A mutant swaps `&&`
+            // and `||`.
             Form::Lazy { left, is_and, right } => format!(
                 "({{ let l: bool = {}; if l {} ({at} == {}) {{ {} }} else {{ l }} }})",
                 part(left),

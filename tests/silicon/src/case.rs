@@ -100,7 +100,7 @@ impl<'a> Generator<'a> {
         adjust(rng, case, &steering);
         let stack = &mut case.registers.gpr[4];
         if (CODE..CODE + CODE_BYTES).contains(stack) {
-            // The two sides have different jumps out of the slots there.
+            // In the slots, the jumps differ between the processor and the software CPU.
             *stack = DATA + PAGE;
         }
     }

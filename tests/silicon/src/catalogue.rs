@@ -10,7 +10,7 @@ use iced_x86::{Code, CpuidFeature, Decoder, DecoderOptions, FlowControl, Instruc
 pub struct Form {
     bytes: [u8; 8],
     length: u8,
-    /// Where the REX byte or the first byte behind the VEX escape is, if any.
+    /// The position of the REX byte, or of the first byte behind the VEX escape, if there is one.
     pub rex: Option<u8>,
     /// The first three bytes are a VEX prefix.
     pub vex: bool,

@@ -230,9 +230,9 @@ impl Native {
     /// Executes the instruction at `input.rip`, `length` bytes long, in the slot at `slot`.
     pub fn run(&mut self, input: &Registers, length: u64, slot: u64, outcome: &mut Outcome) {
         let context = CONTEXT.0.get();
-        // SAFETY: `Native` is the context's one user. The trampoline keeps the registers that the calling convention
-        // preserves, and always comes back through `silicon_leave`. Only an instruction that damages this process prevents
-        // that, and callers fork for this reason.
+        // SAFETY: `Native` is the context's one user. The trampoline keeps the registers that the calling
+        // convention preserves, and always comes back through `silicon_leave`. Only an instruction that
+        // damages this process could prevent the return, so callers fork.
         let context = unsafe {
             (*context).input.clone_from(input);
             (*context).faulted = 0;

@@ -138,7 +138,7 @@ impl<'a, R: Reference> Runner<'a, R> {
             native_data: &self.native_data,
             soft_data: &self.soft_data,
         };
-        // Allowances count once, too.
+        // Count each allowance for one tier only.
         let mut not_counted = Default::default();
         let allowed = if tier == 0 { &mut self.report.allowed } else { &mut not_counted };
         let verdict = compare(&self.case, &pair, self.compared, allowed);

@@ -1,8 +1,9 @@
 //! The opcode maps 0F, 0F 38 and 0F 3A from end to end: which encodings are undefined, and how long the others are. Every
 //! combination of mandatory prefix, REX.W, opcode and ModRM byte (without a displacement) is executed once in user mode.
 //!
-//! Breakpoint instructions follow each encoding. So the exception that ends it says whether it was undefined, and where it
-//! ended. [`EXPLAINED`] lists each difference that is allowed, with its reason.
+//! Breakpoint instructions follow each encoding. So the exception at its end says whether the encoding was
+//! undefined, and where the instruction ended. [`EXPLAINED`] lists each difference that is allowed, with its
+//! reason.
 
 use std::collections::BTreeMap;
 use std::fmt;

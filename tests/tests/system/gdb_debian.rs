@@ -116,7 +116,7 @@ impl Reference<'_> {
         is_known.then(|| (self.calls.running_number(at).expect("it was just found"), activation))
     }
 
-    /// The activation that a step count begins a line of, and the line's number in the order of the run.
+    /// If a step count begins a line: the activation, and the line's number in the order of the run.
     fn line(&self, at: usize) -> Option<(usize, &Activation, usize)> {
         let (number, activation) = self.activation(at)?;
         let visit = self.lines.visits[&number].binary_search(&at).ok()?;
@@ -406,7 +406,7 @@ impl<'a> Session<'a> {
         if let Some(to) = self.change(variable, backward) {
             self.moves(run_word(backward), to);
         }
-        // Steps stop at a change, too.
+        // A step also stops where the variable changes.
         if let Some(to) = self.change(variable, true)
             && self.at - to < 50
         {

@@ -1,4 +1,5 @@
-//! A shell on a stock kernel continues live from a place of its recording. The text typed there is new, and then recorded.
+//! A shell on a stock kernel continues live from a place of its recording. The new text typed there is then
+//! recorded.
 
 use std::io::Write;
 use std::path::Path;

@@ -83,7 +83,7 @@ fn a_peer_that_floods_costs_no_memory_and_does_not_hold_up_the_guest() {
     let flood: Vec<u8> = (0..FRAMES).flat_map(|_| frame(&mut random, [0x88, 0xb5], 1_514)).collect();
     let flood_bytes = (PIECES * flood.len()) as u64;
     std::fs::write(directory.path().join("flood"), flood).unwrap();
-    // Endless while no driver listens. Then enough to show in the recorder's memory.
+    // The peer sends without end while no driver listens, and later enough to show in the recorder's memory.
     let pieces = format!("for i in {{1..{PIECES}}}; do cat flood; done");
     let script = format!("(until [ -s received ]; do cat flood; done; {pieces}) >&$peer");
     let wire = peer(directory.path(), &script);

@@ -115,7 +115,8 @@ dmesg | grep 'DMA Write.*fault addr 0x2000000' >out/faults
 done_with soft
 "#;
 
-/// Continues with the same under KVM, with a host that resets the disk, and with a host that takes a device away.
+/// Continues the script: the same devices under KVM, a host that resets the disk, and a host that takes a
+/// device away.
 const LONG_LAB: &str = r#"
 record kvm --engine kvm --slow-clock 8 --wait-for-exit 10000 $all || exit 1
 done_with kvm

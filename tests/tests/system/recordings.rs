@@ -126,7 +126,7 @@ fn a_changed_recording_diverges() {
         rewrite(&traveller, &path, change);
         match replay_quietly(&path) {
             Err(error @ Error::Divergence(_)) => assert_eq!(error.exit_code(), exit_code::DIVERGED, "{what}"),
-            // Invalid by itself: virtual time never falls behind the steps.
+            // This log is invalid by itself: virtual time never falls behind the steps.
             Err(Error::Recording { .. }) if what == "an event earlier in time" => {}
             other => panic!("{what}: {other:?}"),
         }

@@ -325,7 +325,7 @@ fn modules_are_placed(boot: &mut Boot) {
             "the guest has no module 'virtio_balloon' here",
         ],
     );
-    // Errors come last. A breakpoint has one place, not two.
+    // gdb's errors come last in the output. A breakpoint has one place, not two.
     assert!(!said.contains("<MULTIPLE>"), "{said}");
     assert!(!between(&(said.clone() + "end"), "\nnone\n", "end").contains(&module), "{said}");
 }

@@ -40,7 +40,8 @@ fn went_well(outcome: &Outcome) -> bool {
     }
 }
 
-/// Removes a recording. In the sandbox the process can empty the folder, but not remove it: the companion does that.
+/// Removes a recording. In the sandbox the process can empty the folder, but not remove it: the companion
+/// removes the folder.
 pub fn remove(folder: &Path) -> Result<(), Error> {
     // Remove these files first: without them the rest is no recording, even if the process is killed
     // meanwhile.

@@ -24,7 +24,7 @@ impl SandboxArgs {
         if self.no_sandbox {
             return Ok(());
         }
-        // This value is read once, and must be read now.
+        // Read the number of cores now, because a locked-in process cannot.
         history::timeline::cores();
         match sandbox::lock_in(needs) {
             Ok(locked) => log::debug!("locked in: {locked:?}"),

@@ -53,7 +53,7 @@ struct Shared {
 #[derive(Clone, PartialEq, Eq)]
 enum Phase {
     Unrecorded,
-    /// Recorded since this guest time.
+    /// The run has been recorded since this guest time.
     Recorded(u64),
     /// A recording could not begin.
     Failed(String),

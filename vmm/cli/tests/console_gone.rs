@@ -96,7 +96,7 @@ fn a_reader_that_does_not_read_cannot_keep_a_signal_from_ending_the_run() {
     let directory = directory();
     let mut child = command(directory.path(), &RECORD).spawn().unwrap();
     typed_and_echoed(&mut child, b'a');
-    // More than a pipe holds. The recorder does not read while it waits, so a thread types the rest.
+    // A thread types more keys than a pipe holds, because the recorder does not read while it waits.
     let mut keys = child.stdin.take().unwrap();
     let typing = std::thread::spawn(move || keys.write_all(&[b'x'; 400_000]));
     let log = directory.path().join("r.ttvm/events.log");

@@ -33,7 +33,7 @@ pub use statistics::{Landings, Statistics};
 pub enum Leave {
     /// Only at the exits at which the bus ends a run.
     AtExits,
-    /// In real time: at the first exit after `due`. If no exit comes, anywhere after `force`.
+    /// In real time: at the first exit after `due`. Without an exit, at any place after `force`.
     After {
         /// Time from now.
         due: Duration,

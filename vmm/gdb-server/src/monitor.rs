@@ -466,7 +466,7 @@ mod tests {
         }
     }
 
-    /// A small variable and a large one.
+    /// A small variable and a large variable.
     struct Variables;
 
     impl Names for Variables {

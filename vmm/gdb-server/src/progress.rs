@@ -9,7 +9,7 @@ use history::timeline::Meter;
 /// A listener besides gdb.
 pub(super) type Listener = Rc<dyn Fn(String)>;
 
-/// How often to report, and to whom besides gdb.
+/// How often to report the progress, and the receiver besides gdb.
 pub(super) struct Settings {
     pub every: Duration,
     pub listener: Option<Listener>,

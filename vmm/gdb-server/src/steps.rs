@@ -5,8 +5,8 @@
 //! the same [`Level`]. After a switch to another thread, the run continues until the kernel switches back.
 //! After the thread's own instruction, the step is done.
 //!
-//! A fault or an interrupt may not return to the same place, but to a signal handler or to code that repairs a fault.
-//! The thread continues there, so the step ends there.
+//! A fault or an interrupt may not return to the same place, but to a signal handler or to code that repairs
+//! a fault. The thread continues in that code, so the step ends there.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -100,8 +100,9 @@ impl Temporary {
     }
 }
 
-/// Accepts only the thread at `here`. At an address to which a function `returns`, accepts only after the return. At a
-/// function's entry (`is_entry`), when going back, accepts only the frame of the thread or one of its callers.
+/// Accepts only the thread at `here`. If a function `returns` to the address, accepts only the state after
+/// the return. At a function's entry (`is_entry`), when going back, accepts only the frame of the thread or
+/// one of its callers.
 fn in_thread(here: Level, returns: bool, is_entry: bool) -> Filter {
     Filter::new(move |machine| {
         let stack = machine.cpu().core().reg64(RSP);

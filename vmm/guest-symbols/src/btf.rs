@@ -123,7 +123,7 @@ pub enum Shape<'a> {
     Prototype {
         /// The type of the function's result.
         result: u32,
-        /// Names and types of its parameters. The last one is void if the function is variadic.
+        /// Names and types of the function's parameters. The last type is void if the function is variadic.
         parameters: Vec<(Option<&'a str>, u32)>,
     },
     /// A function with a prototype.

@@ -367,7 +367,8 @@ impl Walk<'_> {
         KernelView::all(self.guest).find_map(|view| view.number::<8>(address)).ok_or(End::Lost)
     }
 
-    /// Goes to the caller, or to the interrupted function. Returns whether the new function is a caller.
+    /// Unwinds one frame: to the caller, or to the interrupted function. Returns whether the new function is
+    /// a caller.
     fn step(&mut self, entry: Entry) -> Result<bool, End> {
         let now = self.registers;
         let known = |value: u64| if self.whole { Ok(value) } else { Err(End::Lost) };

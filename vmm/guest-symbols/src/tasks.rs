@@ -51,7 +51,7 @@ pub struct Thread {
     pub id: u32,
     /// The number of the thread's process.
     pub process: u32,
-    /// The kernel's name for it: at most 15 bytes. Control characters are replaced.
+    /// The task's name in the kernel: at most 15 bytes. Control characters are replaced.
     pub name: String,
     /// The address of the `task_struct`.
     pub task: u64,
@@ -66,7 +66,7 @@ pub struct Process {
     pub parent: u32,
     /// The process's state, as `ps` prints it: R, S, D, T, t, X, Z, P or I.
     pub state: char,
-    /// The kernel's name for it.
+    /// The task's name in the kernel.
     pub name: String,
     /// The process's page tables.
     pub space: AddressSpace,

@@ -28,7 +28,7 @@ pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Option<Vec<u8>> {
     })
 }
 
-/// The text, if these bytes begin with the note.
+/// The note's text, if these bytes begin with the note.
 pub fn in_note(bytes: &[u8]) -> Option<&[u8]> {
     let (header, rest) = bytes.split_at_checked(HEADER_BYTES)?;
     let word = |number: usize| Some(u32::from_le_bytes(*header.get(4 * number..)?.first_chunk()?) as usize);

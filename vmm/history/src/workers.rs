@@ -232,7 +232,7 @@ impl<T: Task> Work<'_, T> {
                 }
                 self.task.put_back(worker);
             }
-            // If nobody listens, nobody needs the error.
+            // Ignore a closed channel: then nobody needs the error.
             Err(error) => _ = to.send(Message::Failed(error)),
         }
     }

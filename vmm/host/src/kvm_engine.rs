@@ -1,7 +1,7 @@
 //! KVM as an engine.
 //!
-//! The engine counts exits, not instructions (and conditional branches if the processor can). Of a debugger's
-//! stops it supports only a few breakpoints. The software engine executes everything that must be observed at
+//! The engine counts exits, not instructions (and conditional branches if the processor can). KVM supports
+//! only a few breakpoints of a debugger. The software engine executes everything that must be observed at
 //! each instruction.
 
 use ::kvm::KvmCpu;

@@ -69,7 +69,7 @@ impl<C> CheckRecord<C> {
     }
 }
 
-/// When a recorder takes which check.
+/// The schedule of a recorder's checks.
 ///
 /// Expensive parts follow the count, never virtual time. An idle guest's seconds pass in almost no host time, and
 /// each check would cost as much as a busy guest's.

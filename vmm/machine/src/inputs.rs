@@ -153,7 +153,7 @@ impl<C: Count> View<'_, C> {
     }
 }
 
-/// What happens while the guest is idle.
+/// The machine's behaviour while the guest is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
     /// Let virtual time pass up to this moment, but not beyond the machine's own next deadline.
@@ -242,7 +242,7 @@ pub trait Inputs<C: Count> {
     }
 }
 
-/// By reference, so that the caller still has the inputs after a run.
+/// Inputs by reference: the caller still has the inputs after a run.
 impl<C: Count, I: Inputs<C> + ?Sized> Inputs<C> for &mut I {
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
         (**self).poll(view)

@@ -376,8 +376,9 @@ impl<U: Unit> Machine<U> {
         self.take_events(U::MAX, inputs)
     }
 
-    /// Lets the guest idle here up to `time_ns`, and takes the events that come in before. Executes nothing, and
-    /// stops where the guest would continue. The state is then not the one in which this count was first reached.
+    /// Lets the guest idle here up to `time_ns`, and takes the events that come in before. Executes nothing,
+    /// and stops where the guest would continue. Afterwards the state differs from the state in which this
+    /// count was first reached.
     pub fn idle_to(&mut self, time_ns: u64, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
         while self.outcome.is_none() && self.moment().time_ns < time_ns {
             if self.take_event(inputs)? {

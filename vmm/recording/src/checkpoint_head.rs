@@ -17,7 +17,7 @@ pub struct CheckpointHead<C> {
     pub system_calls: u64,
     /// RIP there.
     pub rip: u64,
-    /// How far the log was played.
+    /// The place in the log.
     pub cursor: Cursor<C>,
 }
 

@@ -22,7 +22,7 @@ pub struct Snapshot<C> {
     pub state: MachineState,
     /// Memory and disk.
     pub maps: Maps,
-    /// How far the log was played.
+    /// The place in the log.
     pub cursor: Cursor<C>,
 }
 

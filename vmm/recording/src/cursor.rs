@@ -18,8 +18,8 @@ pub struct Cursor<C> {
 }
 
 impl<C: Count> Cursor<C> {
-    /// After `events` events and `checks` checks. The last comparison without a difference was at `last_good`;
-    /// `log_check` is the checksum of the log up to there.
+    /// The place after `events` events and `checks` checks. The last comparison without a difference was at
+    /// `last_good`; `log_check` is the checksum of the log up to there.
     pub fn after(events: usize, checks: usize, last_good: Moment<C>, log_check: u32) -> Cursor<C> {
         Cursor { event: events, check: checks, last_good, log_check }
     }

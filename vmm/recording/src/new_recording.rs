@@ -56,7 +56,7 @@ impl<'a, U: Unit> NewRecording<'a, U> {
         self.log.format()
     }
 
-    /// Takes a checkpoint at each interval of guest time. A guest that writes a lot gets fewer.
+    /// Takes a checkpoint at each interval of guest time. A guest that writes a lot gets fewer checkpoints.
     pub fn checkpoint_every(self, interval: Duration) -> Self {
         let interval_ns = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
         self.checkpoints(Some(CheckpointOptions { interval_ns, ..CheckpointOptions::default() }))

@@ -58,8 +58,8 @@ impl CheckpointOptions {
 
 /// Time to store a page, in steps of the software engine: copying it and packing it with LZ4.
 const PAGE_STEPS: f64 = 2_500.0;
-/// Time to store a page where exits are counted: virtual time then passes as the host's does. KVM executes more in it
-/// than the software CPU.
+/// Time to store a page if exits are counted: virtual time then passes as fast as the host's. In this time
+/// KVM executes more than the software CPU.
 const PAGE_NS: f64 = 10_000.0;
 
 impl Default for CheckpointOptions {

@@ -1,5 +1,5 @@
-//! A program that the host refuses memory ends with a sentence and an exit code. Without this the standard library ends it with
-//! a signal, as if the program were broken.
+//! If the host refuses memory to a program, this crate ends the program with a sentence and an exit code.
+//! Without the crate, the standard library ends the program with a signal, as if it were broken.
 //!
 //! ```
 //! use refused_memory::SpokenRefusals;

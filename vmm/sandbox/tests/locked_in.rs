@@ -83,7 +83,7 @@ const TRIED: &[(&str, &str, &str)] = &[
     ("wait for one of many files", "EFAULT", ENDED),
 ];
 
-/// By a process that named none.
+/// The attempt of a process that named no files.
 const LOOK_AT_A_FILE: &str = "look at a file where none was named";
 
 fn main() {

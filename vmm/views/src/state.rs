@@ -96,7 +96,7 @@ pub struct Running {
     pub pid: u32,
     /// The number of the thread's process.
     pub process: u32,
-    /// The kernel's name for it.
+    /// The thread's name in the kernel.
     pub name: String,
 }
 

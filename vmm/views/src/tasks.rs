@@ -30,7 +30,7 @@ pub struct Task {
     pub kernel_thread: bool,
     /// Whether the task runs, or was interrupted.
     pub current: bool,
-    /// The kernel's name for it.
+    /// The task's name in the kernel.
     pub name: String,
     /// The kernel function in which it waits, if it does not run: the caller of the scheduler.
     #[serde(skip_serializing_if = "Option::is_none")]

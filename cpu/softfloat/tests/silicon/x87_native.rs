@@ -4,7 +4,7 @@
 use softfloat::x87::{F80, X87Env};
 use std::arch::asm;
 
-/// The state before an instruction, besides its operands.
+/// The state before an instruction, except its operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Before {
     /// The control word.

@@ -4,10 +4,10 @@
 //! and RSP does not change. The other host registers hold ten of the guest's registers; the guest's other six
 //! registers are in the frame.
 //!
-//! Flags: an instruction that sets flags leaves them in the host's flags register. Code right after the instruction
-//! writes them to the frame, if a later reader or exit may need them there. A recipe avoids this write if registers
-//! still hold the values that the flags can be computed from. The block then exits, or ends, with the recipe in the
-//! frame instead of the flags.
+//! Flags: an instruction that sets flags leaves them in the host's flags register. Code right after the
+//! instruction writes the flags to the frame, if a later reader or exit may need them there. A recipe avoids
+//! this write if registers still hold the values that the flags can be computed from. The block then exits,
+//! or ends, with the recipe in the frame instead of the flags.
 
 mod flags;
 mod operands;

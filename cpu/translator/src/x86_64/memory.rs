@@ -69,7 +69,7 @@ impl CodeMemory {
         self.given_back = self.given_back.min(used);
     }
 
-    /// Appends code. Panics if there is no room.
+    /// Appends code. Panics if the memory for code is full.
     pub fn append(&mut self, code: &[u8]) {
         let offset = self.used;
         self.used = (offset + code.len()).next_multiple_of(16).min(self.length.get());

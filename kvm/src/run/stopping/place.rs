@@ -1,9 +1,9 @@
 //! Finds places that are easy to return to.
 //!
-//! A kick stops a guest anywhere. From there this module decodes the code ahead, to find a place right after an
-//! instruction that leaves all arithmetic flags defined. An interrupt there pushes the same flags on every processor.
-//! The place is never inside a repeated string instruction or in an interrupt shadow. The guest then runs to the place
-//! with a hardware breakpoint, which it cannot see.
+//! A kick stops a guest anywhere. This module decodes the code ahead of the guest, to find a place right
+//! after an instruction that leaves all arithmetic flags defined. An interrupt there pushes the same flags on
+//! every processor. The place is never inside a repeated string instruction or in an interrupt shadow. The
+//! guest then runs to the place with a hardware breakpoint, which it cannot see.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, RflagsBits};
 

@@ -308,7 +308,7 @@ fn tables_that_say_anything_do_no_harm() {
             memory.write(ENTRIES, &bytes);
             let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
             let section = &frames::of_kernel(&unwinder, &symbols)[0].1;
-            // Whatever the bytes are, a reader understands the section.
+            // A reader understands the section for any bytes of the tables.
             for address in [LEAF, FRAMED, HANDLER, FIRST] {
                 assert!(row(section, address).is_some(), "{bytes:x?}");
             }

@@ -136,7 +136,7 @@ fn recount(
     let options = CheckpointOptions {
         interval_ns: 0,
         min_steps: CHECKPOINT_STEPS,
-        // The user waits for this anyway, so checkpoints may take their time.
+        // The user waits for the recount anyway, so checkpoints may take their time.
         page_rest_steps: 0,
         trail_rest_steps: 0,
         ..CheckpointOptions::default()

@@ -58,7 +58,7 @@ impl Settler {
 
     /// Notes that the timeline stands still here for now.
     pub fn look_at(&self, here: Instructions, shared: &Shared) {
-        // While the thread waits for quiet, it need not be woken: a step takes less time than that.
+        // While the thread waits for quiet, it need not be woken: a step is shorter than the wait.
         if self.0.look().replace(Look { here, movement: shared.movement() }).is_none() {
             self.0.bell.notify_one();
         }
@@ -139,8 +139,8 @@ impl Door {
 }
 
 /// The nearest long stretch before a place without any restorable place in it. The stretch must be longer
-/// than its distance from the place. A search back looks through that distance before it has to wait for the
-/// stretch.
+/// than its distance from the place. A search back first looks through that distance, and only then needs
+/// the stretch.
 fn gap_before(shared: &Shared, here: Instructions) -> Option<Range<Instructions>> {
     let mut end = here;
     while end > Instructions(0) {

@@ -114,7 +114,7 @@ impl Snapshots {
 }
 
 impl Inner {
-    /// Drops the least useful snapshot. Returns whether there was one to drop.
+    /// Drops the least useful snapshot. Returns whether a snapshot was dropped.
     fn give_up_one(&mut self) -> bool {
         let given_up = self.least_useful().and_then(|least| self.by_place.remove(&least));
         self.pages -= given_up.as_ref().map_or(0, |kept| kept.pages);

@@ -316,8 +316,8 @@ impl Timeline {
         Ok(if walked == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
     }
 
-    /// As [`Timeline::settle`], until there is something else to do, and stays here. The first step back does the
-    /// rest.
+    /// As [`Timeline::settle`], until there is something else to do, and stays here. The first step back does
+    /// the remaining work.
     pub fn settle_until(&mut self, is_wanted: &mut Poll<'_>) -> Result<(), Error> {
         let here = self.snapshot()?;
         if self.settle(is_wanted)? == TravelStop::Interrupted {
@@ -532,7 +532,8 @@ impl Timeline {
         let origin = Instructions(begun.state.counts.steps);
         let place = match direction {
             Direction::Backward => self.walker.first_from(edge).filter(|&place| place < origin),
-            // A breakpoint at the edge is still to be found, and a search passes over one at its beginning.
+            // A breakpoint at the edge must still be found, but a search passes over a breakpoint at its
+            // beginning.
             Direction::Forward => {
                 Some(self.walker.nearest(edge.saturating_back(1)).0).filter(|&place| place > origin)
             }

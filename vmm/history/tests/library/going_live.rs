@@ -253,7 +253,7 @@ fn a_damaged_starting_state_is_refused_and_never_panics() {
     }
     let mut numbers = Numbers(1);
     for _ in 0..2_000 {
-        // Some bits only affect the compression.
+        // Some changed bits only affect the compression.
         if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), Format::default(), pages, 0) {
             let again = tempfile::tempdir().unwrap();
             let again = again.path().join("start");

@@ -36,7 +36,7 @@ fn mutate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
     }
 }
 
-/// Restores the state and runs, as a timeline does.
+/// Restores a machine's state and runs the machine, as a timeline does.
 fn restored_and_run(
     recording: &Recording<Instructions>,
     snapshot: &Snapshot<Instructions>,

@@ -539,7 +539,7 @@ fn a_search_that_is_interrupted_stands_nearer_to_its_edge_than_where_it_began() 
     let stood = timeline.position();
     assert!(Instructions(0) < stood && stood < Instructions(30_000_000), "{stood}");
     assert_eq!(timeline.run_backward(&mut never).unwrap(), TravelStop::Start);
-    // If the poll says to stop when everything has been searched, the answer still comes.
+    // If the poll asks to stop only after the search is complete, the answer still comes.
     seek(&mut timeline, 1_000);
     assert_eq!(timeline.run_backward(&mut || true).unwrap(), TravelStop::Start);
     assert_eq!(timeline.position(), Instructions(0));

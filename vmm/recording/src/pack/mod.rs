@@ -76,7 +76,7 @@ fn damaged_store(archive: &Path, error: &StoreError) -> Error {
     Error::recording(archive, format!("is damaged: the file {in_store} of its checkpoints {}", error.kind))
 }
 
-/// Unpacks into a directory.
+/// A sink that unpacks a recording into a directory.
 struct Directory {
     path: PathBuf,
     file: Option<(PathBuf, File)>,

@@ -214,7 +214,7 @@ impl BlockWriter<'_> {
         if !self.expects(write) {
             return self.asm.load(B8, RDX, found);
         }
-        // A block may have more such loads than there are places.
+        // A block may have more loads with an expected addend than there are places.
         let spread = (self.source.rip as u32 & 0xfff).wrapping_mul(JUMP_FACTOR) >> 16;
         let place = expected(spread as usize + self.expecting);
         self.expecting += 1;
