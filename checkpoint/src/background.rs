@@ -44,7 +44,7 @@ const PATIENCE: usize = 8;
 /// A checkpoint that has been written.
 #[derive(Clone, Debug)]
 pub struct Done {
-    /// The store's entry for it.
+    /// The store's entry of the checkpoint.
     pub entry: Entry,
     /// The place of the contents of each disk block that was handed in.
     pub disk: Vec<(u64, PageRef)>,
@@ -66,7 +66,8 @@ pub struct BackgroundWriter {
 /// pages, which need no copy.
 struct Batch {
     pages: Vec<(Space, u64, bool)>,
-    /// Room for all of them, allocated by the host at once. Allocation page by page would cost more than the copy.
+    /// Room for all pages, allocated by the host at once. Allocation page by page would cost more than the
+    /// copy.
     contents: MmapMut,
     /// Number of contents in use.
     filled: usize,
@@ -221,8 +222,8 @@ impl BackgroundWriter {
         lost.recv().map_err(|_| StoreError::new(self.store.dir(), StoreErrorKind::WriterGone))
     }
 
-    /// Whether a checkpoint did not fit under the policy's cap, even after removing others. From then on all are
-    /// ignored without errors, because a later one would lack its changes.
+    /// Whether a checkpoint did not fit under the policy's cap, even after removing others. From then on all
+    /// checkpoints are ignored without errors, because later checkpoints would lack the changes of this one.
     pub fn is_full(&self) -> bool {
         lock(&self.shared).full
     }
@@ -241,8 +242,8 @@ impl BackgroundWriter {
         }
     }
 
-    /// As [`BackgroundWriter::close`], at the end of a run. Also removes checkpoints that are too old for a run that
-    /// ended at `end_ns`. No later checkpoint will follow to do that.
+    /// As [`BackgroundWriter::close`], at the end of a run. Also removes checkpoints that are too old for a
+    /// run that ended at `end_ns`. No later checkpoint will follow to remove these.
     ///
     /// # Errors
     ///
@@ -280,7 +281,7 @@ impl BackgroundWriter {
         let Some(thread) = self.thread.take() else { return };
         if thread.join().is_err() {
             let gone = StoreError::new(self.store.dir(), StoreErrorKind::WriterGone);
-            // The thread's panic may have poisoned the lock. The message below then reports this.
+            // The thread's panic may have poisoned the lock. The message below then reports the panic.
             if let Ok(mut shared) = self.shared.lock() {
                 shared.error.get_or_insert(gone);
             }

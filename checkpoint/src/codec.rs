@@ -1,7 +1,7 @@
 //! Encodes one page as a blob: compressed by itself, or as its difference from another page. A difference of a few
 //! words is stored uncompressed.
 //!
-//! `FORMAT.md` describes the stored form. RFC 8878 and LZ4's block format describe the compressed ones.
+//! `FORMAT.md` describes the stored form. RFC 8878 and LZ4's block format describe the compressed encodings.
 
 use std::io;
 

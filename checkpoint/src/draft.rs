@@ -144,7 +144,7 @@ impl CheckpointDraft<'_> {
     ///
     /// # Errors
     ///
-    /// If the file cannot be written, or does not fit under the cap. The draft is then useless.
+    /// If the file cannot be written, or does not fit under the cap. After an error the draft is useless.
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
 //! The store's folder: file names, the header, the writers' lock, and placing complete files.
 //!
-//! A file whose name ends in `.part` is unfinished, or a killed writer left it behind. Only complete files get another
-//! name.
+//! A file whose name ends in `.part` is unfinished, or a killed writer left it behind. Only a complete file
+//! gets its final name.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
@@ -21,7 +21,7 @@ const LOCK_NAME: &str = "lock";
 /// The largest number that fits the eight digits of a name.
 pub(crate) const MAX_NUMBER: u32 = 99_999_999;
 
-/// A file in the folder's listing. Two equal ones have equal contents.
+/// A file in the folder's listing. Two equal entries have equal contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Listed {
     pub number: u32,

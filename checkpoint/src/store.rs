@@ -124,7 +124,8 @@ impl Store {
         self.read_index().total_bytes()
     }
 
-    /// The version of every page at a checkpoint. Fast for a position near a recently requested one.
+    /// The version of every page at a checkpoint. The call is fast for a position near a recently requested
+    /// position.
     ///
     /// # Errors
     ///

@@ -15,7 +15,7 @@ pub(crate) struct Row {
     pub offset: u64,
     /// The full version from which this delta differs.
     pub base: Option<NonZeroU64>,
-    /// The number of the file that holds it.
+    /// The number of the file that holds the version.
     pub file: u32,
     /// Number of page lists and deltas that refer to it. A version without references stays in its file until the file
     /// is rewritten.

@@ -325,7 +325,7 @@ fn what_is_damaged_is_not_copied() {
     let damaged = files(dir.path())[0].clone();
     let mut bytes = fs::read(&damaged).unwrap();
     bytes[100] ^= 1;
-    // In place, because the store has the file open.
+    // Write the file in place, because the store has it open.
     fs::write(&damaged, &bytes).unwrap();
     let before: Vec<Vec<u8>> = files(dir.path()).iter().map(|path| fs::read(path).unwrap()).collect();
     let error = store.remove(10).unwrap_err();

@@ -10,7 +10,7 @@ use translator::{Entry, Translation, Translator};
 use crate::code_lines::CodeLines;
 use crate::op::Op;
 
-/// Limit for the bytes of stored translations. Above the limit, all are dropped.
+/// Limit for the bytes of stored translations. Above the limit, all blocks are dropped.
 const MOST_KEPT: usize = 96 << 20;
 /// The largest number of addresses at which one block may have placed code: a page can be mapped
 /// at many addresses.
@@ -580,7 +580,7 @@ mod tests {
             let gone = starts.map(|start| bench.cache.find(BlockKey::new(start, 0)).is_none());
             assert_eq!(gone, dropped, "{offset:#x}");
             bench.check_count();
-            // The remaining blocks are still found by their own offsets.
+            // A look-up still finds the remaining blocks by their own offsets.
             for start in starts {
                 bench.cache.drop_offset((start % PAGE_SIZE) as u16);
             }

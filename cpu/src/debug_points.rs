@@ -25,7 +25,7 @@ pub struct Watchpoint {
     pub address: u64,
     /// Length in bytes.
     pub length: u64,
-    /// Which accesses count.
+    /// The accesses that count.
     pub kind: WatchKind,
 }
 
@@ -184,7 +184,7 @@ impl DebugPoints {
         self.hits.len() > before
     }
 
-    /// Replaces the breakpoints. Returns the page offsets of added and removed ones.
+    /// Replaces the breakpoints. Returns the page offsets of added and removed breakpoints.
     pub(crate) fn replace_breakpoints(&mut self, points: BTreeSet<(AddressKind, u64)>) -> BTreeSet<u16> {
         if self.breakpoints == points {
             return BTreeSet::new();

@@ -481,7 +481,7 @@ impl Cpu {
         }
     }
 
-    /// Delivers a pending event that may be delivered now. Returns whether there was one.
+    /// Delivers a pending event that may be delivered now. Returns whether an event was delivered.
     fn take_interrupts(&mut self, bus: &mut dyn Bus, signals: BusSignals) -> bool {
         let shadow = self.core.state.interrupt_shadow;
         if self.core.state.pending_debug != 0 && !self.core.state.mov_ss_shadow {
@@ -678,8 +678,8 @@ impl Cpu {
         Ok(block)
     }
 
-    /// Executes instructions `from` to `limit` of the block that starts at RIP. Returns how the last one ended. Faults
-    /// are already delivered.
+    /// Executes instructions `from` to `limit` of the block that starts at RIP. Returns how the last
+    /// instruction ended. Faults are already delivered.
     #[inline(always)]
     fn run_block(&mut self, bus: &mut dyn Bus, number: BlockNumber, from: usize, limit: u64) -> Res<()> {
         let block = self.code.block(number);

@@ -120,7 +120,7 @@ impl LocalApic {
         (self.mode() == Mode::XApic).then_some(self.s.base & BASE_ADDRESS)
     }
 
-    /// Delivers a message. Returns whether this APIC accepted it.
+    /// Delivers a message. Returns whether this APIC accepted the message.
     pub fn deliver(&mut self, message: &InterruptMessage) -> bool {
         if self.mode() == Mode::Disabled || !self.is_message_for_us(message) {
             return false;
@@ -177,7 +177,7 @@ impl LocalApic {
         Some(vector)
     }
 
-    /// Takes a pending NMI. Returns whether there was one.
+    /// Takes a pending NMI. Returns whether an NMI was pending.
     pub fn take_nmi(&mut self) -> bool {
         std::mem::take(&mut self.s.nmi_pending)
     }

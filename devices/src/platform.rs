@@ -78,7 +78,7 @@ impl<B: ExpansionBus> Platform<B> {
         platform
     }
 
-    /// Chooses the debug ports. Without this call all are present.
+    /// Chooses the debug ports. Without this call all debug ports are present.
     pub fn with_debug_ports(mut self, ports: DebugPorts) -> Platform<B> {
         self.debug_ports = ports;
         self
@@ -125,7 +125,7 @@ impl<B: ExpansionBus> Platform<B> {
         self.lapic.nmi_pending()
     }
 
-    /// Takes a waiting NMI for the CPU. Returns whether there was one.
+    /// Takes a waiting NMI for the CPU. Returns whether an NMI was waiting.
     pub fn take_nmi(&mut self) -> bool {
         self.lapic.take_nmi()
     }

@@ -40,7 +40,7 @@ impl Owners {
         Ok(Owners { tables, ..Owners::of_sockets() })
     }
 
-    /// Whether a user's clients may connect. Root's may: root can do everything anyway.
+    /// Whether a user's clients may connect. Root's connections may come in: root can do everything anyway.
     pub fn may_connect(&self, user: u32) -> bool {
         user == self.own || user == ROOT
     }
@@ -85,7 +85,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// With addresses that have one form only.
+    /// The same ends with canonical addresses, so that equal addresses compare equal.
     fn canonical(self) -> Ends {
         let canonical = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
         Ends { theirs: canonical(self.theirs), ours: canonical(self.ours) }

@@ -21,7 +21,7 @@ pub(crate) struct StopSets {
     /// The conditions from gdb, by address and whether the breakpoint is a hardware one.
     pub(crate) conditions: BTreeMap<(u64, bool), Vec<Condition>>,
     target_breakpoints: BTreeSet<u64>,
-    /// The conditions in the target. Breakpoints without an entry have none.
+    /// The conditions in the target. Breakpoints without an entry have no conditions.
     target_conditions: BTreeMap<u64, Vec<Condition>>,
     target_watchpoints: BTreeSet<Watchpoint>,
 }
@@ -42,7 +42,7 @@ impl StopSets {
     /// target keeps it. Other code that runs before the step is done can hit it.
     ///
     /// # Errors
-    /// The target's refusal to set a stop. Earlier ones stay set and are remembered as set.
+    /// The target's refusal to set a stop. Earlier stops stay set and are remembered as set.
     pub(crate) fn apply_all(
         &mut self,
         target: &mut dyn DebugTarget,
@@ -106,7 +106,8 @@ impl StopSets {
         Ok(())
     }
 
-    /// The conditions at an address, of which one must be true. `None` if a breakpoint there has none.
+    /// The conditions at an address, of which one must be true. `None` if a breakpoint there has no
+    /// conditions.
     fn wanted_conditions(&self, address: u64) -> Option<Vec<Condition>> {
         let mut wanted = Vec::new();
         for (set, hardware) in [(&self.software, false), (&self.hardware, true)] {

@@ -35,7 +35,7 @@ fn tell(stream: &mut Stream, sentence: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads until `is_last` accepts a chunk. Returns whether one was accepted.
+/// Reads until `is_last` accepts a chunk. Returns whether `is_last` accepted a chunk.
 fn read_until(stream: &mut Stream, is_last: &mut dyn FnMut(&[u8]) -> bool) -> io::Result<bool> {
     let mut chunk = [0; CHUNK_BYTES];
     for _ in 0..MAX_READS {

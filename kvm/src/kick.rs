@@ -64,7 +64,7 @@ pub(crate) fn forget_overflow() {
     OVERFLOWED.set(false);
 }
 
-/// Kicks the calling thread out of the guest as long as it exists. The vCPU must outlive it.
+/// Kicks the calling thread out of the guest as long as it exists. The vCPU must outlive the kick.
 #[must_use]
 pub(crate) struct Alarm {
     /// The timer and the vCPU belong to the thread.

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The margin adapts to the lateness of overflows: it doubles after an overflow that came too late, and
-//! shrinks while none does. Very late and lost overflows do not change it. Such overflows are rare, and a
-//! margin for them would cost more at every landing.
+//! shrinks while none does. Very late and lost overflows do not change the margin. Such overflows are
+//! rare, and a margin for them would cost more at every landing.
 //!
 //! A place is the exit of a breakpoint: its instruction has not begun, so it is not a half-done repeated instruction. A
 //! point in an interrupt shadow is never a place. This module does not know how the guest is entered; [`Guest`] is its

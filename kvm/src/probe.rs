@@ -1,7 +1,8 @@
 //! Tests this host's KVM with small guests, which show whether it is the processor's own virtualisation.
 //!
-//! On some hosts, `/dev/kvm` emulates the kernel mode of its guests in software: slowly, incompletely, and with silent
-//! errors. No capability shows this, but running a few instructions does.
+//! On some hosts, `/dev/kvm` emulates the kernel mode of its guests in software: slowly, incompletely, and
+//! with silent errors. No capability shows whether KVM executes as hardware does, but a few executed
+//! instructions do.
 
 use std::time::{Duration, Instant};
 

@@ -57,7 +57,7 @@ pub(crate) enum Exit {
 /// A vCPU.
 pub(crate) struct Vcpu {
     fd: VcpuFd,
-    /// Breakpoints for the first debug registers. The last one is for [`Vcpu::set_debug`].
+    /// Breakpoints for the first debug registers. The last register is for [`Vcpu::set_debug`].
     breakpoints: [Option<u64>; MAX_BREAKPOINTS],
     /// A debugger's stops, for debug registers that are free.
     stops: Vec<u64>,

@@ -37,7 +37,7 @@ pub const SID: [Artefact; 2] = newer("kernel-sid/vmlinuz", "initrd-busybox-sid.g
 pub const SID_RT: [Artefact; 2] = newer("kernel-sid-rt/vmlinuz", "initrd-busybox-sid-rt.gz");
 /// The real-time kernel of Debian 12.
 pub const BOOKWORM_RT: [Artefact; 2] = newer("kernel-bookworm-rt/vmlinuz", "initrd-busybox-bookworm-rt.gz");
-/// The busybox program in these initial RAM disks. The host can run it, too.
+/// The busybox program in these initial RAM disks. The host can run this program, too.
 pub const BUSYBOX_PROGRAM: Artefact =
     Artefact { path: "busybox/bin/busybox", recipe: "guest-images/initramfs" };
 /// The benchmark workloads.

@@ -37,7 +37,7 @@ impl ListedSymbol {
         self.name.starts_with(".L")
     }
 
-    /// Whether our symbols have this one.
+    /// Whether our symbols include this symbol.
     pub fn is_in(&self, symbols: &Symbols) -> bool {
         symbols.all_named(&self.name).any(|symbol| {
             let module = symbol.module.map(|number| &symbols.modules()[number]);

@@ -52,8 +52,8 @@ impl fmt::Display for UnknownTier {
 
 impl std::error::Error for UnknownTier {}
 
-/// Parses `interpreter`, `translator`, or `plain` for a translator without optimisations. `,-PART` removes a part and
-/// `,+PART` adds one.
+/// Parses `interpreter`, `translator`, or `plain` for a translator without optimisations. `,-PART` removes a
+/// part and `,+PART` adds a part.
 impl FromStr for Tier {
     type Err = UnknownTier;
 

@@ -197,7 +197,7 @@ impl Cpu {
                 }
                 At::Instruction { rip, token, number, resume, .. } => {
                     self.core.rip = rip;
-                    // Count from the start of the block.
+                    // Count the block's steps from its start.
                     self.core.block_steps -= number as u64;
                     // The TLB lookup may have set bits of page-table entries that lie in the code after this
                     // instruction. The instruction itself was fetched before.

@@ -12,7 +12,7 @@ pub(crate) type NumberedLeaf = (u32, Option<u32>, Leaf);
 
 /// A CPU model. No description is made from another, so a feature that a new model has cannot get into an old one.
 pub(crate) struct Description {
-    /// Features of the instructions that are executed. CPUID may hide some of them.
+    /// Features of the instructions that are executed. CPUID may hide some of these instructions.
     pub features: Features,
     /// All leaves of CPUID that are not zero, in order, if the local APIC is on and CR4.OSXSAVE = 0.
     pub cpuid: &'static [NumberedLeaf],

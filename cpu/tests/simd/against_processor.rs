@@ -143,7 +143,7 @@ impl Bench {
         if let Some(base) = encoded.base {
             before.gpr[base] = self.host.data_address() + offset as u64 - encoded.displacement;
         }
-        // The native code uses these registers itself.
+        // The native code uses RSP and R15 itself.
         (before.gpr[4], before.gpr[15]) = (self.guest.initial().gpr[4], 0);
         let window = self.memory_operand(encoded.instruction.mnemonic(), &mut before);
         let range = offset..(offset + WINDOW).min(DATA_BYTES);

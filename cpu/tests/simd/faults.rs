@@ -29,9 +29,9 @@ const CR4_OSXSAVE: u64 = 1 << 18;
 /// The registers that an instruction uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
-    /// Only XMM registers or MXCSR.
+    /// Instructions that use only XMM registers or MXCSR.
     Sse,
-    /// Only MMX registers.
+    /// Instructions that use only MMX registers.
     Mmx,
     /// Both.
     Both,

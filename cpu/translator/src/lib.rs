@@ -129,7 +129,7 @@ pub enum At {
     Instruction {
         /// Address of the first instruction of its block.
         rip: u64,
-        /// The caller's name for that block.
+        /// The caller's name for the block of `rip`.
         token: u32,
         /// Number of the instruction in the block.
         number: usize,

@@ -16,7 +16,7 @@ pub enum RegionV1 {
 /// How a PCI function may interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InterruptModeV1 {
-    /// Not at all.
+    /// The function cannot interrupt.
     Off,
     /// By the function's interrupt line.
     Line,

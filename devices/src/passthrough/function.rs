@@ -253,7 +253,7 @@ impl PassedFunction {
         self.config.read(register, data, self.line && self.mode() == InterruptModeV1::Line);
     }
 
-    /// Writes configuration space for the guest. The range lies inside it.
+    /// Writes configuration space for the guest. The range lies inside configuration space.
     pub fn config_write(&mut self, register: usize, data: &[u8], out: &mut Vec<Msi>, told: &mut Vec<AskV1>) {
         if self.config_ask(register, data.len()).is_some() {
             return self.tell(RegionV1::Config, register as u32, data, told);

@@ -41,7 +41,7 @@ pub enum CountPhaseV1 {
     },
     /// The gate holds the counter still.
     Held {
-        /// The value that the counter shows. Mode 0 continues from it.
+        /// The value that the counter shows. Mode 0 continues from this value.
         value: u32,
         /// Whether the counter has already been through zero (one-shot modes).
         expired: bool,

@@ -93,8 +93,8 @@ impl Alarm {
         const DAY: u32 = SECONDS_PER_DAY as u32;
         let mut time = second_of_day;
         let mut wait = 0;
-        // Each step skips to the next candidate of the coarsest field that does not match. After a day every time has
-        // been tried.
+        // Each step skips to the next candidate of the coarsest field that does not match. After a day the
+        // loop has tried every time.
         while wait <= DAY {
             let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
             let step = if self.hour.is_some_and(|wanted| wanted != hour) {

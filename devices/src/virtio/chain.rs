@@ -38,7 +38,7 @@ struct Span {
 /// A well-formed chain: all its buffers lie in RAM, and the readable buffers come first.
 #[derive(Default)]
 pub(crate) struct Chain {
-    /// Index of the first descriptor. The driver identifies the chain by it.
+    /// Index of the first descriptor. The driver identifies the chain by this index.
     pub head: u16,
     spans: Vec<Span>,
     readable: usize,

@@ -27,7 +27,7 @@ pub(crate) trait DeviceModel {
     fn features(&self) -> u64;
     /// The configuration, at least [`Kind::config_bytes`] long. The transport cuts off the rest.
     fn config(&self) -> Vec<u8>;
-    /// Handles a driver's write to the configuration. The range lies inside it.
+    /// Handles a driver's write to the configuration. The range lies inside the configuration.
     fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
     /// Serves one queue, with the negotiated features. See [`VirtQueue::serve`] for the result.
     fn serve<M: GuestMemory>(

@@ -100,7 +100,7 @@ impl VirtioFunction {
         VirtioFunction { config, msix: Msix::new(vectors), transport, msix_capability, pci_cfg_capability }
     }
 
-    /// Reads configuration space for the guest. The range lies inside it.
+    /// Reads configuration space for the guest. The range lies inside configuration space.
     pub fn config_read(&mut self, register: usize, data: &mut [u8]) {
         self.config.read(register, data, self.intx_requested());
         if register == self.pci_cfg_capability + PCI_CFG_DATA {
@@ -112,7 +112,7 @@ impl VirtioFunction {
         }
     }
 
-    /// Writes configuration space for the guest. The range lies inside it.
+    /// Writes configuration space for the guest. The range lies inside configuration space.
     pub fn config_write<M: GuestMemory>(
         &mut self,
         mem: &M,

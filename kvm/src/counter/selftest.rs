@@ -121,8 +121,8 @@ fn spin_locked(branches: u64) {
 
 const NO_COUNTER: &str = "not tried: there is no counter";
 
-/// Tests how late overflows come. Late overflows cost a repeated landing, and lost ones the watchdog's time. Without
-/// any overflows, every landing would cost both.
+/// Tests how late overflows come. A late overflow costs a repeated landing, and a lost overflow costs the
+/// watchdog's time. Without any overflows, every landing would cost both.
 fn overflows(event: Option<u64>) -> CounterTest {
     const TRIALS: usize = 200;
     let found = match event {

@@ -72,7 +72,7 @@ impl KvmCpu {
     pub(super) fn land(&mut self, run: &mut Run<'_>, delivered: bool) -> Result<Option<End>, Error> {
         let Some(landing) = &mut run.landing else { return Ok(None) };
         if delivered {
-            // The handler runs first.
+            // The handler of the interrupt runs first.
             landing.diverted();
             run.left = Left::Other;
         }

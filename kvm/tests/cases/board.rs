@@ -53,7 +53,7 @@ pub struct TestBoard {
     pub interrupt: Option<u8>,
     pub nmi: bool,
     pub cr8: u64,
-    /// The content of device memory for reads. Writes do not change it.
+    /// The content of device memory for reads. Writes do not change this content.
     pub device: Vec<u8>,
     inputs: u32,
 }

@@ -81,7 +81,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A file with a line `VERDICT TAB NAME` for each mutant that was tried. The last line about one holds.
+/// A file with a line `VERDICT TAB NAME` for each mutant that was tried. The last line about a mutant holds.
 struct Results {
     path: PathBuf,
     earlier: BTreeMap<String, String>,

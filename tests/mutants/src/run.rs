@@ -161,7 +161,7 @@ fn run(
 ) -> Result<Outcome> {
     let most_computing = Duration::from_secs(2) + usual * 3;
     let patience = Duration::from_secs(5) + usual * 10;
-    // A stopped test leaves its files there.
+    // A stopped test leaves its files in the directory.
     let temporary = work.join(format!("tmp.{worker}"));
     let _ = fs::remove_dir_all(&temporary);
     fs::create_dir_all(&temporary)?;

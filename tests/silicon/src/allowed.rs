@@ -20,7 +20,7 @@ pub type Uses = BTreeMap<String, u64>;
 enum Scope {
     /// RFLAGS bits.
     Flags(u64),
-    /// Which of two exceptions was raised.
+    /// The two exceptions differ, and the manual permits either.
     Exception,
     /// Last places of x87 results, and C1, which tells whether the last rounding was upwards.
     Extended { ulps: u64 },
@@ -34,7 +34,7 @@ enum Scope {
 struct Rule {
     /// Short name, as the report prints it.
     name: &'static str,
-    /// Where the manual says so.
+    /// The place in the manual that permits the difference.
     #[allow(dead_code, reason = "for the reader")]
     manual: &'static str,
     applies: fn(&Case, &Pair<'_>) -> bool,

@@ -40,7 +40,7 @@ pub struct Case {
 pub struct Write {
     /// Where.
     pub address: u64,
-    /// How many of `bytes` count.
+    /// The number of valid bytes in `bytes`.
     pub length: usize,
     /// What.
     pub bytes: [u8; 64],
@@ -233,8 +233,8 @@ fn aims_itself(instruction: &Instruction) -> bool {
 }
 
 /// With REX.W and a redundant 66 prefix, Intel's processors split a 64-bit MOVBE into two accesses. These
-/// processors also use the last segment prefix, even a prefix that 64-bit mode ignores. No compiler writes
-/// that.
+/// processors also use the last segment prefix, even a prefix that 64-bit mode ignores. No compiler makes
+/// such a MOVBE.
 fn is_odd_movbe(case: &Case) -> bool {
     let (instruction, prefixes) = (&case.instruction, &case.bytes[..6]);
     instruction.mnemonic() == Mnemonic::Movbe
@@ -447,7 +447,7 @@ fn adjust_string(rng: &mut Rng, case: &mut Case) {
     };
     case.registers.gpr[1] = if narrow { count | rng.bits() << 32 } else { count };
     case.steps = count.max(1);
-    // Makes runs of equal elements for the comparing ones.
+    // Makes runs of equal elements, for instructions that compare.
     if rng.percent(60) {
         let value = rng.below(256) as u8;
         case.writes.iter_mut().for_each(|write| write.bytes[..48].fill(value));

@@ -40,18 +40,18 @@ use crate::reference::{Disturbed, Reference};
 use crate::report::Report;
 use crate::runner::{Runner, Showing};
 
-/// What to run.
+/// The cases to run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Executions, rounded up to whole batches.
     pub count: u64,
     /// Chooses the cases.
     pub seed: u64,
-    /// Only these mnemonics; all if the list is empty.
+    /// Run only instructions with these mnemonics; all if the list is empty.
     pub only: Vec<String>,
     /// Processes.
     pub jobs: u64,
-    /// Only this batch.
+    /// Run only this batch.
     pub batch: Option<u64>,
     /// Of that batch, only the cases up to this one.
     pub case: Option<u64>,
@@ -216,14 +216,14 @@ fn record_here(native: Native, progress: &process::Progress) -> io::Result<Golde
     })
 }
 
-/// Which golden vectors.
+/// The golden vectors to compare with.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Which {
-    /// Only this part.
+    /// Run only this part.
     pub part: Option<usize>,
-    /// Only this batch.
+    /// Run only this batch.
     pub batch: Option<usize>,
-    /// Of each batch, only the cases up to this one.
+    /// Run the cases of each batch only up to this case.
     pub case: Option<u64>,
 }
 

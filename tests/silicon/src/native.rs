@@ -148,10 +148,10 @@ unsafe extern "C" {
 const STUBS: u64 = CODE + CODE_BYTES;
 const STUB_BYTES: u64 = 16;
 
-/// How a slot's jump leaves it.
+/// The kind of jump by which a slot is left.
 #[derive(Clone, Copy)]
 pub enum Exit {
-    /// Behind the instruction.
+    /// The jump behind the instruction.
     Fell = 0,
     /// The landing pad of forward branches.
     Ahead = 1,
@@ -317,7 +317,8 @@ extern "C" fn on_signal(signal: libc::c_int, _: *mut libc::siginfo_t, context: *
         let machine = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
         let shared = CONTEXT.0.get();
         if (*shared).running == 0 {
-            // Not a tested instruction: a bug of ours. Dies of the signal when the instruction repeats.
+            // The signal does not come from a tested instruction, so it is a bug of ours. Dies of the signal
+            // when the instruction repeats.
             libc::signal(signal, libc::SIG_DFL);
             return;
         }

@@ -47,7 +47,7 @@ pub const WATCHED: usize = 5;
 pub struct Variable {
     /// The variable's linear address.
     pub address: u64,
-    /// At most 8.
+    /// The variable's size, at most 8 bytes.
     pub bytes: u64,
     /// `None`: only its value.
     pub kind: Option<WatchKind>,

@@ -22,7 +22,7 @@ struct Bug {
 }
 
 struct Place {
-    /// How the walk introduces it: `culprit` or `on the way`.
+    /// The walk's name for the place: `culprit` or `on the way`.
     what: &'static str,
     function: &'static str,
     /// The number of the marker in the source.

@@ -13,7 +13,7 @@ use tests::run::{last_lines, run_until};
 
 /// The beginning of the disk.
 const MARK: &[u8; 16] = b"the disk is read";
-/// The most instructions of a run. A boot takes 3e9.
+/// The most instructions of a run. A boot takes 3e9 instructions.
 const LIMIT: Instructions = Instructions(9_000_000_000);
 const EVERY: usize = 20;
 
@@ -44,8 +44,8 @@ const LINES: [(&str, End); 62] = [
     ("nolapic", End::Mended),
     ("noapic nolapic", End::Mended),
     // Linux asks for no PIT if a processor has a TSC deadline timer that never stops, and no HPET is there.
-    // So Linux waits for ever on any such machine, also on QEMU's with `hpet=off`. The line behind this one
-    // is the way out.
+    // So Linux waits for ever on any such machine, also on QEMU's with `hpet=off`. The next line in the
+    // table is the way out.
     ("nolapic_timer", End::NoTimer),
     ("nolapic_timer lapic=notscdeadline", End::Off),
     ("lapic=notscdeadline", End::Off),

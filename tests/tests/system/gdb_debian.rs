@@ -639,7 +639,8 @@ impl<'a> Session<'a> {
     /// A function of the kernel, called by gdb.
     fn call(&mut self, _backward: bool) -> bool {
         let here = self.at;
-        // A call can use the kernel's stack. A program's stack may end here.
+        // A call uses the current stack, and a program's stack may have no room: so call functions only in
+        // the kernel.
         if self.place().rip >> 63 == 0 {
             return false;
         }

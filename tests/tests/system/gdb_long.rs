@@ -32,7 +32,7 @@ struct Meanwhile {
     seconds: u32,
     /// Rounds of the shell's loop in every second.
     work: u32,
-    /// Whether this is the full version.
+    /// Whether the test is the full version.
     full: bool,
 }
 

@@ -40,7 +40,7 @@ fn a_shell_goes_on_from_a_recording_and_what_is_typed_is_recorded_anew() {
     let mut script = Script::shell(&["export word=kept; mount", "poweroff -f"]);
     record(&Guest::linux(&CLOUD, &BUSYBOX, "", 128), &path.join("old.ttvm"), &mut script);
     let typed = "echo word is $word; date +%Y; poweroff -f\n";
-    // Before the command to power off, while the shell waits.
+    // The position lies before the command to power off, while the shell waits.
     let at = key_of(&path.join("old.ttvm"), "poweroff -f\n");
     let arguments = ["record", "--snapshot-from", "old.ttvm", "--at", &at, "-o", "new.ttvm"];
     let live = output(path, &arguments, typed);

@@ -307,7 +307,7 @@ fn the_end_of_a_crash_is_small_and_replays_alone() {
     }
 }
 
-/// By the command that the guide shows.
+/// The test uses the command that the guide shows.
 #[test]
 fn a_shell_in_the_guest_asks_for_its_recording_to_be_kept() {
     let page =

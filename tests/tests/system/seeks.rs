@@ -21,7 +21,7 @@ use tests::record::{open, record_with_checkpoints};
 
 const SEED: u64 = 4711;
 const SHORT_PAIRS: usize = 12;
-/// The most different points. Pairs are made from them.
+/// The most different points. The pairs are made from these points.
 const MAX_POINTS: usize = 250;
 /// Close together, so most of the time goes into the seeks.
 const CHECKPOINT_NS: u64 = 100_000_000;

@@ -443,7 +443,7 @@ pub fn event_of<C>(records: &mut [LogRecord<C>], number: usize) -> &mut EventRec
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    /// The next one, below `limit`.
+    /// The next number, below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit

@@ -22,7 +22,7 @@ const LOADED_HIGH: u8 = 1;
 /// "A loader without an assigned number".
 const UNDEFINED_LOADER: u8 = 0xFF;
 const NORMAL_VIDEO_MODE: u16 = 0xFFFF;
-/// The 64-bit entry lies behind the 32-bit one.
+/// The 64-bit entry lies behind the 32-bit entry.
 const ENTRY_64: u64 = 0x200;
 /// The highest initrd byte for kernels without a setup header.
 const DEFAULT_INITRD_ADDRESS_MAX: u64 = 0x7FFF_FFFF;

@@ -80,7 +80,7 @@ pub(super) enum ClaimError {
 /// The free RAM below 4 GiB while an image is being loaded.
 #[derive(Debug)]
 pub(super) struct Placer {
-    /// Ascending and disjoint.
+    /// Free ranges, ascending and disjoint.
     free: Vec<Range<u64>>,
     low_ram_end: u64,
 }

@@ -1,7 +1,8 @@
 //! Multiboot2 2.0: header tags, loading by ELF headers or by the address tag, boot information tags.
 //!
-//! The machine is a PC without EFI and without a display. A kernel that requests information about them, or a
-//! framebuffer, is started without. A kernel that can only start on EFI is refused.
+//! The machine is a PC without EFI and without a display. A kernel that requests information about EFI or a
+//! display, or a framebuffer, starts without this information. A kernel that can only start on EFI is
+//! refused.
 
 use super::bytes::{slice_at, u16_at, u32_at};
 use super::elf::{Elf, SectionHeaders};

@@ -1,5 +1,5 @@
-//! The functions of a program that a run is to return from, by the return addresses on the stack. This module detects
-//! when the program has left them.
+//! The functions of a program that a run is to return from, by the return addresses on the stack. This module
+//! detects when the program has left these functions.
 
 use cpu::{AddressKind, CodeSize, Traps, WatchKind, Watchpoint};
 

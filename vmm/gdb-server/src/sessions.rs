@@ -28,7 +28,7 @@ pub const MAX_SESSIONS: usize = 8;
 /// The interval between progress reports of a movement.
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
-/// How to serve gdbs.
+/// The options for serving gdbs.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The folder of the files for gdb.

@@ -33,8 +33,8 @@ impl SymbolFiles {
         }
     }
 
-    /// Writes a file. The file stays until gdb has loaded others or the session ends. Returns the command that loads
-    /// it.
+    /// Writes a file. The file stays until gdb has loaded others or the session ends. Returns the command
+    /// that loads the file.
     pub fn write(&mut self, name: &str, symbols: &Symbols, debug: &DebugInfo) -> Result<String, Refusal> {
         let failed =
             |error: std::io::Error| Refusal::new(format!("cannot write a file with symbols: {error}"));

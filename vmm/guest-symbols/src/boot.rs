@@ -60,7 +60,7 @@ impl Boot {
         KernelView::all(guest).any(|view| self.is_mapped_in(view))
     }
 
-    /// Whether another kernel has started this one.
+    /// Whether another kernel has started this kernel by kexec.
     pub fn is_by_kexec(&self) -> bool {
         self.loader[0] >> 4 == KEXEC
     }

@@ -75,9 +75,9 @@ impl Frame {
 /// The end of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// At a program's instruction, which entered the kernel or is running.
+    /// The walk ends at a program's instruction, which entered the kernel or is running.
     Program(u64),
-    /// At the base of the stack: of a kernel thread, or at the kernel's first code.
+    /// The walk ends at the base of the stack: of a kernel thread, or at the kernel's first code.
     Stack,
     /// The kernel's tables have nothing for this code, or memory is not readable.
     Lost,

@@ -50,7 +50,7 @@ impl Symbol {
 /// The symbols of a kernel, at one position of its run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbols {
-    /// By address. At the same address the global ones come first.
+    /// By address. At the same address the global symbols come first.
     symbols: Vec<Symbol>,
     by_name: ByName,
     sections: Vec<Section>,

@@ -38,7 +38,7 @@ const ISOLATED: (u64, u32) = (7, 11);
 pub enum AddressSpace {
     /// The physical address of their root: CR3 while the process is in the kernel, without its low bits.
     Own(u64),
-    /// A kernel thread has none.
+    /// A kernel thread has no mappings.
     KernelThread,
     /// An exiting process has given them back, or they cannot be found.
     None,
@@ -195,8 +195,8 @@ impl Tasks {
         KernelView::all(guest).find_map(|view| self.current_in(view))
     }
 
-    /// The address of the running task's structure. In an interrupt, this is the interrupted task. Much cheaper than
-    /// [`Tasks::current`].
+    /// The address of the running task's structure. In an interrupt, this is the interrupted task. This
+    /// function is much cheaper than [`Tasks::current`].
     pub fn running(&self, guest: &dyn GuestView) -> Option<u64> {
         KernelView::all(guest).find_map(|view| view.number::<8>(self.place_of_current_in(view)?))
     }

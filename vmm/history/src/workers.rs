@@ -25,7 +25,7 @@ use machine::error::Error;
 
 /// Rows that a worker sends at once.
 const BATCH_ROWS: usize = 128;
-/// Batches that wait for the caller. With more, their worker waits too.
+/// Batches that wait for the caller. When this many batches wait, the worker waits too.
 const WAITING_BATCHES: usize = 64;
 /// How long the caller waits for workers before it asks again whether to stop.
 const WAIT: Duration = Duration::from_millis(10);

@@ -38,7 +38,8 @@ pub struct LiveClock<I> {
     options: ClockOptions,
     /// The host's time up to which the guest has received time events.
     told: Instant,
-    /// Whether this series of calls of `poll` has returned an event. The series ends with a call that returns none.
+    /// Whether this series of calls of `poll` has returned an event. The series ends with a call that returns
+    /// no event.
     told_now: bool,
     /// The least guest time that is worth an event: a grain, or less if a device waits for less.
     worth_telling: Cell<Duration>,

@@ -23,7 +23,8 @@ pub(super) trait Devices {
     fn wakes(&self) -> Vec<BorrowedFd<'_>>;
     /// Whether a device must be polled, because nothing reports its interrupts.
     fn are_watched(&self) -> bool;
-    /// Polls such devices while the guest waits. Returns whether one interrupts; the interrupt comes in next.
+    /// Polls such devices while the guest waits. Returns whether a device interrupts; the interrupt comes in
+    /// next.
     fn look(&mut self) -> bool;
     /// Prepares for a wait of the guest: devices see the guest's writes, and are checked next.
     fn before_idle(&mut self);

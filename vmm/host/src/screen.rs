@@ -29,7 +29,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Creates the file, if one is wanted. Once `ending` is set, nothing waits for readers.
+    /// Creates the file, if a file is wanted. Once `ending` is set, nothing waits for readers.
     pub fn new(copy: Option<&Path>, ending: Arc<AtomicBool>) -> Result<Screen, Error> {
         let create = |path: &Path| match File::create(path) {
             Ok(file) => Ok((path.to_path_buf(), file)),

@@ -19,7 +19,7 @@ pub(super) struct Stopping {
     pub not_here: bool,
     /// How many times in a row the engine ran beyond the landing place.
     pub overshots: u32,
-    /// The state to restore if the engine does so again.
+    /// The state to restore if the engine runs too far again.
     pub before: Option<Before>,
 }
 

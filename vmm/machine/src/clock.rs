@@ -9,7 +9,7 @@ use crate::unit::Unit;
 /// A virtual time in nanoseconds that no run reaches: 146 years. Nothing overflows before this time.
 pub const MAX_TIME_NS: u64 = 1 << 62;
 
-/// What makes virtual time pass while the guest runs.
+/// The source of virtual time while the guest runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeBase {
     /// Each instruction is a nanosecond.
@@ -43,7 +43,7 @@ impl Clock {
         Clock { base, idle_ns: 0, exits: Exits(0), run_until_ns: 0, run_until_exits: Exits::MAX }
     }
 
-    /// What makes time pass.
+    /// The source of virtual time.
     pub fn base(&self) -> TimeBase {
         self.base
     }

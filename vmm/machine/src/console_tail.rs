@@ -21,7 +21,7 @@ pub struct ConsoleTail {
 }
 
 impl ConsoleTail {
-    /// Appends output. Returns whether a panic's report ended in it.
+    /// Appends output. Returns whether a panic's report ended in this output.
     pub fn push(&mut self, output: &[u8]) -> bool {
         let before = self.tail.len().saturating_sub(PANIC_END.len() - 1);
         self.length_bytes += output.len() as u64;

@@ -14,7 +14,7 @@ use crate::written_pages::Reader;
 const DISK_SLOT: usize = 1;
 
 impl<U: Unit> Machine<U> {
-    /// The disk, if there is one.
+    /// The disk, if the machine has a disk.
     pub fn disk_mut(&mut self) -> Option<&mut OverlayDisk> {
         self.bus.platform.bus_mut().block_backend_mut::<OverlayDisk>(DISK_SLOT)
     }

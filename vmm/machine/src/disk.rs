@@ -23,8 +23,8 @@ pub struct OverlayDisk {
     base: File,
     path: PathBuf,
     size_bytes: u64,
-    /// Blocks over the base image at the start, for a machine that did not start at power-on. This run has written
-    /// none of them.
+    /// Blocks over the base image at the start, for a machine that did not start at power-on. This run has
+    /// written none of these blocks.
     start: PageMap,
     /// The location of each block's contents. [`PageRef::Base`] means `start`, and the base image under it.
     blocks: PageMap,
@@ -125,8 +125,8 @@ impl OverlayDisk {
         self.written.insert(block);
     }
 
-    /// Replaces a block in memory by its stored copy, if they are still equal. The block may have been written and
-    /// taken again since, and stored more than once or not again.
+    /// Replaces a block in memory by its stored copy, if the two are still equal. Since the copy was made,
+    /// the guest may have written the block, and later checkpoints may have stored it again.
     pub fn adopt(&mut self, block: u64, stored: PageRef) {
         let PageRef::Held(held) = self.blocks.get(block) else { return };
         let is_equal = match (&stored, &self.store) {

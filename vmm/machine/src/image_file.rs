@@ -183,7 +183,7 @@ pub(super) fn read_recorded<T>(
     })
 }
 
-/// Checks that an image is the recorded one.
+/// Checks that an image is the recorded image.
 pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Error> {
     if recorded.hash == now.hash && recorded.size_bytes == now.size_bytes {
         return Ok(());

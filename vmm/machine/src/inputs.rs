@@ -19,7 +19,7 @@ use crate::position::{Count, Instructions, Moment};
 /// An input from outside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Event {
-    /// The machine's inputs at power-on. Always the first event, and never a later one.
+    /// The machine's inputs at power-on. This event is always the first event, and never comes later.
     PowerOn(PowerOn),
     /// Bytes typed at the serial console.
     ConsoleInput(Vec<u8>),
@@ -182,7 +182,7 @@ pub struct AskedAt<C> {
 
 /// A source of events.
 pub trait Inputs<C: Count> {
-    /// The next event that is due exactly here, if any. The machine calls this until there is none.
+    /// The next event that is due exactly here, if any. The machine calls this until no event is due.
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error>;
 
     /// The place where the machine must ask again at the latest.

@@ -142,7 +142,7 @@ impl Position {
         }
     }
 
-    /// The place as a count of type `C`. The caller must know that it is one.
+    /// The place as a count of type `C`. The caller must know that the place counts in this unit.
     pub fn counted<C: Count>(self) -> C {
         C::new(self.number())
     }

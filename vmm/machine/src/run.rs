@@ -188,7 +188,7 @@ impl<U: Unit> Machine<U> {
         self.engine.statistics()
     }
 
-    /// Wraps the engine in another one, for tests.
+    /// Wraps the engine in another engine, for tests.
     #[doc(hidden)]
     pub fn wrap_engine(self, wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>) -> Self {
         Machine { engine: wrap(self.engine), ..self }
@@ -400,7 +400,7 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Takes one event or check that is due here. Returns whether there was one.
+    /// Takes one event or check that is due here. Returns whether an event or check was due.
     fn take_event(&mut self, inputs: &mut dyn Inputs<U>) -> Result<bool, Error> {
         let view = self.view();
         let now = view.moment;

@@ -34,7 +34,7 @@ impl<U: Unit> Machine<U> {
         }
         let branches = goal.branches.filter(|_| !gives_up && !self.stopping.counts_anew);
         if branches.is_some() && self.engine.overshoots() {
-            // Costs as much as the pages written since the last update.
+            // The cost depends on the pages written since the last update.
             self.update_image()?;
             let ram = self.image.clone();
             self.stopping.before =

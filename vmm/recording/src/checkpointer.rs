@@ -85,7 +85,7 @@ impl<C: Unit> Checkpointer<C> {
         Ok(Checkpointer { writer, pace, trail, told_full: false })
     }
 
-    /// Takes a checkpoint if one is due. Callers call this now and then, while the machine stands still.
+    /// Takes a checkpoint if it is due. Callers call this now and then, while the machine stands still.
     pub fn look<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         self.adopt_stored(machine);
         let (now, held_blocks) = (machine.moment_in::<C>(), machine.written_blocks());

@@ -24,8 +24,8 @@ impl<C: Count> Cursor<C> {
         Cursor { event: events, check: checks, last_good, log_check }
     }
 
-    /// Whether the cursor may be a place in this log. True for places behind the log's end: the log may have been cut
-    /// off.
+    /// Whether the cursor may be a place in this log. Also true for places behind the log's end: the log may
+    /// have been cut off.
     pub fn is_of(&self, log: &Log<C>) -> Result<bool, Error> {
         let is_reached = log.reaches(self.event, self.check);
         Ok(!is_reached || log.check_behind(self.event, self.check)? == Some(self.log_check))

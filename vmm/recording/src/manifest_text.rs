@@ -75,7 +75,7 @@ struct Checked<'a, M> {
     check: String,
 }
 
-/// Reads the manifest in a file. Refuses one that was edited.
+/// Reads the manifest in a file. Refuses an edited manifest.
 pub(super) fn read_manifest(file: &Path) -> Result<Manifest, Error> {
     let mut text = String::new();
     plain_file::open(file)

@@ -1,5 +1,5 @@
-//! A recording on disk: a directory with a readable manifest and the event log. `FORMAT.md` describes both. Opening
-//! reads the manifest and the log; it builds no machine.
+//! A recording on disk: a directory with a readable manifest and the event log. `FORMAT.md` describes both
+//! files. Opening reads the manifest and the log; it builds no machine.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -169,9 +169,9 @@ impl<C: Unit> Recording<C> {
 /// An opened recording, of either unit.
 #[derive(Clone, Debug)]
 pub enum Opened {
-    /// Made by the software engine.
+    /// A recording made by the software engine.
     ByInstructions(Recording<Instructions>),
-    /// Made by KVM, or for it.
+    /// A recording made by KVM, or for KVM.
     ByExits(Recording<Exits>),
 }
 
@@ -235,7 +235,7 @@ pub(super) fn create_images(recording: &Path) -> Result<(), Error> {
     std::fs::create_dir(&images).map_err(Error::file("create", &images))
 }
 
-/// Makes a recording's folder. Never overwrites an existing one.
+/// Makes a recording's folder. Never overwrites an existing recording.
 pub fn create_folder(path: &Path) -> Result<(), Error> {
     std::fs::create_dir(path).map_err(|source| Error::file("create", path)(existing(source)))
 }

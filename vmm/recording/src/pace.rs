@@ -152,8 +152,9 @@ impl<C: Unit> Pace<C> {
         }
         let saved = self.saved_at(now);
         if !C::NAMES_ONE_PLACE {
-            // This run is recounted from a checkpoint before it can be debugged, which takes far longer than running
-            // it. So the first checkpoint comes at once, and each is paid for afterwards.
+            // Before a debugger opens such a run, ttvm recounts it from a checkpoint, which takes far longer
+            // than the run. So the first checkpoint comes at once, and each checkpoint is paid for
+            // afterwards.
             return Ok(saved >= 0);
         }
         if saved < self.known_cost {

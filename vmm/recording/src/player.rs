@@ -75,7 +75,7 @@ type Output = dyn FnMut(&[u8]) -> Result<(), Error> + Send;
 pub struct Frame<C> {
     /// The point where the frame came in; for a sent frame, the next instruction sent it.
     pub at: Moment<C>,
-    /// Whether the guest sent it.
+    /// Whether the guest sent the frame.
     pub is_sent: bool,
     /// The Ethernet frame, with all its checksums.
     pub bytes: Vec<u8>,

@@ -73,8 +73,8 @@ impl<C: Unit> Trail<C> {
         Ok(())
     }
 
-    /// Keeps the state here, and the one kept last. Does nothing if the last one is too near for the cost of this
-    /// one.
+    /// Keeps the present state, and the state kept last. Does nothing if the last state is too near, compared
+    /// to the cost of a new state.
     pub fn keep<U: Unit>(&mut self, machine: &mut Machine<U>, cursor: Cursor<C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         if self.given_up || at.count < self.next {

@@ -80,7 +80,7 @@ const THREADS: &[c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// Incoming signals. [`of_own_process`] allows outgoing ones.
+/// Incoming signals. [`of_own_process`] allows outgoing signals.
 const SIGNALS: &[c_long] = &[
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,

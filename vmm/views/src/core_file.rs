@@ -1,5 +1,5 @@
-//! Writes a machine's memory and registers as an ELF core file, in the format of Linux's own crash dumps (`vmcore`).
-//! Tools such as crash and drgn read it.
+//! Writes a machine's memory and registers as an ELF core file, in the format of Linux's own crash dumps
+//! (`vmcore`). Tools such as crash and drgn read such a file.
 //!
 //! ```text
 //! headers

@@ -46,7 +46,7 @@ pub struct Search<'a> {
 /// The wanted places of a search.
 #[derive(Clone, Copy, Debug)]
 pub enum Wanted {
-    /// The next one in this direction.
+    /// The next hit in this direction.
     One {
         /// Where the search begins.
         from: Instructions,

@@ -85,7 +85,7 @@ pub struct State {
 pub struct RunningKernel {
     /// The kernel's release.
     pub release: String,
-    /// Whether another kernel has started it.
+    /// Whether another kernel has started this kernel by kexec.
     pub by_kexec: bool,
 }
 

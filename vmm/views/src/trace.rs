@@ -1,10 +1,10 @@
 //! A guest's activity as a trace for Perfetto: the running threads, system calls, interrupts and exceptions with their
 //! durations, and the console's lines.
 //!
-//! All cores search the recording for these events at once. The results become packets in the order of the run. On a
-//! thread's track, slices nest: a system call, a page fault in it, an interrupt in that. When a thread continues its
-//! program, all slices end. The kernel's code marks the ends: the return from its call of `do_syscall_64`, and the one
-//! IRET that all interrupts return by.
+//! All cores search the recording for these events at once. The results become packets in the order of the
+//! run. On a thread's track, slices nest: an interrupt in a page fault in a system call. When a thread
+//! continues its program, all slices end. The kernel's code marks the ends: the return from its call of
+//! `do_syscall_64`, and the one IRET that all interrupts return by.
 //!
 //! Times are guest time. Thread switches are not slices but ftrace events, as Perfetto requires.
 

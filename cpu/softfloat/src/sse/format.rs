@@ -27,7 +27,7 @@ pub trait Ieee: Copy + Eq + sealed::Sealed + 'static {
 
 /// A format that the host can compute with: `u32` and `u64`, not `u16`. The fast paths need it.
 ///
-/// The host's basic operations round to nearest, as IEEE 754 demands. MXCSR does not affect them.
+/// The host's basic operations round to nearest, as IEEE 754 demands. MXCSR does not affect these values.
 pub trait Host: Ieee {
     /// `self + other`.
     fn host_add(self, other: Self) -> Self;

@@ -31,7 +31,8 @@ use crate::frame::{EXPECTED, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot};
 use crate::{Part, Parts, Source, Undefined};
 
-/// The error for an instruction that cannot be written after all. The interpreter will execute it.
+/// The error for an instruction that cannot be written after all. The interpreter will execute the
+/// instruction.
 #[derive(Debug)]
 pub(super) struct Cannot;
 

@@ -530,7 +530,7 @@ impl BlockWriter<'_> {
     fn call_indirect(&mut self, i: &Instruction) -> Result<(), Cannot> {
         self.target(i)?;
         self.keep();
-        // Check first that the stack can be written, then that the target is known. Store only after that.
+        // Check first that the stack can be written, then that the target is known. Only then store.
         self.stack_address(-8);
         self.check(8, true);
         self.load_kept_keep_rax();

@@ -31,7 +31,7 @@ pub(super) fn looked_at(cc: u8) -> u8 {
     }
 }
 
-/// The kind of a translated instruction. The interpreter executes all others.
+/// The kind of a translated instruction. The interpreter executes all other instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// ADD to CMP by the `/n` of their encoding.
@@ -420,7 +420,8 @@ impl Kind {
     }
 
     /// The instruction's effect on the flags, if later code may read the flags in `needed`. `checked` says
-    /// that the instruction's access needs no check. `None` if the interpreter must then execute it.
+    /// that the instruction's access needs no check. `None` if the interpreter must then execute the
+    /// instruction.
     pub fn effect(self, instruction: &Instruction, needed: u8, checked: bool) -> Option<Effect> {
         use set::{A, ALL, C, O, Z};
         let memory =

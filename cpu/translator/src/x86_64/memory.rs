@@ -25,7 +25,8 @@ pub(super) struct CodeMemory {
 unsafe impl Send for CodeMemory {}
 
 impl CodeMemory {
-    /// Maps `length` bytes, which use memory only once they are written. `None` if the host does not allow it.
+    /// Maps `length` bytes, which use memory only once they are written. `None` if the host does not allow
+    /// such mappings.
     pub fn new(length: usize) -> Option<CodeMemory> {
         let length = NonZeroUsize::new(length)?;
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;

@@ -53,12 +53,13 @@ struct Block {
     /// Registers that a recipe must not need, for an entry with a recipe in place of the flags. `None` if no recipe is
     /// accepted.
     changes: Option<u16>,
-    /// Targets of the edges, relative to `rip`: next, and taken. Also whether each can be linked.
+    /// Targets of the edges, relative to `rip`: next, and taken. Also returns whether each exit can be
+    /// linked.
     ahead: [u64; 2],
     linkable: [bool; 2],
     /// The places where the block can be entered again.
     reentries: Arc<[block::Reentry]>,
-    /// The code that was written for it.
+    /// The code that was written for the block.
     written: Arc<block::Written>,
 }
 

@@ -10,7 +10,8 @@ use super::asm::{Size, alu};
 use super::kind::{Kind, is_high_byte, number_of, operand_size};
 use crate::frame::{FlagImage, KEPT};
 
-/// The bit that marks a recipe in the frame; no [`FlagImage`] has it. The recipe's number is above it.
+/// The bit that marks a recipe in the frame; no [`FlagImage`] has it. The recipe's number is in the bits
+/// above.
 pub(super) const IS_RECIPE: u32 = 1 << 2;
 const NUMBER_SHIFT: u32 = 3;
 /// Limit for the number of recipes, because a guest can cause any number. At the limit, all recipes and all code are

@@ -259,8 +259,8 @@ fn without(code: Range<u64>, part: Option<Range<u64>>) -> impl Iterator<Item = R
     pieces.into_iter().filter(|piece| !piece.is_empty())
 }
 
-/// The frame's address (CFA), this many bytes above the stack pointer of the tables. `None` if the tables do not have
-/// it.
+/// The frame's address (CFA), this many bytes above the stack pointer of the tables. `None` if the tables do
+/// not have the function.
 fn frame(entry: &Entry, above: i32) -> Option<Rule> {
     let offset = i32::from(entry.sp_offset);
     Some(match entry.sp_register {

@@ -79,7 +79,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// A kernel with these tasks in the list, in this order. The first is the current one.
+    /// A kernel with these tasks in the list, in this order. The first task is the running task.
     fn new(current: Current, listed: &[u64]) -> Kernel {
         let mut memory = Pages::default();
         let bytes = types(current).bytes();
@@ -127,7 +127,7 @@ impl Kernel {
         memory.write_u64(at + 0x48, signal(number) + 0x10);
     }
 
-    /// Adds a thread to a process that has one.
+    /// Adds a thread to a process that has one thread.
     fn add_thread(&mut self, number: u64, process: u64, name: &[u8]) {
         self.write(number, process, name, (0, 0), 0);
         self.memory.write(task(number) + 0x3c, &(process as u32).to_le_bytes());

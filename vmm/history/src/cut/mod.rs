@@ -13,9 +13,9 @@
 //! - memory that the guest's kernel has free at the cut and at the end, if nothing touches it between them;
 //! - disk blocks that the guest does not read before writing them.
 //!
-//! Which pages are touched is measured. The part is replayed with an observer on all free pages. Then the
-//! part is replayed without the pages and blocks left out, and recorded. Both machines must be equal at the
-//! end: every register and device, and every page and block that was kept.
+//! The cut measures which pages the run touches. The part is replayed with an observer on all free pages.
+//! Then the part is replayed without the pages and blocks left out, and recorded. Both machines must be
+//! equal at the end: every register and device, and every page and block that was kept.
 //!
 //! Positions count from the cut. Guest time continues.
 

@@ -47,7 +47,7 @@ pub enum CheckpointPart {
         /// The first byte that differs.
         byte: usize,
     },
-    /// This disk block, from this byte on.
+    /// The checkpoint differs in this disk block, from this byte on.
     Disk {
         /// The block's number.
         block: u64,

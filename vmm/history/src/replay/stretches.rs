@@ -42,7 +42,7 @@ impl Cores {
 struct Stretch<C> {
     /// The checkpoint where the stretch begins; `None` for the recording's beginning.
     from: Option<C>,
-    /// The checkpoints to compare. The last one is the stretch's end.
+    /// The checkpoints to compare. The last checkpoint is the stretch's end.
     checkpoints: Vec<C>,
 }
 

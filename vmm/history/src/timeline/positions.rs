@@ -18,7 +18,7 @@ use recording::checkpoints::CheckpointHead;
 const SLICE_STEPS: u64 = 1 << 24;
 const SLICE_FACTOR: u64 = 1 << 2;
 
-/// A number that only grows along a run. A machine and a checkpoint's head both have it.
+/// A number that only grows along a run. A machine and a checkpoint's head both have this number.
 struct Measure {
     of_machine: fn(&Machine<Instructions>) -> u64,
     of_head: fn(&CheckpointHead<Instructions>) -> u64,

@@ -39,7 +39,7 @@ pub enum Direction {
 pub struct Interval {
     /// The first instruction.
     pub start: Instructions,
-    /// The instruction behind the last one.
+    /// The place behind the last instruction.
     pub end: Instructions,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Question<'a, T> {
 pub(super) enum Keep {
     First,
     Last,
-    /// At most this many hits. Then the search ends.
+    /// The search ends after this many hits.
     All(usize),
 }
 

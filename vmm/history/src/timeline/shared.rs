@@ -22,7 +22,8 @@ pub(super) struct Shared {
     pub begins_ns: u64,
     /// `None` while the first walker is being made.
     pub checkpoints: Option<Checkpoints<Instructions>>,
-    /// Checkpoints that could not be restored because they are damaged. The timeline works without them.
+    /// Checkpoints that could not be restored because they are damaged. The timeline works without these
+    /// checkpoints.
     pub damaged: Mutex<BTreeSet<Instructions>>,
     pub snapshots: Snapshots,
     /// The engine that runs long stretches, if it is not the software engine.

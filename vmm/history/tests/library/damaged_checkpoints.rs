@@ -251,7 +251,7 @@ fn travelling_goes_on_without_a_checkpoint_with_a_damaged_page() {
 #[test]
 fn a_checkpoint_that_is_damaged_while_a_timeline_is_open_is_left_out_too() {
     let directory = tempfile::tempdir().unwrap();
-    // Far enough apart that the way to a checkpoint's place begins at that checkpoint.
+    // Checkpoints are so far apart that the way to a checkpoint's place begins at that checkpoint.
     let places = [10_000_000, 20_000_000];
     let recording = record_long(directory.path(), "r.ttvm", 25);
     let there = Instructions(places[1] + 50);

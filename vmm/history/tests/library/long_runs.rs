@@ -545,8 +545,8 @@ fn a_search_that_is_interrupted_stands_nearer_to_its_edge_than_where_it_began() 
     assert_eq!(timeline.position(), Instructions(0));
 }
 
-/// Wherever a user interrupts the search, it has left nothing out between its beginning and that place. The hit is a
-/// single one near the beginning.
+/// A user may interrupt the search at any place. The search has left nothing out between its beginning and
+/// that place. There is only one hit, near the beginning.
 #[test]
 fn a_search_backward_that_was_interrupted_finds_the_rest_when_it_goes_on() {
     let end = 30 * LONG_ROUND_STEPS;
@@ -622,7 +622,7 @@ fn a_run_that_is_interrupted_just_at_a_breakpoint_has_hit_it() {
     timeline.set_stops(stops.clone());
     let visits: Vec<u64> = all(&mut timeline, 0, end).found.iter().map(|hit| hit.before.number()).collect();
     assert!(visits.len() > 2, "{visits:?}");
-    // At a checkpoint the run polls.
+    // A run polls at each checkpoint.
     add_checkpoints(&bare, &visits[1..2]);
     let mut timeline = Timeline::open_with(&open(&bare.path), 1).unwrap();
     seek(&mut timeline, visits[0]);

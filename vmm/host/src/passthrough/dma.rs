@@ -18,7 +18,8 @@ const MOST_PASSES: usize = 16;
 
 /// A page in the shadow.
 struct Page {
-    /// Number of addresses at which the function sees it, and at how many of them it may write it.
+    /// The number of addresses at which the function sees the page, and the number of these where the
+    /// function may write.
     uses: u32,
     writable: u32,
     since: u64,

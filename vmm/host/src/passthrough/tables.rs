@@ -27,7 +27,7 @@ pub(super) const MOST_PAGES: usize = 65_535;
 pub(super) struct Shown {
     /// The offset in RAM.
     pub offset: u64,
-    /// Whether the function may write it.
+    /// Whether the function may write the page.
     pub may_write: bool,
 }
 

@@ -78,7 +78,7 @@ impl LogWriter {
         assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
         let (header, chain) = header_of(self.chain, payload);
         if let Err(error) = write_both(&mut self.file, &header, payload) {
-            // Half a frame would read as a cut. We try to remove it, and ignore a failure.
+            // Half a frame would read as a cut. We try to remove the file, and ignore a failure.
             let _ = self.file.set_len(self.bytes);
             return Err(Error::file("write", &self.path)(error));
         }

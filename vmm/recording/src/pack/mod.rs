@@ -1,5 +1,6 @@
-//! Packs a recording into one file, from which another host can replay it: manifest, log, images and checkpoints.
-//! `FORMAT.md` describes the file. [`pack`] writes it. [`unpack`] turns it into a recording that carries its images.
+//! Packs a recording into one file, from which another host can replay it: manifest, log, images and
+//! checkpoints. `FORMAT.md` describes the file. [`pack`] writes a packed recording. [`unpack`] turns it into
+//! a recording that carries its images.
 
 mod archive;
 mod reader;
