@@ -148,7 +148,7 @@ unsafe extern "C" {
 const STUBS: u64 = CODE + CODE_BYTES;
 const STUB_BYTES: u64 = 16;
 
-/// The kind of jump by which a slot is left.
+/// The way by which the instruction left its slot.
 #[derive(Clone, Copy)]
 pub enum Exit {
     /// The jump behind the instruction.

@@ -36,11 +36,12 @@ const ISOLATED: (u64, u32) = (7, 11);
 /// A process's page tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressSpace {
-    /// The physical address of their root: CR3 while the process is in the kernel, without its low bits.
+    /// The physical address of the page tables' root: CR3 while the process is in the kernel, without its low
+    /// bits.
     Own(u64),
-    /// A kernel thread has no mappings.
+    /// A kernel thread has no page tables of its own.
     KernelThread,
-    /// An exiting process has given them back, or they cannot be found.
+    /// An exiting process has given its page tables back, or they cannot be found.
     None,
 }
 
