@@ -67,8 +67,9 @@ impl Core {
         Ok(upper & 0xffff_ffff)
     }
 
-    /// The base of a local descriptor table or TSS. In long mode the base has 64 bits and must be
-    /// canonical, else #GP(selector) (SDM vol. 3, 3.5.2 and 8.2.3; APM vol. 3, LLDT and LTR).
+    /// The base of a local descriptor table or TSS. In long mode the base has 64 bits. A base that
+    /// is not canonical raises #GP(selector) (SDM vol. 3, 3.5.2 and 8.2.3; APM vol. 3, LLDT and
+    /// LTR).
     pub(crate) fn system_segment_base(
         &mut self,
         bus: &mut dyn Bus,
