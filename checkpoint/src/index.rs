@@ -200,7 +200,7 @@ mod tests {
         const MORE: u32 = HELD_FILES as u32 + 10;
         (1..=MORE).for_each(|number| insert(&mut index, number));
         assert_eq!(held(), HELD_FILES);
-        // Remove some that are held open, and some that are not.
+        // Remove some files that are held open, and some files that are not.
         (1..=5).chain(MORE - 5..=MORE).for_each(|number| index.remove(number));
         assert_eq!(held(), HELD_FILES - 5);
         (MORE + 1..=MORE + 20).for_each(|number| insert(&mut index, number));

@@ -69,7 +69,8 @@ impl Store {
         let mut removed = Vec::new();
         let old = too_old(&self.entries(), policy.keep_last_ns, end_ns);
         if old.len() >= patience {
-            // The oldest is the largest; as the last one to go it is copied once.
+            // The oldest file is the largest. Remove the oldest checkpoint last, so that its pages are copied
+            // only once.
             for position in old.into_iter().rev() {
                 removed.extend(self.remove_whole(&mut writer, position, self.spare(policy))?);
             }

@@ -60,8 +60,8 @@ pub enum PanicKind {
 
 /// Features of pvpanic: panicked, crash loaded.
 pub const PVPANIC_FEATURES: u8 = 0x03;
-/// The bit of the pvpanic port that asks to keep the recording. The pvpanic device of QEMU has no such event, and the
-/// feature bits do not show it.
+/// The bit of the pvpanic port that asks to keep the recording. QEMU's pvpanic device has no such event, and
+/// the feature bits do not show this bit.
 const PVPANIC_KEEP: u8 = 0x80;
 /// The value that a read of the debug console gives, so that a guest can find it.
 pub const DEBUG_CONSOLE_PRESENT: u8 = 0xE9;

@@ -59,7 +59,7 @@ impl Framer {
             (_, b'$') => self.start(),
             (State::Idle, INTERRUPT) => return Some(Event::Interrupt),
             (State::Idle, b'-') => return Some(Event::Resend),
-            // Acknowledgements, and noise.
+            // Ignore acknowledgements and noise.
             (State::Idle, _) => {}
             (State::Body, b'#') => self.state = State::FirstDigit,
             (State::Body, _) => self.append(byte),

@@ -86,7 +86,8 @@ const GDT: u64 = 0x5000;
 const STACK: u64 = 0x7000;
 const TABLES: u64 = 0x8000;
 const RESULT_PORT: u16 = 0x10;
-/// Longer than a guest of a few instructions takes, even on an emulated and busy host. A guest that hangs is stopped.
+/// This time is longer than a guest of a few instructions takes, even on an emulated and busy host. A guest
+/// that hangs is stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A vCPU at `CODE` in kernel mode, in 64-bit mode with the first 2 MiB mapped for kernel and user mode.

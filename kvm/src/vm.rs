@@ -106,7 +106,8 @@ impl Vm {
         Ok(())
     }
 
-    /// Gives the guest no performance counters. The host keeps all counters. An older KVM needs no such call.
+    /// Gives the guest no performance counters. The host keeps all counters. An older KVM needs no call to
+    /// hide counters.
     fn hide_counters(&self) {
         const KVM_CAP_PMU_CAPABILITY: u32 = 212;
         let mut cap = kvm_enable_cap { cap: KVM_CAP_PMU_CAPABILITY, ..Default::default() };

@@ -42,7 +42,7 @@ impl Left {
         self.0.path()
     }
 
-    /// Everything that may explain a failure.
+    /// The contents of all small files of the lab, which may explain a failure.
     pub fn small_files(&self) -> String {
         let files = std::fs::read_dir(self.folder()).expect("the folder is there").flatten();
         let small = files.filter(|file| file.metadata().is_ok_and(|file| file.len() < 100_000));

@@ -18,7 +18,8 @@ pub const UE: u32 = 16;
 pub const PE: u32 = 32;
 /// All six exception flags.
 pub const ALL_FLAGS: u32 = 0x3f;
-/// Exceptions detected before the operation is computed. Unmasked, they prevent a result (SDM vol. 1, 4.9.2).
+/// Exceptions detected before the operation is computed. If unmasked, such an exception prevents a result
+/// (SDM vol. 1, 4.9.2).
 pub const PRE_COMPUTATION: u32 = IE | DE | ZE;
 
 /// A rounding mode; the discriminants are the RC encoding of MXCSR, the x87 control word and `imm8` operands.

@@ -68,9 +68,9 @@ impl Mmu {
         }
     }
 
-    /// Chooses the slots for the current privilege: user, supervisor without access to user pages, supervisor, or user
-    /// with alignment checks. The last has slots for instruction fetches only, so that data accesses leave the fast
-    /// path.
+    /// Chooses the slots for the current privilege: user, supervisor without access to user pages,
+    /// supervisor, or user with alignment checks. With alignment checks there are slots for instruction
+    /// fetches only, so data accesses leave the fast path.
     #[inline(always)]
     pub(crate) fn set_index(&mut self, user: bool, smap: bool, aligned: bool) {
         self.index = if user {

@@ -314,7 +314,7 @@ fn one_step(name: &str, bits: u32, value: u64, carry: bool) -> (u64, bool) {
     }
 }
 
-/// Every count in CL. OF has the value of a shift by one bit.
+/// Tests every count in CL. OF has the value of a shift by one bit.
 #[test]
 fn shifts_and_rotates() {
     let names = ["rol", "ror", "rcl", "rcr", "shl", "shr", "sar"];

@@ -120,7 +120,7 @@ fn ranges_may_have_any_length_and_end_where_addresses_end() {
 #[test]
 fn a_breakpoint_where_nothing_is_stops_with_and_without_traps() {
     let nowhere = 0x1234_5000_0000;
-    // Also code that ends at the last byte of a page whose successor is absent.
+    // The second case: code that ends at the last byte of a page before an unmapped page.
     let before = DATA + 0x2ffe;
     for (flags, debug_control) in [(TF, 0), (0, 0x402), (0, 0)] {
         for rip in [nowhere, before, 0x8000_0000_0000_0000] {

@@ -720,7 +720,7 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
         |a| a.bt(rsi, 3).unwrap(),
         |a| a.shl(rsi, cl).unwrap(),
     ];
-    // In one block or two; shown by generated code or by the interpreter.
+    // Setter and reader are in one block or in two; generated code or the interpreter shows the flags.
     let ways = [(false, false), (false, true), (true, false), (true, true)];
     for (setter, other) in setters.iter().flat_map(|setter| others.map(|other| (setter, other))) {
         for (branches, interpreted) in ways {

@@ -1,5 +1,5 @@
-//! Real devices of the host that are passed through to the guest: what the model emulates, and what it asks the real
-//! device.
+//! Real devices of the host that are passed through to the guest: the emulated parts, and the questions to
+//! the real device.
 //!
 //! ```text
 //!  PciBus ── PassedFunction   configuration space, MSI, MSI-X, INTx; BARs are outside   (function.rs)

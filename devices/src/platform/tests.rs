@@ -276,8 +276,8 @@ fn linux_calibrates_through_port_b() {
     assert!((m.now_ns - 5_000_000).abs_diff(10_000_000) < 2_000);
 }
 
-/// The same vector comes from a level-triggered line at one second and from the timer at two. The later one decides the
-/// trigger mode, however far a call advances the time.
+/// The same vector comes from a level-triggered line at one second and from the timer at two. The later
+/// interrupt decides the trigger mode, however far a call advances the time.
 #[test]
 fn events_happen_in_the_order_of_time() {
     for stops in [&[3_000_000_000][..], &[1_500_000_000, 3_000_000_000]] {

@@ -436,7 +436,7 @@ impl Transport {
     }
 }
 
-/// The low or high half of a feature word. Any other half is zero.
+/// The low or high half of a feature word. For any other selector the result is zero.
 fn half(features: u64, select: u32) -> u32 {
     match select {
         0 => features as u32,

@@ -12,7 +12,8 @@ pub(crate) trait BranchCounter: Send {
     fn move_here(&mut self) -> Result<(), Error>;
     /// The number of branches so far. The count starts at an unknown number, which does not change.
     fn count(&mut self) -> Result<u64, Error>;
-    /// Makes the guest exit some time after `branches` more (at least one). Replaces an earlier call.
+    /// Makes the guest exit some time after `branches` more branches (at least one). A new call replaces an
+    /// earlier call.
     fn arm(&mut self, branches: u64) -> Result<(), Error>;
     /// Disarms the counter.
     fn disarm(&mut self) -> Result<(), Error>;

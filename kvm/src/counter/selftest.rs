@@ -172,7 +172,8 @@ fn skids(number: u64, trials: usize) -> io::Result<Vec<u64>> {
     Ok(skids)
 }
 
-/// Tests locked instructions. On Zen, speculation over them counts branches twice unless a chicken bit forbids it.
+/// Tests locked instructions. On Zen, speculation over locked instructions counts branches twice, unless a
+/// chicken bit forbids the speculation.
 fn locked_instructions(event: Option<u64>) -> CounterTest {
     let found = match event.map(|number| count_loop(number, spin_locked)) {
         None => Err(NO_COUNTER.to_string()),

@@ -110,7 +110,8 @@ impl<T: Tier> Guest<T> {
             && snapshot.ram.chunks(PAGE as usize).enumerate().all(page_equal)
     }
 
-    /// Goes back to a snapshot and keeps the caches. Like the Timeline, it writes only pages that differ.
+    /// Goes back to a snapshot and keeps the caches. Like the Timeline, the function writes only pages that
+    /// differ.
     fn go_back(&mut self, snapshot: &Snapshot) {
         for (number, page) in snapshot.ram.chunks(PAGE as usize).enumerate() {
             let mut own = [0; PAGE as usize];

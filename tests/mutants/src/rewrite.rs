@@ -41,7 +41,7 @@ pub fn rewrite<'a>(
     let mut finder = Finder { changes, sites: Vec::new() };
     finder.visit_file(&file);
     let mut sites = finder.sites;
-    // Outer ones first; the sort is stable, and the finder puts the outer of two equal ranges first.
+    // Outer sites come first: the sort is stable, and the finder puts the outer of two equal ranges first.
     sites.sort_by_key(|site| (site.range.start, std::cmp::Reverse(site.range.end)));
     let places = sites.iter().flat_map(Site::places).collect();
     let text = Renderer { source, sites: &sites }.render(0..source.len(), 0);

@@ -58,7 +58,7 @@ pub struct Calls {
 /// How control goes from one instruction to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// To the next instruction, or a jump.
+    /// The step goes to the next instruction, or is a jump.
     On,
     Call,
     Return,

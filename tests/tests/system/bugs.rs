@@ -27,7 +27,7 @@ struct Place {
     function: &'static str,
     /// The number of the marker in the source.
     marker: u32,
-    /// How the instruction there begins.
+    /// The first bytes of the instruction's text, as gdb shows it.
     instruction: &'static str,
 }
 

@@ -255,8 +255,8 @@ fn a_panic_of_a_kernel_that_reboots_is_a_panic() {
     assert_eq!((code, state), (Some(exit_code::DONE), Some(exit_code::USAGE)), "{said}");
 }
 
-/// For the oldest and the newest kernel here, with a disk. The whole recording and its images are removed before the end is
-/// replayed.
+/// Runs for the oldest and the newest kernel here, with a disk. The whole recording and its images are
+/// removed before the end is replayed.
 #[test]
 fn the_end_of_a_crash_is_small_and_replays_alone() {
     let images = [[CLOUD, BUSYBOX], SID];

@@ -1,5 +1,6 @@
-//! gdb loads symbols of programs, libraries, modules and a kernel's file, and keeps the symbols of the guest's kernel. The
-//! guest says where each belongs. Page tables are isolated, so programs and the kernel have different ones.
+//! gdb loads symbols of programs, libraries, modules and a kernel's file, and keeps the symbols of the
+//! guest's kernel. The guest says at which address each file belongs. Page tables are isolated, so programs
+//! and the kernel have different page tables.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

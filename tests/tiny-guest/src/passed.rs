@@ -62,7 +62,7 @@ fn code(rounds: u32) -> Vec<u8> {
         a.in_(al, dx)?;
         a.movzx(eax, al)?;
         a.add(ebx, eax)?;
-        // Every other round, so the interrupt line of these ports stays up for a while.
+        // Touch these ports only every other round, so their interrupt line stays up for a while.
         let mut other = a.create_label();
         a.test(esi, 1)?;
         a.jz(other)?;

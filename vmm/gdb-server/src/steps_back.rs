@@ -335,7 +335,7 @@ impl GdbTarget<'_> {
         self.timeline.set_stops(Stops { watches: vec![switch_to(place, task)], ..Stops::default() });
         let mut stop = self.timeline.run_backward(poll).map_err(refused)?;
         if matches!(stop, TravelStop::Hit(_)) {
-            // From the start of its last run forward to the next switch.
+            // Go from the start of the thread's last run forward to the next switch.
             self.timeline.set_stops(Stops::default());
             self.timeline.step_forward().map_err(refused)?;
             self.timeline.set_stops(Stops { watches: vec![switch(place).into()], ..Stops::default() });

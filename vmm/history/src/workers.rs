@@ -192,8 +192,8 @@ struct Work<'a, T> {
 
 struct Next {
     number: usize,
-    /// Announces, in the order of the intervals, which worker took each. `None` once no more intervals will be taken:
-    /// until then the caller waits for the next announcement.
+    /// Announces, in the order of the intervals, the worker that took the interval. `None` once no worker
+    /// takes more intervals: until then the caller waits for the next announcement.
     announce: Option<Sender<usize>>,
 }
 

@@ -147,7 +147,7 @@ impl<C: Unit> LiveConsole<C> {
     /// gives no more input.
     fn read_keyboard(&mut self, timeout: Duration, others: &[BorrowedFd<'_>]) {
         let stdin = std::io::stdin();
-        // If no more input is possible, this only waits. Signals end the wait.
+        // If the keyboard is closed, the call only waits. Signals end the wait.
         let typed = (!self.closed).then(|| stdin.as_fd());
         let watched = typed.into_iter().chain(others.iter().copied());
         let mut polled: Vec<_> = watched.map(|file| PollFd::new(file, PollFlags::POLLIN)).collect();

@@ -25,7 +25,7 @@ impl Intervals {
         // The interval is some tens of milliseconds of host time: a recording that is cut off loses at
         // most this much.
         registers: 16_000_000,
-        // With a person at the console, this is real time.
+        // With a person at the console, half a second of virtual time is half a second of real time.
         registers_ns: 500_000_000,
         devices: 128_000_000,
         ram: 512_000_000,

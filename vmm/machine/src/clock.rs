@@ -81,7 +81,8 @@ impl Clock {
         let (limit, exits) = limit.limits();
         self.run_until_exits = exits;
         if self.base == TimeBase::Exits {
-            // Instructions let no time pass. Exits and events do, and the deadlines are checked after them.
+            // Instructions let no time pass. Exits and events let time pass, and the deadlines are checked
+            // after each of them.
             return limit;
         }
         let deadline = Instructions(deadline_ns.unwrap_or(u64::MAX).saturating_sub(self.idle_ns));

@@ -403,7 +403,7 @@ mod tests {
         let first = stored(&mut disk, &store, 1);
         assert_eq!(first.iter().map(|(block, _)| *block).collect::<Vec<_>>(), [0, 1, 2]);
         disk.write(0, &[9; 512]).unwrap();
-        // The block is taken again before the first store is known.
+        // A second checkpoint takes the block before the disk knows where the first copy is stored.
         let second = stored(&mut disk, &store, 2);
         first.into_iter().for_each(|(block, at)| disk.adopt(block, at));
         let mut bytes = [1; 1024];

@@ -171,7 +171,7 @@ pub struct Sent<C> {
     pub frame: SentFrame,
 }
 
-/// The place of an instruction that asks or tells a passed-through device something: it is the next one.
+/// The place before an instruction that asks or tells a passed-through device something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskedAt<C> {
     /// The point in the machine's own unit.

@@ -138,8 +138,8 @@ impl<C: Unit> Checkpointer<C> {
             lost = self.writer.wait_and_take_lost()?;
         }
         machine.write_again(lost);
-        // If the run was ended from outside or by idling, time may have passed since the machine reached this place.
-        // And a guest may shut down without another exit.
+        // If the run was ended from outside or by idling, time may have passed since the machine reached this
+        // place. A guest may also shut down without another exit.
         let is_taken = !C::NAMES_ONE_PLACE && self.pace.last.count == at.count;
         let by_itself = machine
             .outcome()

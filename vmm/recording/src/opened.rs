@@ -179,7 +179,7 @@ pub enum Opened {
 /// itself is the caller's.
 pub(super) fn forget_beginning(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        // The caller reports why the recording could not begin. That matters more than files that stay behind.
+        // The caller reports why the recording could not begin, so ignore a failure to remove files.
         let _ = match entry.file_type() {
             Ok(kind) if kind.is_dir() => std::fs::remove_dir_all(entry.path()),
             _ => std::fs::remove_file(entry.path()),

@@ -22,7 +22,7 @@ use std::os::fd::BorrowedFd;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::termios::{InputFlags, LocalFlags, OutputFlags, SetArg, tcgetattr, tcsetattr};
 
-/// The exit code of a process that gets no memory: that of every request that could not be carried out.
+/// The exit code of a process that gets no memory, as for every failed request.
 pub const EXIT_CODE: i32 = 1;
 
 const MIB: u64 = 1 << 20;
@@ -82,8 +82,8 @@ fn end(size_bytes: usize) -> ! {
     unsafe { libc::_exit(EXIT_CODE) }
 }
 
-/// Gives the terminal on standard input the mode in which people type lines, if it is in another one. For a process that ends
-/// without leaving its functions.
+/// Gives the terminal on standard input the mode in which people type lines, if it is in another one. A
+/// process calls this if it ends without unwinding its functions.
 pub fn end_raw_mode() {
     // SAFETY: the descriptor is only looked at here, and a process that has closed it gets an error.
     let stdin = unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) };

@@ -55,8 +55,8 @@ pub(super) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, 
     best.or(second_best).unwrap_or(at)
 }
 
-/// The place after a loop that only counts a register down, if the guest at `rip` is in one. Kernels wait in such
-/// loops.
+/// If the guest at `rip` is in a loop that only counts a register down: the place after the loop. Kernels
+/// wait in such delay loops.
 pub(super) fn behind_delay(rip: u64, read: impl Fn(u64, &mut [u8]) -> usize) -> Option<u64> {
     let at = |rip| decode(rip, 64, &read);
     let first = at(rip)?;

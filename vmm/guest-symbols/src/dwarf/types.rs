@@ -22,9 +22,9 @@ use gimli::{
 use super::written::written;
 use crate::btf::{Btf, Member, Shape, Type};
 
-/// Limit on entries, including members and parameters. A kernel has fewer.
+/// Limit on entries, including members and parameters. A kernel has fewer entries.
 const MAX_ENTRIES: usize = 1 << 20;
-/// Limit on the bytes of names, each counted as often as it is used. A kernel has fewer.
+/// Limit on the bytes of names, each counted as often as it is used. A kernel has fewer bytes of names.
 const MAX_NAMES_BYTES: usize = 32 << 20;
 /// Chains of types are shorter than this.
 const MAX_CHAIN: usize = 64;

@@ -227,7 +227,7 @@ fn a_stack_that_leads_in_circles_ends() {
 fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
     for is_old in [true, false] {
         let (mut memory, unwinder) = kernel(is_old);
-        // Of a function before one with other rows, and of the last one in a module.
+        // The callers: a function before a function with other rows, and the last function of a module.
         let frame = STACK + 0x40;
         memory.write_u64(STACK, HANDLER);
         memory.write_u64(frame, 0x1234);
@@ -289,7 +289,7 @@ fn a_walk_has_a_limit() {
 #[test]
 fn a_table_out_of_order_is_refused() {
     let (mut memory, _, symbols) = kernel_and_symbols(false);
-    // The second address is taken for one before the first.
+    // The second address now lies before the first.
     memory.write(ADDRESSES + 4, &((LEAF - 1).wrapping_sub(ADDRESSES + 4) as i32).to_le_bytes());
     let refused = Unwinder::of_kernel(&memory, &symbols).unwrap_err();
     assert_eq!(refused, Missing::Symbol("__start_orc_unwind_ip"));

@@ -7,8 +7,8 @@
 //!   what is made                            ├───────────────┤   begins with a state, needs no image
 //! ```
 //!
-//! The new recording starts in a [`StartingState`] at the cut, and its log has the events behind the cut. To be
-//! small, it leaves out contents that the run no longer needs:
+//! The new recording starts in a [`StartingState`] at the cut, and its log has the events behind the cut. To
+//! be small, the new recording leaves out contents that the run no longer needs:
 //!
 //! - memory that the guest's kernel has free at the cut and at the end, if nothing touches it between them;
 //! - disk blocks that the guest does not read before writing them.

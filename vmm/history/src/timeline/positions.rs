@@ -47,7 +47,7 @@ enum Meaning {
     Fault(Instructions),
 }
 
-/// The report that is wanted.
+/// The wanted report.
 enum Wanted {
     FirstOops,
     Numbered(u64),
@@ -196,8 +196,9 @@ impl Timeline {
         })
     }
 
-    /// Lets the guest idle at a notation's place until the notation's time: see [`Timeline::time_at`]. The machine
-    /// can then be looked at in that state. No position names the state, so the timeline can only go elsewhere.
+    /// Lets the guest idle at a notation's place until the notation's time: see [`Timeline::time_at`].
+    /// Callers can then look at the machine in this state. No position names the state, so the timeline can
+    /// only go elsewhere.
     pub fn idle_at(&mut self, spec: PositionSpec) -> Result<(), Error> {
         let Some(time_ns) = self.time_at(spec)? else { return Ok(()) };
         let Walker { machine, player, .. } = &mut self.walker;

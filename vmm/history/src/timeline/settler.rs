@@ -101,7 +101,8 @@ impl Door {
                     Err(error) => log::debug!("what lies before instruction {here} is not settled: {error}"),
                 }
             }
-            // Each idle worker has a machine with the guest's RAM. A script's next search would have come by now.
+            // Each idle worker has a machine with the guest's RAM. Free these machines: a script's next
+            // search would have come by now.
             workers.clear();
             shared.snapshots.rest();
             guest_ram::return_freed_memory();

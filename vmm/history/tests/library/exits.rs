@@ -55,7 +55,7 @@ fn a_recounted_recording_is_the_same_run() {
     let verified = verify(&recounted, None, |_, _| {}).unwrap();
     assert!(verified.equal() && verified.complete);
     assert!(verified.checkpoints > 0, "it has checkpoints now");
-    // The second time, the log is only read.
+    // At the second opening, the recounted log is only read.
     let made = || std::fs::metadata(folder(&path, Exits(0)).join(EVENTS)).unwrap().modified().unwrap();
     let before = made();
     let again = in_instructions(open(&path), |_| {}).unwrap();

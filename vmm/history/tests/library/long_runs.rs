@@ -349,7 +349,7 @@ fn what_a_meter_shows_grows_up_to_what_was_said() {
     let (_directory, recording) = recording(30, &[10_000_000]);
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     let meter = timeline.meter();
-    // The second way begins at the checkpoint.
+    // The second movement begins at the checkpoint.
     for (target, at_most) in [(9_000_000, 9_000_000), (25_000_000, 15_000_000)] {
         let mut shown = Vec::new();
         let stop = timeline.seek(Instructions(target), &mut || {

@@ -1,9 +1,9 @@
 //! The function's shadow of guest RAM, and the copying between the two.
 //!
-//! Each page that the function may see has three copies. Only the guest and events change RAM; the function also
-//! changes the shadow. The base is the contents of both when they were last equal. A difference between shadow and base
-//! is the function's write; a difference between RAM and base is the guest's. So each side's bytes go to the other,
-//! even if both write to one page.
+//! Each page that the function may see has three copies. Only the guest and events change RAM; the function
+//! also changes the shadow. The base has the contents of RAM and shadow when they were last equal. A
+//! difference between shadow and base is the function's write; a difference between RAM and base is the
+//! guest's. So each side's bytes go to the other, even if both write to one page.
 
 use std::collections::BTreeMap;
 
