@@ -31,8 +31,8 @@ fn measures(timeline: &mut Timeline) -> Vec<[u64; 3]> {
     }
 }
 
-/// Looks for each number of system calls and branches that a run reaches, and for some numbers that the run
-/// skips or does not reach.
+/// Looks for branches, system calls and times that a run reaches, and for some that the run skips or does
+/// not reach.
 fn must_find_all(recording: &Recording<Instructions>) {
     let mut timeline = Timeline::open_with(recording, 1).unwrap();
     let measures = measures(&mut timeline);
