@@ -243,7 +243,8 @@ impl BackgroundWriter {
     }
 
     /// As [`BackgroundWriter::close`], at the end of a run. Also removes checkpoints that are too old for a
-    /// run that ended at `end_ns`. No later checkpoint will follow to remove these.
+    /// run that ended at `end_ns`. No later checkpoint will follow, whose writing would remove old
+    /// checkpoints.
     ///
     /// # Errors
     ///

@@ -47,8 +47,8 @@ impl PageCache {
 
 const RECENT: usize = 1 << 16;
 
-/// Maps contents to a recent version that may hold them. A block that is read from the disk into guest memory is then
-/// stored once. Takes 512 KiB.
+/// Maps a page's contents to a recent version that may have the same contents. A block that is read from the
+/// disk into guest memory is then stored once. Takes 512 KiB.
 #[derive(Default)]
 pub(crate) struct Recent {
     /// Ids by a part of the digest; 0 means none.

@@ -14,7 +14,7 @@ use crate::page::{PAGE_BYTES, Page};
 use crate::table::Digest;
 
 /// One of zstd's fast levels. This level takes half the time of the first normal level, for an eighth more
-/// bytes. The recorder needs the time more.
+/// bytes. For the recorder, time matters more than size.
 const LEVEL: i32 = -1;
 
 /// LZ4's mode for a page's first version. This fast mode takes a quarter of the normal mode's time, for a

@@ -58,7 +58,7 @@ struct Next {
 }
 
 impl Store {
-    /// Begins a checkpoint at `position`, before, between or after the others.
+    /// Begins a checkpoint at `position`, before, between or after the other checkpoints.
     ///
     /// # Errors
     ///

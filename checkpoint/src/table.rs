@@ -17,8 +17,8 @@ pub(crate) struct Row {
     pub base: Option<NonZeroU64>,
     /// The number of the file that holds the version.
     pub file: u32,
-    /// Number of page lists and deltas that refer to it. A version without references stays in its file until the file
-    /// is rewritten.
+    /// Number of page lists and deltas that refer to the version. A version without references stays in its
+    /// file until the file is rewritten.
     pub refs: u32,
     /// CRC-32 of the blob's bytes in the file.
     pub crc: u32,

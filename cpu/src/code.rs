@@ -157,8 +157,8 @@ impl CodeCache {
         (rip >> 6 ^ rip & (JUMP_SLOTS_OF_PAGE as u64 - 1)) as usize & (JUMP_SLOTS - 1)
     }
 
-    /// The block last found at this RIP under this tag, if the block still exists. The caller checks whether the page
-    /// still maps there.
+    /// The block last found at this RIP under this tag, if the block still exists. The caller checks whether
+    /// the page of RIP still maps to the block.
     #[inline(always)]
     pub fn jump(&self, rip: u64, tag: u64) -> Option<BlockNumber> {
         let slot = &self.jumps[Self::jump_index(rip)];

@@ -62,7 +62,7 @@ pub enum Met {
 enum Attended {
     /// Leave the run loop.
     Stop(Stop),
-    /// Something was delivered: check again.
+    /// An event was delivered, so check for further conditions.
     Again,
     /// Continue with the next instruction.
     Done,

@@ -56,7 +56,7 @@ pub enum ClockStateV1 {
     Stopped {
         /// The time registers as they read.
         registers: [u8; 8],
-        /// The clock's position in its second, in nanoseconds. The clock continues from there.
+        /// The clock's position in its second, in nanoseconds. The clock continues from this position.
         phase_ns: u32,
     },
 }

@@ -174,7 +174,8 @@ impl Uart {
         self.s.ier & IER_RDI != 0 || self.vain_polls >= POLLS_OF_A_LISTENER
     }
 
-    /// How many bytes [`Uart::push_input`] would take now. In loopback the line is disconnected, so it takes none.
+    /// How many bytes [`Uart::push_input`] would take now. In loopback the line is disconnected, so the port
+    /// takes no bytes.
     pub fn input_capacity(&self) -> usize {
         if self.s.mcr & MCR_LOOP != 0 { 0 } else { self.capacity() - self.s.received.len() }
     }

@@ -83,7 +83,7 @@ pub struct Listener {
     gdb_address: String,
     /// Who may connect; `None` means everyone.
     owners: Option<Owners>,
-    /// Clients that may come in, and that nobody has asked for yet.
+    /// Allowed clients that wait for [`Listener::accept`].
     admitted: Mutex<VecDeque<Stream>>,
 }
 
@@ -218,7 +218,7 @@ impl Listener {
         self.admitted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This client, and others that are there already.
+    /// This client, and other clients that are already waiting.
     fn with_all_that_wait(&self, first: Stream) -> Vec<Stream> {
         let mut streams = vec![first];
         while streams.len() < MOST_AT_ONCE && self.is_ready() {
@@ -512,8 +512,9 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 
-    /// A listener's socket file is private to its user from its first moment on. Only the mode without a umask shows
-    /// this. A umask belongs to the whole process, so a shell sets it.
+    /// A listener's socket file is private to its user from its first moment on. The test needs a umask of
+    /// zero, which shows the mode that the listener sets. A umask belongs to the whole process, so a shell
+    /// sets it.
     #[test]
     fn a_socket_is_private_whatever_the_umask() {
         const FOLDER: &str = "TTVM_TEST_SOCKET_FOLDER";

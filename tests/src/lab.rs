@@ -77,7 +77,7 @@ pub fn built(names: &[&str]) -> Vec<(String, PathBuf)> {
     let executables = messages.filter_map(|message| {
         let (name, kind) = (message["target"]["name"].as_str()?, message["target"]["kind"][0].as_str()?);
         let path = message["executable"].as_str()?;
-        // A program's and a library's own tests have its name, too.
+        // The unit tests of a program or library have the same name.
         let is_tests = message["profile"]["test"].as_bool()?;
         let is_meant = names.contains(&name) && (kind == "test") == is_tests;
         is_meant.then(|| (name.to_string(), path.into()))

@@ -75,8 +75,8 @@ pub(super) const V2: Description = Description {
     inert_msrs: &[],
 };
 
-/// The features that all real processors have in common under KVM. Instructions that CPUID hides are executed
-/// all the same.
+/// The features that all real processors have in common under KVM. The CPU also executes instructions that
+/// CPUID hides.
 pub(super) const V2_KVM: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 

@@ -8,7 +8,7 @@ use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// A page that a test remaps, and two RAM pages for it.
+/// A page that a test remaps, and two RAM pages to which the page is mapped.
 const PAGE: u64 = 0x9_0000;
 const LEFT: u64 = 0xa_0000;
 const RIGHT: u64 = 0xb_0000;

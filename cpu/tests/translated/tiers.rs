@@ -673,9 +673,9 @@ fn an_entry_that_a_walk_changes_is_executed_as_changed() {
     assert!(end.halted && end.rip == code + 18, "{:#x}", end.rip);
 }
 
-/// A page table is executed. The last byte of the page before, and the entry of page 0, which is 7, make ADD [RDI],AL.
-/// The lookup of page 0 changes the entry to 67h, which would make ADD [RDI],AH. But the instruction was fetched
-/// before.
+/// A page table is executed. The last byte of the page before, and the entry of page 0, which is 7, make ADD
+/// [RDI],AL. The lookup of page 0 changes the entry to 67h, which would make ADD [RDI],AH. But the CPU has
+/// fetched the instruction before the change.
 #[test]
 fn an_entry_that_its_own_instruction_looks_up_is_executed_as_fetched() {
     let make = || {

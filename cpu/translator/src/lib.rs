@@ -147,7 +147,7 @@ pub struct Miss {
     pub address: u64,
     /// Whether the access writes.
     pub writes: bool,
-    /// Where generated code tries the instruction again.
+    /// The place where generated code tries the instruction again.
     pub again: Resume,
 }
 

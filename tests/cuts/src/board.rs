@@ -18,7 +18,7 @@ pub struct Lines {
     pub stop: bool,
     /// Task priority.
     pub cr8: u64,
-    /// The one MSR that the board has.
+    /// The value of the board's only MSR.
     pub apic_base: u64,
     /// How often a halted CPU was woken.
     pub wakes: u32,

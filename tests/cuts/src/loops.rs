@@ -49,8 +49,8 @@ pub struct LoopWriter {
     rng: Rng,
     /// Privileged instructions are allowed.
     kernel: bool,
-    /// Inner loops also change code and page-table entries, and go through other addresses. Otherwise only outer loops do.
-    /// These changes take most of such a program's time.
+    /// Inner loops also change code and page-table entries, and go through other addresses. Otherwise only
+    /// outer loops change them. These changes take most of such a program's time.
     wild: bool,
     /// The written bytes, from `start` on.
     code: Vec<u8>,

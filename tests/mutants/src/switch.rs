@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// The environment has not been asked yet.
+/// The program has not read the environment variable yet.
 const UNKNOWN: u32 = u32::MAX;
 /// No mutant is active, and the places that are reached are noted.
 const RECORD: u32 = u32::MAX - 1;

@@ -90,7 +90,7 @@ impl Golden {
         zstd::encode_all(&*postcard::to_stdvec(self).map_err(io::Error::other)?, LEVEL)
     }
 
-    /// How many cases there are.
+    /// The number of cases.
     pub fn len(&self) -> u64 {
         self.parts.iter().map(|part| part.batches.len() as u64 * BATCH).sum()
     }
@@ -156,7 +156,7 @@ pub struct Recorder<R> {
 }
 
 impl<R: Reference> Recorder<R> {
-    /// Nothing is recorded yet.
+    /// Makes a recorder without any results.
     pub fn new(reference: R) -> Recorder<R> {
         Recorder { reference, batches: Vec::new() }
     }

@@ -21,7 +21,7 @@ pub struct Activation {
     pub call: usize,
     /// The step count at which the function begins.
     pub entry: usize,
-    /// The stack pointer there.
+    /// The stack pointer at the entry.
     pub entry_rsp: u64,
     /// The step count behind its return.
     pub exit: Option<usize>,

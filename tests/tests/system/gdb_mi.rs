@@ -14,7 +14,7 @@ use tests::guests::{repository, test_kernel};
 use tests::record::open;
 use tests::traveller::Traveller;
 
-/// gdb, and what it has not been asked yet.
+/// A running gdb in MI mode, with its pipes.
 struct Mi {
     gdb: Child,
     input: ChildStdin,

@@ -1,5 +1,6 @@
-//! Unpacks the ELF kernel inside a bzImage. A start does not need this, because a bzImage unpacks itself. The machine
-//! unpacks the kernel if it must rewrite the kernel's code before it runs ([`crate::time_reads`]).
+//! Unpacks the ELF kernel inside a bzImage. Starting a bzImage does not need this module, because a bzImage
+//! unpacks itself. The machine unpacks the kernel if it must rewrite the kernel's code before it runs
+//! ([`crate::time_reads`]).
 //!
 //! The setup header has the offset and length of the packed kernel (kernel document "The Linux/x86 Boot
 //! Protocol", `payload_offset` and `payload_length`). The packed kernel ends with four bytes for the unpacked

@@ -39,8 +39,8 @@ pub enum Leave {
         due: Duration,
         /// Time from now.
         force: Duration,
-        /// Whether a replay must find the place after `force` again. For that the machine compares the written pages;
-        /// engines need no extra work.
+        /// Whether a replay must find the place after `force` again. To find it, the machine compares the
+        /// written pages; engines need no extra work.
         note: bool,
     },
     /// At a landing place, before the next exit.

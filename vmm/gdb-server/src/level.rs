@@ -1,8 +1,8 @@
 //! A thread's place in the guest: the thread, whether it runs a program or the kernel, and its stack depth. This
 //! distinguishes an interrupt handler or another thread from the code that gdb steps through.
 //!
-//! The kernel's pointer to the running task identifies a thread. If the kernel is unknown, CR3 and the base of FS
-//! identify a program's thread. Inside an unknown kernel, only the stack pointer can.
+//! The kernel's pointer to the running task identifies a thread. If the kernel is unknown, CR3 and the base
+//! of FS identify a program's thread. Inside an unknown kernel, only the stack pointer identifies a thread.
 
 use std::sync::Arc;
 
@@ -173,7 +173,7 @@ impl Level {
         Some((self.tasks.as_ref()?.place_of_current(machine)?, self.thread.task?))
     }
 
-    /// Whether the thread has ended. A running thread has not.
+    /// Whether the thread has ended. A running thread has not ended.
     pub fn has_ended(&self, machine: &Machine<Instructions>) -> bool {
         match (self.thread.task, &self.tasks) {
             (Some(task), Some(tasks)) => !self.runs(machine) && tasks.has_ended(machine, task),

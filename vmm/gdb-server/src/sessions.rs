@@ -64,7 +64,7 @@ enum News {
     Moving(usize, String),
     Ended,
     Failed(Error),
-    /// A session's thread panicked. The server panics too, instead of waiting for it.
+    /// A session's thread panicked. The server panics too, instead of waiting for the thread.
     Panicked(Box<dyn Any + Send>),
 }
 

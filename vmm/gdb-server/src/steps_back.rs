@@ -1,7 +1,7 @@
 //! Steps backward that follow their thread: the mirror image of `steps.rs`.
 //!
-//! If the step to undo leaves a handler or switches to the thread, a search finds the place where the thread was left.
-//! If break- or watchpoints are set, the part in between is searched for them.
+//! If the step to undo leaves a handler or switches to the thread, a search finds the place where the thread
+//! was left. If break- or watchpoints are set, a search looks for hits in the part in between.
 
 use cpu::{AddressKind, CodeSize, SystemCalls, Traps, WatchKind, Watchpoint};
 use gdb::{Poll, Refusal, Stop};
@@ -155,7 +155,8 @@ impl GdbTarget<'_> {
     }
 
     /// From before a return of a handler to `there`, goes back to the handler's beginning. Stays and returns
-    /// [`TravelStop::Start`] if it was no handler. Returns a breakpoint hit if the thread began there.
+    /// [`TravelStop::Start`] if the code was no handler. Returns a breakpoint hit if the thread began at
+    /// that place.
     fn left_for_handler(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<TravelStop, Refusal> {
         let here = self.timeline.snapshot().map_err(refused)?;
         let level = there.clone();

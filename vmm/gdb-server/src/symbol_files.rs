@@ -26,7 +26,7 @@ impl SymbolFiles {
         self.folder = Some(folder.to_path_buf());
     }
 
-    /// Keeps the newest files, which gdb has loaded. Drops the files that it loaded before.
+    /// Keeps the newest files, which gdb has loaded. Drops the files that gdb loaded before.
     pub fn keep_loaded(&mut self) {
         if let Some(files) = self.files.take() {
             self.loaded = Some(files);

@@ -39,7 +39,7 @@ pub struct MachineBus {
     ram: GuestMemory,
 }
 
-/// A frame that the guest sent, and the point where it did.
+/// A frame that the guest sent, and the point where the guest sent it.
 pub struct SentHere {
     /// Instructions executed before the instruction that sent the frame.
     pub instructions: Instructions,

@@ -30,8 +30,8 @@ impl Intervals {
         devices: 128_000_000,
         ram: 512_000_000,
     };
-    /// For machines that count exits, which are far fewer. A stop of the guest between exits also records
-    /// RAM's digest.
+    /// The intervals for machines that count exits: a run has far fewer exits than instructions. A stop
+    /// of the guest between exits also records RAM's digest.
     pub const OF_EXITS: Intervals =
         Intervals { registers: 20_000, registers_ns: 500_000_000, devices: 100_000, ram: 400_000 };
 }

@@ -23,7 +23,7 @@ pub use crate::image_file::{
     FileIdentity, ImageFile, hash_image, hash_image_with, identity_when_hashed, same,
 };
 
-/// The least RAM. Nothing is expected to boot in less.
+/// The least RAM. No system is expected to boot in less RAM.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
 /// The most RAM (the CPU model has 40 physical address bits; hosts have less).
 pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
@@ -268,7 +268,8 @@ impl MachineConfig {
         self.start.images_mut().into_iter().chain(self.disk.iter_mut().map(|file| (DISK, file)))
     }
 
-    /// All image files in the description. A machine with a starting state no longer needs some of them.
+    /// All image files in the description. A machine with a starting state no longer needs some of these
+    /// files.
     pub fn files_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
         self.start.files_mut().into_iter().chain(self.disk.iter_mut().map(|file| (DISK, file)))
     }

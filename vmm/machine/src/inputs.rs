@@ -1,8 +1,8 @@
 //! The machine's inputs. Everything that the machine does not determine itself comes in here.
 //!
-//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host. A recorder writes down
-//! what live inputs gave. A player gives the same again at the same points. The machine cannot tell which of the
-//! three it has.
+//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host. A recorder
+//! writes down what live inputs gave. A player gives the same again at the same points. The machine cannot
+//! tell which of the three kinds of inputs it has.
 
 use devices::passthrough::{AskV1, DeviceInputV1};
 use devices::virtio::SentFrame;
@@ -55,8 +55,8 @@ pub enum Event {
     Devices(DeviceInputV1),
 }
 
-/// Identifies a place where the guest was stopped, among all places between the same two exits. RIP and the hash of
-/// the registers, which all records have, help too.
+/// Identifies a place where the guest was stopped, among all places between the same two exits. RIP and the
+/// hash of the registers, which all records have, help to find the place, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stopped {
     /// The general registers, folded ([`cpu::fold_registers`]): a quick comparison at each of many candidates.
@@ -209,8 +209,8 @@ pub trait Inputs<C: Count> {
         false
     }
 
-    /// The parts of the machine to check exactly here, if any. Called when [`Inputs::poll`] gives no event. The
-    /// machine answers with [`Inputs::checked`], and then calls both again.
+    /// The parts of the machine to check exactly here, if any. Called when [`Inputs::poll`] gives no event.
+    /// The machine answers with [`Inputs::checked`], and then calls both functions again.
     fn check_due(&self, _now: Moment<C>) -> Option<CheckParts> {
         None
     }

@@ -6,7 +6,7 @@ use machine::unit::Unit;
 
 use crate::cursor::Cursor;
 
-/// What can be read of a checkpoint without unpacking it.
+/// The part of a checkpoint that can be read without unpacking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointHead<C> {
     /// Where.

@@ -124,8 +124,9 @@ impl<C: Unit> Checkpointer<C> {
         Ok(())
     }
 
-    /// Takes the last checkpoints: shortly before the end, and at the end. The one at the end must be worth its cost,
-    /// and replay must reach that place in the same state. Waits until the writer has stored everything it can.
+    /// Takes the last checkpoints: shortly before the end, and at the end. The one at the end must be worth
+    /// its cost, and replay must reach that place in the same state. Waits until the writer has stored as
+    /// many checkpoints as possible.
     pub fn finish<U: Unit>(mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         let mut lost = self.writer.wait_and_take_lost()?;

@@ -83,8 +83,8 @@ impl Default for CheckpointOptions {
     }
 }
 
-/// After this much virtual time, the next look takes a checkpoint at any cost. An idle guest's virtual time passes in
-/// no host time. A busy guest that does not write gigabytes can afford a checkpoint long before.
+/// After this much virtual time, the next look takes a checkpoint at any cost. An idle guest's virtual time
+/// passes in no host time. A busy guest that does not write gigabytes can afford a checkpoint much earlier.
 const LONGEST_NS: u64 = 100_000_000_000;
 /// Written disk blocks that are held in memory before a checkpoint is taken to store them: 96 MiB.
 const MAX_HELD_BLOCKS: usize = 24_576;

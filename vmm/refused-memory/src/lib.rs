@@ -10,9 +10,10 @@
 //! assert_eq!(vec![7; 3].len(), 3);
 //! ```
 //!
-//! The standard library's hook for this (`std::alloc::set_alloc_error_hook`) is not stable. So there is an allocator, which asks
-//! the system's and looks at the answer. Nothing can go on from there: who asked for memory expects to get it. Code that can do
-//! with less must not ask by `Vec` or `Box`, but map memory itself.
+//! The standard library's hook for this (`std::alloc::set_alloc_error_hook`) is not stable. So there is an
+//! allocator, which asks the system's and looks at the answer. The program cannot go on: the caller that
+//! asked for memory expects to get it. Code that can do with less must not ask by `Vec` or `Box`, but map
+//! memory itself.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::File;

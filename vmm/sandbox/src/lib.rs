@@ -37,7 +37,7 @@ pub use probe::{Offered, probe};
 
 static IS_LOCKED_IN: AtomicBool = AtomicBool::new(false);
 
-/// The locks that hold. Capabilities and `no_new_privs` always do.
+/// The locks that hold. Capabilities and `no_new_privs` always work.
 #[derive(Clone, Debug)]
 pub struct Locked {
     /// The files that Landlock blocks.

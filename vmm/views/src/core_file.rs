@@ -192,7 +192,7 @@ impl Contents {
                 p_paddr: segment.physical,
                 p_filesz: segment.bytes,
                 p_memsz: segment.bytes,
-                // The kernel writes this value too, and crash recognises such a file by it.
+                // The kernel writes this value too, and crash recognises such a file by the value.
                 p_align: 0,
             });
         }

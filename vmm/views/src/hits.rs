@@ -355,7 +355,7 @@ impl Found {
     }
 }
 
-/// Refuses a request for backtraces that no place could have.
+/// Refuses a request for backtraces at places that can have no backtrace.
 fn can_trace_back(timeline: &Timeline, kernels: &GuestKernels) -> Result<(), Error> {
     let none = |why: &dyn Display| Error::Position(format!("there are no backtraces to show: {why}"));
     let kernel = kernels.at(timeline.machine()).or(kernels.all().last()).ok_or_else(|| none(&NoKernel))?;

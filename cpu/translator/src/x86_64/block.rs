@@ -266,7 +266,7 @@ pub(super) struct BlockWriter<'a> {
     ways: Vec<(Way, Vec<Fixup>, Option<Recipe>)>,
     /// Jumps out of the current instruction.
     leaving: Vec<Fixup>,
-    /// Whether the current instruction has other exits, which first lead elsewhere.
+    /// Whether the current instruction has other exits, whose jumps first lead to other code.
     leaves_later: bool,
     /// Flags that are valid in the host's register, and in the frame.
     in_host: u8,

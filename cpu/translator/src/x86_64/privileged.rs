@@ -12,7 +12,7 @@ const AC: i32 = 1 << 18;
 
 impl BlockWriter<'_> {
     /// Exits to the interpreter if the code is not privileged. The interpreter does not always raise a fault,
-    /// because IOPL too may allow CLI and STI. So each instruction checks again.
+    /// because IOPL too may allow CLI and STI. So each privileged instruction checks again.
     fn leave_if_not_privileged(&mut self) {
         self.asm.alu_imm(B4, alu::CMP, PRIVILEGED, 0);
         self.leave_if(cc::E);

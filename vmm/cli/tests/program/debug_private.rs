@@ -34,7 +34,7 @@ fn left_behind(directory: &Path) -> Vec<PathBuf> {
     all.filter(|path| path.symlink_metadata().is_ok()).collect()
 }
 
-/// Waits until all files are removed: a separate process does that.
+/// Waits until a separate process has removed all files.
 fn all_is_removed(directory: &Path) {
     while !left_behind(directory).is_empty() {
         std::thread::yield_now();

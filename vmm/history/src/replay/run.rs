@@ -75,8 +75,8 @@ impl<'a, C: Unit> Replay<'a, C> {
         Ok(Replay { recording, machine, player, digest, disk: StoredDisk::default(), fault: None })
     }
 
-    /// Sets how many written disk blocks memory may hold. With more, they are read from the recording's checkpoints
-    /// instead.
+    /// Sets how many written disk blocks memory may hold. Further blocks are read from the recording's
+    /// checkpoints instead.
     pub fn hold_blocks(&mut self, most: usize) {
         self.disk = StoredDisk::beyond(most);
     }

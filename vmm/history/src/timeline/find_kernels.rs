@@ -100,7 +100,7 @@ impl Timeline {
         Some(Kernel { symbols, boot, seen_at: self.position() })
     }
 
-    /// The last kernel before a place where the machine stands. No kernel may be mapped there.
+    /// The last kernel before the machine's present place, where no kernel may be mapped.
     fn last_kernel(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Option<Kernel>, Error> {
         if let Some(kernel) = self.kernel_here() {
             return Ok(Some(kernel));

@@ -239,7 +239,8 @@ impl Timeline {
         if from < to { (from, to) } else { (kernel.from, kernel.last) }
     }
 
-    /// Finds the places of reports in a part of the run. Returns the reports whose places are not there.
+    /// Finds the places of reports in a part of the run. Returns the reports whose places are not in this
+    /// part.
     fn place_in(
         &mut self,
         (from, to): (Instructions, Instructions),

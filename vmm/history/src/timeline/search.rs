@@ -34,7 +34,7 @@ pub enum Direction {
     Backward,
 }
 
-/// The range between two places. A walker stands at the first, or can restore it.
+/// The range between two places. A walker stands at the first place, or can restore it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval {
     /// The first instruction.

@@ -40,7 +40,7 @@ struct Door {
 #[derive(Clone, Copy)]
 struct Look {
     here: Instructions,
-    /// The number of the movement that ended there.
+    /// The number of the movement that ended at `here`.
     movement: u64,
 }
 

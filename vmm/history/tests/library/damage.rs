@@ -66,7 +66,7 @@ fn no_random_change_makes_another_run_of_a_recording() {
                 assert!(named, "round {round}: {} is not named in: {error}", path.display());
                 refused += 1;
             }
-            // Harmless: no content changed, or the log ends early and reports it.
+            // The change is harmless: no content changed, or the log ends early and reports its end.
             Ok((recording, ReplayEnd::Verified, at)) => {
                 assert_eq!(recording.log, original.recording.log, "round {round}");
                 assert_eq!(at, whole, "round {round}");

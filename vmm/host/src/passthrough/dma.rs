@@ -82,8 +82,9 @@ impl Shadow {
 
     /// Takes the function's writes since the last call.
     ///
-    /// The function may be writing during this call: first data and then the descriptor that announces it. So memory is
-    /// read again until a pass finds nothing. Then every write before a found write has been found too.
+    /// The function may be writing during this call: first data and then the descriptor that announces it. So
+    /// memory is read again until a pass finds nothing. After such a pass, every write before a found write
+    /// has been found too.
     pub fn take_written(&mut self, ram: &RamView) -> Vec<DmaV1> {
         let mut writes = Vec::new();
         for _ in 0..MOST_PASSES {

@@ -37,7 +37,8 @@ impl LogWriter {
     /// Starts a new log, in this format; the file must not exist.
     pub fn create(path: &Path, format: Format) -> Result<LogWriter, Error> {
         let mut file = File::create_new(path).map_err(Error::file("create", path))?;
-        // The lock only tells readers that a recorder still writes. If files cannot be locked, they do not learn it.
+        // The lock only tells readers that a recorder still writes. If files cannot be locked, readers do not
+        // learn about the recorder.
         let _ = file.try_lock();
         file.write_all(MAGIC).map_err(Error::file("write", path))?;
         let mut log = LogWriter::behind_magic(file, path.to_path_buf(), format, 0);

@@ -80,8 +80,8 @@ pub(super) fn plan(
 /// Whether the flags that an instruction reads are still in the host's register when it is reached.
 fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -> bool {
     for n in (0..reader).rev() {
-        // `in_host` and `transparent` of an effect do not depend on the needed flags. Only the existence of the effect
-        // may depend on them.
+        // `in_host` and `transparent` of an effect do not depend on the needed flags. Only the existence of
+        // the effect may depend on the needed flags.
         let effect = steps[n].effect(&source.instructions[n], set::ALL);
         match effect {
             Some(effect) if effect.transparent && effect.reads == 0 => {}
