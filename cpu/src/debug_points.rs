@@ -106,7 +106,7 @@ pub enum Trap {
     Return,
 }
 
-/// Something that the debugger waited for, and that the step that just completed did.
+/// An event that the debugger waited for, and that happened in the last completed step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hit {
     /// An access to memory.

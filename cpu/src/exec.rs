@@ -344,8 +344,9 @@ impl Cpu {
             return None;
         }
         let resume = self.core.rflags & flags::RF != 0;
-        // A fault sets RF in the flags that it saves. So RF means that this instruction faulted and its breakpoint was
-        // met before (SDM vol. 3, 18.3.1.1). On processors where interrupts also set RF, it means nothing.
+        // A fault sets RF in the flags that it saves. So RF means that this instruction faulted and its
+        // breakpoint was met before (SDM vol. 3, 18.3.1.1). On processors where interrupts also set RF, RF
+        // means nothing.
         let passes_breakpoint = resume && self.core.quirks.interrupts_push_rf != PushedRf::Set;
         let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         let hits = self.core.guest_instruction_breakpoints(address);
@@ -600,7 +601,7 @@ impl Cpu {
     fn block_at(&mut self, rip: u64, address: u64, start: u64, extent: Extent) -> Res<BlockNumber> {
         let key = BlockKey::new(start, self.core.code_size as u8 | extent as u8);
         if let Some(number) = self.code.find(key) {
-            // Look up the second page every time: it is not part of the key.
+            // Look up the second page every time, because the key does not contain it.
             let Some(second) = self.code.block(number).second_page else { return Ok(number) };
             let next = self.next_page(rip, address)?;
             if self.fetch(next)? / PAGE_SIZE != second {

@@ -49,7 +49,7 @@ pub enum ClockStateV1 {
     Running {
         /// Whole seconds since 1970 at virtual time 0.
         offset_s: i64,
-        /// Nanoseconds on top, less than a second.
+        /// Nanoseconds in addition to the seconds, less than a second.
         offset_ns: u32,
     },
     /// Stopped by SET or by the divider: the registers hold still and can be written.

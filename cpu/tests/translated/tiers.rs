@@ -766,7 +766,8 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
 #[test]
 fn bit_manipulation_of_anything_into_anything() {
     type Part = fn(&mut CodeAssembler);
-    // Operands in registers that the host has, in others, and in memory, in both sizes. R12 counts.
+    // Operands in guest registers with a host register, in guest registers in the frame, and in memory, in
+    // both sizes. R12 counts.
     let parts: [Part; 22] = [
         |a| a.andn(eax, ebx, dword_ptr(r13)).unwrap(),
         |a| a.andn(r9, r10, rdx).unwrap(),

@@ -16,8 +16,8 @@ use crate::layout::{PCI_FIRST_GSI, PIT_GSI, PIT_IRQ, RTC_IRQ, SCI_IRQ, SERIAL_IR
 use crate::misc_ports::Request;
 
 impl<B: ExpansionBus> Platform<B> {
-    /// Processes everything that is due by `now_ns`, in order of time. The local APIC's timer goes first at each
-    /// instant. Between two line changes all its expiries are one interrupt anyway.
+    /// Processes everything that is due by `now_ns`, in order of time. The local APIC's timer goes first at
+    /// each instant. All expiries of that timer between two line changes make only one interrupt.
     pub(super) fn catch_up(&mut self, now_ns: u64) {
         loop {
             let line_ns = self.line_deadline_ns.filter(|&deadline_ns| deadline_ns <= now_ns);

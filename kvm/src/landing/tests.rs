@@ -191,7 +191,7 @@ fn landings_are_exact_whatever_the_counter_does() {
     }
     let Landings { landed, overshot, lost_overflows, largest_skid, hits } = world.seen;
     assert!(landed >= LANDINGS && tries == LANDINGS + overshot, "{:?}", world.seen);
-    // The counter must have been as bad as intended.
+    // The simulated counter must have been as late as intended.
     let enough = LANDINGS / 100;
     assert!(overshot > enough && lost_overflows > enough / 2 && largest_skid > 10_000, "{:?}", world.seen);
     assert!(hits < LANDINGS * 200, "{:?}", world.seen);

@@ -83,7 +83,8 @@ impl Lines {
         starts.get(after).copied().unwrap_or(calls.functions[&function].end)
     }
 
-    /// Writes an object file with all this below `directory`, with the host's assembler and linker.
+    /// Writes an object file with the made-up source lines below `directory`, with the host's assembler and
+    /// linker.
     pub fn write(&self, calls: &Calls, directory: &Path) -> PathBuf {
         let (source, object, linked) =
             (directory.join("lines.s"), directory.join("lines.o"), directory.join("lines.elf"));

@@ -244,8 +244,9 @@ impl GdbTarget<'_> {
         })
     }
 
-    /// From before a program's jump to `there`: if the jump switched stacks, goes back to the call that began on this
-    /// stack. So `longjmp` is undone to the call of the function that it left. Stays for any other jump.
+    /// The machine stands before a program's jump to `there`. If the jump switched stacks, goes back to the
+    /// call that began on this stack. So undoing a `longjmp` leads to the call of the function that it left.
+    /// For any other jump the machine stays.
     fn back_over_jump(
         &mut self,
         there: &Level,

@@ -146,8 +146,8 @@ impl Symbols {
         Symbols { symbols, by_name: ByName::default(), sections, modules: names, without_modules: None }
     }
 
-    /// A symbol by its name. Of several with this name it prefers the kernel's to a module's, then global ones, then
-    /// the lowest address.
+    /// A symbol by its name. If several symbols have the name, the kernel's symbols come before modules',
+    /// then global symbols come first, then the lowest address.
     pub fn named(&self, name: &str) -> Option<&Symbol> {
         self.all_named(name).next()
     }

@@ -25,7 +25,8 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
 
-/// Opening waits neither for the other end of a pipe nor for a modem. A terminal does not become this process's.
+/// Opening waits neither for the other end of a pipe nor for a modem. An opened terminal does not become the
+/// controlling terminal of this process.
 const WITHOUT_WAITING: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 
 /// Opens a file for reading.

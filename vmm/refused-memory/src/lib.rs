@@ -104,7 +104,7 @@ fn write_reason(line: &mut Cursor<[u8; 512]>) -> std::io::Result<()> {
     match getrlimit(Resource::RLIMIT_AS) {
         Ok((limit, _)) if limit != libc::RLIM_INFINITY => {
             write!(line, ": this process may have {} MiB of address space (ulimit -v)", limit / MIB)?;
-            // A process that is locked in cannot look.
+            // A process in its sandbox cannot find out the number.
             if let Some(bytes) = address_space_bytes() {
                 write!(line, ", of which {} MiB are taken", bytes / MIB)?;
             }

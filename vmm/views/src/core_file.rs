@@ -7,8 +7,8 @@
 //! RAM         from a multiple of 4096 on, in the order of physical addresses; pages of zeroes are holes in the file
 //! ```
 //!
-//! Each part of RAM is a PT_LOAD segment with its physical address. If the kernel is known, it also has the virtual
-//! address that the kernel uses for it. The kernel's image is a further segment over the same bytes
+//! Each part of RAM is a PT_LOAD segment with its physical address. If the kernel is known, the segment also
+//! has the virtual address that the kernel uses. The kernel's image is a further segment over the same bytes
 //! (`kernel/kexec_core.c`, `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
 
 use std::fs::File;

@@ -249,8 +249,8 @@ enum Way {
     SecondOfTarget(usize, usize),
     /// To the second slot of a page. The first slot is at RCX plus an offset, which selects the array.
     SecondPage { slots: i32, found: usize, instruction: usize, write: bool },
-    /// As [`Way::SecondPage`], for a group of accesses. If the page is not there either, continues at the instruction
-    /// in the block's twin.
+    /// As [`Way::SecondPage`], for a group of accesses. If the second slot does not hold the page either,
+    /// continues at the instruction in the block's twin.
     SecondPageOfGroup { slots: i32, found: usize, instruction: usize },
     /// Loads the slot's addend, which differs from the expected one, stores it at the place for expected addends, and
     /// returns.

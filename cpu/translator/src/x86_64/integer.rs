@@ -185,7 +185,7 @@ impl BlockWriter<'_> {
                 self.asm.alu(size, which, to, Self::place(self.register(i, 1)));
             }
             if keeps && high && to != DH {
-                // Only the low byte is new.
+                // The instruction changes only the low byte.
                 self.set_sized(B1, self.register(i, 0), RDX);
             } else if keeps {
                 self.write_back(i.op_register(0), to);

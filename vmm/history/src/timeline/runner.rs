@@ -144,8 +144,8 @@ impl Runner {
     ) -> Result<Option<Stretch>, Error> {
         let Some(limit) = target.number().checked_sub(self.options.near_steps) else { return Ok(None) };
         let earliest = if self.resting.contains(&here) { self.resting.end } else { here };
-        // The stretch cannot begin at power-on: a part of a recording has this event too, but it happened long
-        // before.
+        // The stretch cannot begin at power-on: a part of a recording has the power-on event too, but
+        // power-on happened long before.
         let first = taken.max(1).max(self.log.counts_while(|at| at.count < earliest)?.0);
         let Some(begin) = self.place_of(first)? else { return Ok(None) };
         self.worth_it(first, Instructions(limit).min(begin.saturating_add(self.options.most_steps)))

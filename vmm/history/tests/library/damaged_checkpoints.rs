@@ -60,8 +60,8 @@ fn hashes_at(timeline: &mut Timeline, at: Instructions) -> Result<Hashes, Error>
     Ok(timeline.machine_mut().hashes())
 }
 
-/// Verifies the recording, and travels to `places`. Returns whether any damage was noticed; the message must then be
-/// the right one. Damage that was not noticed must be harmless.
+/// Verifies the recording, and travels to `places`. Returns whether any damage was noticed. The message about
+/// noticed damage must be right; unnoticed damage must be harmless.
 fn noticed(original: &Original, places: &[Instructions], what: &str) -> bool {
     let opened = open(&original.recording.path);
     let verified = match verify_on(ON_THREE, &opened, None, |_, _| {}) {

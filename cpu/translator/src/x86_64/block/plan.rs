@@ -11,10 +11,10 @@ use crate::x86_64::recipe::Recipe;
 pub(super) struct Step {
     pub kind: Option<Kind>,
     pub role: Role,
-    /// Flags that may be read after it from the frame.
+    /// Flags that may be read from the frame after the instruction.
     pub needed: u8,
-    /// The recipe of the flags before it, if they have one. With a recipe, an exit to the interpreter does not need the
-    /// flags in the frame.
+    /// The recipe of the flags before the instruction, if the flags have a recipe. With a recipe, an exit to
+    /// the interpreter does not need the flags in the frame.
     pub before: Option<Recipe>,
     /// The recipe of the flags at the block's end, if this instruction set them last.
     pub at_end: Option<Recipe>,
