@@ -148,7 +148,7 @@ impl CheckpointDraft<'_> {
     ///
     /// # Panics
     ///
-    /// If the machine has no such page.
+    /// If the machine has no page of this number.
     pub fn page(&mut self, space: Space, number: u64, contents: &Page) -> Result<PageRef> {
         assert!(number < self.maps.space(space).len(), "{space:?} has no page {number}");
         self.dirtied_bytes += PAGE_BYTES as u64;

@@ -139,12 +139,12 @@ impl Cpu {
         }
     }
 
-    /// What RDMSR would read at privilege level 0; `None` for #GP.
+    /// The value that RDMSR reads at privilege level 0; `None` for #GP.
     pub fn read_msr(&mut self, bus: &mut dyn Bus, index: u32) -> Option<u64> {
         self.core.read_msr(bus, index).ok()
     }
 
-    /// What WRMSR would do at privilege level 0; `None` for #GP.
+    /// Executes WRMSR as at privilege level 0; `None` for #GP.
     pub fn write_msr(&mut self, bus: &mut dyn Bus, index: u32, value: u64) -> Option<()> {
         self.core.write_msr(bus, index, value).ok()
     }

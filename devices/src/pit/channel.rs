@@ -242,7 +242,7 @@ impl Channel {
         }
     }
 
-    /// Starts counting `count` at `origin_tick`. Until then a running cycle continues.
+    /// Starts counting `count` at `origin_tick`. Before `origin_tick` a running cycle continues.
     fn start(&mut self, origin_tick: u64, count: u32) {
         let previous = match self.s.phase {
             CountPhase::Counting { current, .. } if self.s.mode != 0 && current.origin_tick < origin_tick => {

@@ -396,7 +396,7 @@ impl Writer {
                 let bit = self.rng.pick(&[0, 1, 2, 5, 6, 12, 13, 63]);
                 self.put(&[bit]);
             }
-            // A second entry's value.
+            // Copies the value of another entry.
             1 => {
                 let from = self.entry_address();
                 let memory = self.absolute(from);

@@ -16,7 +16,7 @@ use crate::list::{Genre, Mutant, Place};
 
 /// A mutant's number, and its replacement text.
 type Change = (u32, String);
-/// The mutants of a file by the changed place. The list may have several for one place.
+/// The mutants of a file by the changed place. One place may have several mutants.
 type Changes = BTreeMap<(Genre, Place), Vec<Change>>;
 
 /// A source file with its mutants.

@@ -26,7 +26,7 @@ const FORBIDDEN: &str = "TTVM_NO_SKIPS";
 #[track_caller]
 pub fn test(why: impl Display) {
     let line = line(why);
-    // Unlike `println!`, this is not captured.
+    // The test harness captures `println!`, but not a direct write.
     let _ = std::io::stderr().write_all(format!("skipped: {line}").as_bytes());
     if let Some(path) = std::env::var_os(NOTES).filter(|path| !path.is_empty()) {
         append(path.as_ref(), &line).unwrap_or_else(|error| panic!("{NOTES}: {}: {error}", path.display()));
@@ -56,7 +56,7 @@ fn program() -> Option<String> {
     Some(stem.rsplit_once('-').map_or(stem.clone(), |(name, _)| name.to_string()))
 }
 
-/// Several processes append at once: one write each keeps their lines apart.
+/// Several processes append at once. Each line is one write, so lines do not mix.
 fn append(path: &Path, line: &str) -> std::io::Result<()> {
     OpenOptions::new().append(true).create(true).open(path)?.write_all(line.as_bytes())
 }

@@ -255,7 +255,7 @@ impl GdbTarget<'_> {
     }
 
     /// The stops for a condition up to a place. The condition may use the names of the guest's kernels. The
-    /// filters behind it choose threads.
+    /// filters behind the condition choose threads.
     fn stops_of(&mut self, text: &str, until: Instructions, poll: &mut Poll<'_>) -> Result<Stops, Refusal> {
         let (condition, filters) = Filters::behind(text).map_err(Refusal::new)?;
         if filters.longer_ns.is_some() {

@@ -86,7 +86,7 @@ impl<I: Inputs<Exits>> Inputs<Exits> for LiveClock<I> {
 
     fn idle(&mut self, now: Moment<Exits>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         let idle = self.inner.idle(now, deadline_ns);
-        // The machine accounts for idle time itself, and it is over now.
+        // The machine accounts for idle time itself, and the idle time is over now.
         self.told = Instant::now();
         idle
     }

@@ -1,8 +1,9 @@
 //! Checks: hashes of the machine's state that a recording notes at intervals. A replay compares the hashes to
 //! prove that it is the same run. If a recording was cut off, its last check is the last known state.
 //!
-//! A check has up to three parts, from cheap to expensive: registers, devices, RAM. [`Schedule`] tells a recorder
-//! when to take which; a player takes the parts that the log has. A check changes nothing that the guest can see.
+//! A check has up to three parts, from cheap to expensive: registers, devices, RAM. [`Schedule`] tells a
+//! recorder when to check which parts; a player checks the parts that the log has. A check changes nothing
+//! that the guest can see.
 
 use crate::position::{Count, Moment};
 

@@ -29,7 +29,7 @@ pub const EXIT_CODE: i32 = 1;
 const MIB: u64 = 1 << 20;
 const PAGE_BYTES: u64 = 4096;
 
-/// The system's allocator. Where it refuses memory, the process says so and ends.
+/// The system's allocator. If the allocator refuses memory, the process says so and ends.
 pub struct SpokenRefusals;
 
 // SAFETY: all calls go to the system's allocator with the caller's own arguments. The allocator's answers go

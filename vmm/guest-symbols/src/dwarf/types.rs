@@ -48,7 +48,7 @@ pub(super) fn of(btf: &Btf<'_>) -> Option<TypeUnit> {
     within(btf, MAX_ENTRIES, MAX_NAMES_BYTES)
 }
 
-/// Does the same with other limits.
+/// As [`of`], with other limits.
 pub(crate) fn within(btf: &Btf<'_>, entries: usize, name_bytes: usize) -> Option<TypeUnit> {
     let mut unit = TypeUnit::new("vmlinux", entries, name_bytes)?;
     unit.add_all(btf, btf.numbers(), |found| found)?;

@@ -43,7 +43,8 @@ enum Current {
     Number,
     /// A structure with such an address.
     Hot,
-    /// A variable in the kernel's image. The CPU's offset leads from there to the CPU's copy.
+    /// A variable in the kernel's image. The variable's address plus the CPU's offset is the address of the
+    /// CPU's copy.
     InImage,
 }
 

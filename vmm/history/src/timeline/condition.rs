@@ -161,7 +161,7 @@ fn watch(
     Some(Watch { point: Watchpoint { space, address, length, kind }, changes_only, comparison })
 }
 
-/// Splits off a comparison. Returns the text before it, and the comparison if there is one.
+/// Splits off a comparison. Returns the text before the comparison, and the comparison if the text has one.
 fn comparison(text: &str) -> Option<(&str, Option<Comparison>)> {
     let Some(at) = text.find(['=', '!', '<', '>']) else { return Some((text, None)) };
     let (range, rest) = text.split_at(at);

@@ -1,4 +1,5 @@
-//! Damaged recordings. Opening, replaying and verifying them ends with an error message, and never with another run.
+//! Damaged recordings. Opening, replaying and verifying a damaged recording ends with an error message, and
+//! never with another run.
 
 use std::path::{Path, PathBuf};
 
