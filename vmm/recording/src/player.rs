@@ -50,6 +50,14 @@ pub const MOST_STEPS_WITHOUT_RECORD: u64 = 1 << 32;
 /// instructions in that time: four in each cycle of 5 GHz.
 pub const MOST_STEPS_WITHOUT_EXIT: u64 = 1 << 32;
 
+/// Names an environment variable that replaces [`MOST_STEPS_WITHOUT_EXIT`], for a fuzzer that cannot wait so long.
+const MOST_VARIABLE: &str = "TTVM_MOST_STEPS_WITHOUT_EXIT";
+
+fn most_without_exit() -> u64 {
+    let steps = std::env::var(MOST_VARIABLE).ok().and_then(|text| text.parse().ok());
+    steps.unwrap_or(MOST_STEPS_WITHOUT_EXIT)
+}
+
 /// Inputs that come from a log.
 pub struct Player<C> {
     log: Arc<Log<C>>,
@@ -106,7 +114,7 @@ impl<C: Unit> Player<C> {
             next,
             scrutiny: Scrutiny::default(),
             end_before: None,
-            most_without_exit: MOST_STEPS_WITHOUT_EXIT,
+            most_without_exit: most_without_exit(),
             output: None,
             frames: None,
         })
