@@ -6,18 +6,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use crate::check::maps_check;
 use crate::codec::xor;
 use crate::draft::CheckpointDraft;
 use crate::error::{Result, StoreError};
-use crate::folder::{self, Listed, checkpoint_path};
+use crate::folder::{self, checkpoint_path};
 use crate::format::{Directory, Shape};
 use crate::index::{Entry, Index, OpenFile};
 use crate::map::{Maps, PageMap, PageRef, Space, ZERO_PAGE};
+use crate::open;
 use crate::read::Place;
 use crate::store::Store;
 use crate::table::BlobTable;
@@ -210,10 +209,10 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
     let mut directories: BTreeMap<u32, Directory> = BTreeMap::new();
     for seen in folder::list(&dir)? {
         let path = checkpoint_path(&dir, seen.number);
-        let file = Arc::new(plain_file::open(&path).map_err(StoreError::io(&path, "open"))?);
-        let data = file.metadata().map_err(StoreError::io(&path, "look at"))?;
-        let listed = Listed { number: seen.number, inode: data.ino(), len: data.len() };
-        match crate::open::add_file(&mut index, shape, &path, listed, &file) {
+        let (file, listed) = open::open(&path, seen.number)?;
+        let entered = open::Contents::read(&path, shape, listed, &file)
+            .and_then(|contents| open::enter(&mut index, &path, listed, &file, contents));
+        match entered {
             Ok(directory) => drop(directories.insert(seen.number, directory)),
             Err(error) if error.is_damage() => damage.push(error),
             Err(error) => return Err(error),
@@ -252,7 +251,7 @@ fn misfit(
 ) -> Option<(u32, StoreError)> {
     index.blobs = BlobTable::default();
     for (&number, directory) in directories {
-        if let Err(error) = crate::open::add_blobs(index, &checkpoint_path(dir, number), number, directory) {
+        if let Err(error) = open::add_blobs(index, &checkpoint_path(dir, number), number, directory) {
             return Some((number, error));
         }
     }
