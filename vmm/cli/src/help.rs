@@ -81,17 +81,25 @@ mod tests {
         words
     }
 
+    /// The command line of ttvm in an example, if there is one.
+    fn command_line(example: &str) -> Option<&str> {
+        let inner = example.strip_prefix("source <(").and_then(|rest| rest.strip_suffix(')'));
+        let line = inner.unwrap_or(example).split(" > ").next()?;
+        line.starts_with("ttvm ").then_some(line)
+    }
+
     #[test]
     fn each_verb_has_examples_that_parse() {
         for (name, command) in listed("ttvm", &Cli::command()) {
-            let help = command.get_long_about().unwrap_or_default().to_string();
-            let own: Vec<&str> = examples(&help).into_iter().filter(|line| line.contains(&name)).collect();
-            assert!(!own.is_empty(), "{name} has no example: {help}");
-            for example in own {
-                let inner = example.strip_prefix("source <(").and_then(|rest| rest.strip_suffix(')'));
-                let line = inner.unwrap_or(example).split(" > ").next().unwrap_or_default();
-                if let Err(why) = Cli::try_parse_from(words(line)) {
-                    panic!("{example}: {why}");
+            let help = command.get_long_about().map(ToString::to_string).unwrap_or_default();
+            let lines: Vec<&str> = examples(&help).into_iter().filter_map(command_line).collect();
+            assert!(!lines.is_empty(), "{name} has no example: {help}");
+            for line in lines {
+                let words = words(line);
+                let is_own = name.split(' ').all(|word| words.iter().any(|given| given == word));
+                assert!(is_own, "{line} is no example of {name}");
+                if let Err(why) = Cli::try_parse_from(words) {
+                    panic!("{line}: {why}");
                 }
             }
         }
