@@ -255,7 +255,7 @@ impl BackgroundWriter {
         if policy.keep_last_ns.is_some()
             && let Err(error) = store.thin_at_end(&policy, end_ns)
         {
-            log::warn!("no checkpoint can be thinned out: {}", full(&error));
+            log::warn!("cannot thin out checkpoints: {}", full(&error));
         }
         Ok(done)
     }
@@ -408,7 +408,7 @@ impl Worker<'_> {
             StoreErrorKind::Io { .. } | StoreErrorKind::Damaged { .. } => {
                 if !std::mem::replace(&mut self.told_lost, true) {
                     log::warn!(
-                        "{}; the recording goes on, and the next checkpoint is tried again",
+                        "{}; the recording goes on, and ttvm will try the next checkpoint",
                         full(&error)
                     );
                 }
@@ -436,9 +436,9 @@ impl Worker<'_> {
                 }
             }
             Err(error) if std::mem::replace(&mut self.told_thinning, true) => {
-                log::debug!("no checkpoint can be thinned out: {}", full(&error));
+                log::debug!("cannot thin out checkpoints: {}", full(&error));
             }
-            Err(error) => log::warn!("no checkpoint can be thinned out: {}", full(&error)),
+            Err(error) => log::warn!("cannot thin out checkpoints: {}", full(&error)),
         }
     }
 }

@@ -112,23 +112,23 @@ pub(crate) fn read_header(dir: &Path) -> Result<Shape> {
     let len = fs::metadata(&path).map_err(StoreError::io(&path, "open the store's header"))?.len();
     let wrong = |what: &str| StoreError::damaged(&path, "header", what);
     if len != HEADER_BYTES as u64 {
-        return Err(wrong("its length is another"));
+        return Err(wrong("its length is wrong"));
     }
     let bytes = fs::read(&path).map_err(StoreError::io(&path, "read the store's header"))?;
     let word = |at: usize| bytes.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
     let (Some(ram_pages), Some(disk_blocks)) = (word(12), word(20)) else {
-        return Err(wrong("its length is another"));
+        return Err(wrong("its length is wrong"));
     };
     let shape = Shape { ram_pages, disk_blocks };
     if !bytes.starts_with(&HEADER_MAGIC) {
-        return Err(wrong("it does not begin with the format's name"));
+        return Err(wrong("it has the wrong magic bytes"));
     }
     if bytes[..HEADER_BYTES - 4] != header(shape)[..HEADER_BYTES - 4] {
         let found = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
         return Err(StoreError::new(&path, StoreErrorKind::Version { found, known: VERSION }));
     }
     if bytes != header(shape) {
-        return Err(wrong("its CRC-32 is another"));
+        return Err(wrong("its CRC-32 is wrong"));
     }
     check_shape(&path, shape)?;
     Ok(shape)
@@ -223,7 +223,7 @@ impl Drop for Part {
         if self.file.is_some()
             && let Err(error) = fs::remove_file(&self.part)
         {
-            log::warn!("{} stays behind: {error}", self.part.display());
+            log::warn!("cannot remove {}: {error}", self.part.display());
         }
     }
 }
@@ -232,7 +232,7 @@ impl Drop for Part {
 /// checkpoint. Recording goes on despite this risk.
 fn sync_folder(dir: &Path) {
     if let Err(error) = File::open(dir).and_then(|folder| folder.sync_all()) {
-        log::warn!("{} cannot be flushed: {error}", dir.display());
+        log::warn!("cannot flush {}: {error}", dir.display());
     }
 }
 

@@ -189,7 +189,7 @@ impl Store {
                 let at = (row.offset - first.offset) as usize;
                 if crc32fast::hash(&bytes[at..at + usize::from(row.len)]) != row.crc {
                     let place = format!("version {id} at byte {}", row.offset);
-                    return Err(StoreError::damaged(&open.path, place, "its CRC-32 is another"));
+                    return Err(StoreError::damaged(&open.path, place, "its CRC-32 is wrong"));
                 }
             }
             part.write(&bytes)?;

@@ -116,7 +116,11 @@ pub(crate) fn add_blobs(index: &mut Index, path: &Path, number: u32, directory: 
     for (id, offset, blob) in directory.places() {
         if let Some(twin) = index.blobs.get(id) {
             if (twin.digest, twin.crc, twin.base) != (blob.digest, blob.crc, blob.base) {
-                return Err(StoreError::damaged(path, format!("version {id}"), "another file differs"));
+                return Err(StoreError::damaged(
+                    path,
+                    format!("version {id}"),
+                    "two files have different contents",
+                ));
             }
             continue;
         }
@@ -142,11 +146,7 @@ fn check_bases(index: &mut Index, dir: &Path) -> Result<()> {
     for (id, base, file) in deltas {
         if index.blobs.get(base).is_none_or(|row| row.base.is_some()) {
             let path = checkpoint_path(dir, file);
-            return Err(StoreError::damaged(
-                &path,
-                format!("version {id}"),
-                "what it differs from is missing",
-            ));
+            return Err(StoreError::damaged(&path, format!("version {id}"), "its base version is missing"));
         }
         index.blobs.refer(base, 1);
     }
@@ -157,7 +157,7 @@ fn count_references(index: &mut Index, path: &Path, lists: &[Lists]) -> Result<(
     for id in lists.iter().flat_map(Lists::versions) {
         match index.blobs.get_mut(id) {
             Some(row) => row.refs = row.refs.saturating_add(1),
-            None => return Err(StoreError::damaged(path, "directory", format!("version {id} is nowhere"))),
+            None => return Err(StoreError::damaged(path, "directory", format!("no file has version {id}"))),
         }
     }
     Ok(())

@@ -235,7 +235,7 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
         directory.back.apply(&mut maps);
     }
     if damage.is_empty() {
-        let what = "not all files that belong together are there";
+        let what = "some of the files that belong together are missing";
         damage.push(StoreError::damaged(&dir, "store", what));
     }
     let mut store = Store::with(dir, shape, index);
@@ -259,13 +259,13 @@ fn misfit(
         let path = checkpoint_path(dir, number);
         for (id, base) in directory.bases() {
             if index.blobs.get(base).is_none_or(|row| row.base.is_some()) {
-                let what = "what it differs from is missing";
+                let what = "its base version is missing";
                 return Some((number, StoreError::damaged(&path, format!("version {id}"), what)));
             }
         }
         for lists in [&directory.list, &directory.back] {
             if let Some(id) = lists.versions().find(|id| index.blobs.get(*id).is_none()) {
-                let what = format!("version {id} is nowhere");
+                let what = format!("no file has version {id}");
                 return Some((number, StoreError::damaged(&path, "directory", what)));
             }
         }

@@ -167,8 +167,7 @@ impl Store {
             return Ok(());
         }
         if index.files[&number].maps_check != maps_check(maps, &index.blobs) {
-            let what =
-                "it does not belong behind the files that are there: some are missing, or of another store";
+            let what = "it does not follow the other files: some are missing, or belong to another store";
             let path = folder::checkpoint_path(&self.dir, number);
             return Err(StoreError::damaged(&path, "directory", what));
         }

@@ -146,7 +146,7 @@ impl Store {
         match self.remove_within(writer, position, limit) {
             Err(error) if error.is_damage() => {
                 if !std::mem::replace(&mut writer.told_damage, true) {
-                    log::warn!("{error}; checkpoints that need a copy of it are not thinned out");
+                    log::warn!("{error}; checkpoints that need this page stay");
                 }
                 Ok(None)
             }

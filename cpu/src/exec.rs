@@ -95,8 +95,8 @@ fn tell_of_no_translator() {
     if cfg!(target_arch = "x86_64") {
         TOLD.call_once(|| {
             log::warn!(
-                "the host gives no memory for translated code (64 MiB, which are mapped twice), so the interpreter executes the \
-                 guest, many times slower; see ulimit -v"
+                "the host has no memory for translated code (64 MiB, mapped twice), so the interpreter executes the \
+                 guest, many times slower; raise ulimit -v"
             );
         });
     }

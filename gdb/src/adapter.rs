@@ -37,7 +37,7 @@ use crate::target::{DebugTarget, Progress, Refusal, Stop, Threads, WatchKind, Wa
 pub(crate) const CPU: Tid = Tid::MIN;
 
 /// The refusal of changes to a sleeping thread.
-pub const NOT_THE_CPU: &str = "a thread that sleeps cannot be changed: thread 1 is the CPU";
+pub const NOT_THE_CPU: &str = "only the CPU can be changed, not a sleeping thread: select thread 1";
 
 const CPU_NAME: &str = "vCPU 0";
 

@@ -42,11 +42,12 @@ pub enum ListenError {
     Address(String),
     /// Other hosts can reach the address.
     #[error(
-        "cannot listen on {0}: every client that connects is in control, so only loopback addresses are allowed unless remote ones are asked for"
+        "cannot listen on {0}: other hosts can reach it, and every client has full control; use 127.0.0.1, or allow \
+         remote clients"
     )]
     NotLoopback(SocketAddr),
     /// Another program listens there.
-    #[error("cannot listen on {0}: the address is in use")]
+    #[error("cannot listen on {0}: the address is in use; choose another")]
     InUse(String),
     /// The operating system refused.
     #[error("cannot listen on {address}")]
@@ -57,9 +58,7 @@ pub enum ListenError {
         source: io::Error,
     },
     /// The owners of connections cannot be determined.
-    #[error(
-        "cannot listen on {address}: it cannot be found out which users connect: {source}; give unix:PATH instead"
-    )]
+    #[error("cannot listen on {address}: ttvm cannot find out which user connects ({source}); use unix:PATH")]
     Owners {
         /// The requested address.
         address: String,
@@ -246,7 +245,7 @@ impl Listener {
             let address = &self.gdb_address;
             match count {
                 1 => log::warn!("a connection to {address} is refused: {why}"),
-                _ => log::warn!("{count} connections to {address} are refused, of each: {why}"),
+                _ => log::warn!("{count} connections to {address} are refused: {why}"),
             }
         }
     }
@@ -301,8 +300,8 @@ impl Listener {
         };
         let refusal = |user: io::Result<u32>| match user {
             Ok(user) if owners.may_connect(user) => None,
-            Ok(user) => Some(format!("it is user {user}'s, who does not own this session")),
-            Err(error) => Some(format!("it cannot be found out whose it is: {error}")),
+            Ok(user) => Some(format!("it comes from user {user}, who does not own this session")),
+            Err(error) => Some(format!("ttvm cannot find out which user it comes from: {error}")),
         };
         users.into_iter().map(refusal).collect()
     }
@@ -461,8 +460,8 @@ mod tests {
             ("unix:", "expected ADDRESS:PORT"),
             ("example.org:1234", "expected ADDRESS:PORT"),
             ("127.0.0.1:70000", "expected ADDRESS:PORT"),
-            ("0.0.0.0:1234", "only loopback"),
-            ("[::]:1234", "only loopback"),
+            ("0.0.0.0:1234", "other hosts can reach it"),
+            ("[::]:1234", "other hosts can reach it"),
             ("unix:/nonexistent/socket", "cannot listen on unix:/nonexistent/socket"),
         ];
         for (address, expected) in table {

@@ -70,7 +70,7 @@ impl Owners {
         }
         let nobody = || match &failed {
             Some(error) => io::Error::new(error.kind(), error.to_string()),
-            None => io::Error::new(ErrorKind::NotFound, "it comes from no program of this machine"),
+            None => io::Error::new(ErrorKind::NotFound, "it does not come from a program on this host"),
         };
         let owner = |ends: Ends| wanted.get(&ends.canonical()).copied().flatten().ok_or_else(nobody);
         ends.into_iter().map(|ends| ends.and_then(owner)).collect()

@@ -164,7 +164,7 @@ impl<'t> Session<'t> {
     /// Lets the library handle one packet, moves the target if the packet asks for that, and sends the reply.
     fn handle(&mut self, body: &[u8], adapter: &mut Adapter<'t>) -> io::Result<Option<SessionEnd>> {
         if !is_reasonable(body) {
-            self.reply_error("the request makes no sense");
+            self.reply_error("the request is invalid");
             self.send(adapter)?;
             return Ok(None);
         }
@@ -306,7 +306,7 @@ impl<'t> Session<'t> {
             }
         }
         self.library = Some(library);
-        self.reply_error("the request makes no sense");
+        self.reply_error("the request is invalid");
     }
 
     /// Adds features that the library does not know to its list.

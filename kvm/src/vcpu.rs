@@ -154,7 +154,7 @@ impl Vcpu {
             VcpuExit::FailEntry(reason, _) => {
                 Exit::Stuck(format!("the processor refuses to enter the guest (reason {reason:#x})"))
             }
-            other => Exit::Stuck(format!("an exit that was not asked for: {other:?}")),
+            other => Exit::Stuck(format!("an unexpected exit: {other:?}")),
         }
     }
 

@@ -75,8 +75,8 @@ impl Function {
         }
         let link = std::fs::read_link(sysfs.join("iommu_group")).map_err(|_| {
             Error(format!(
-                "the PCI function {address} is behind no IOMMU: switch it on in the firmware, and give the host's kernel \
-                 intel_iommu=on or amd_iommu=on"
+                "the PCI function {address} is behind no IOMMU: enable the IOMMU in the firmware, and boot the host \
+                 with intel_iommu=on or amd_iommu=on"
             ))
         })?;
         let number = link.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -94,11 +94,11 @@ impl Function {
         }
         let open = |path: &str| {
             OpenOptions::new().read(true).write(true).open(path).map_err(|error| match error.raw_os_error() {
-                Some(libc::EACCES | libc::EPERM) => {
-                    Error(format!("no permission to open {path}: give yourself the file, or be root"))
-                }
+                Some(libc::EACCES | libc::EPERM) => Error(format!(
+                    "no permission to open {path}: change its owner with chown, or run ttvm as root"
+                )),
                 Some(libc::EBUSY) => {
-                    Error(format!("{path} is busy: another program has a device of that group"))
+                    Error(format!("{path} is busy: another program has a device of that group; end it"))
                 }
                 Some(libc::ENOENT) => {
                     Error(format!("there is no {path}: load the modules vfio_iommu_type1 and vfio-pci"))

@@ -41,8 +41,8 @@ impl fmt::Display for UnknownTier {
         let parts = Part::ALL.map(Part::name).join(", ");
         write!(
             formatter,
-            "{} is not interpreter, translator or plain, the latter two with parts such as translator,-{} or \
-             plain,+{}; parts are {parts}",
+            "{} is no tier: write interpreter, translator or plain; the last two take parts, like translator,-{} or \
+             plain,+{}; the parts are {parts}",
             self.0,
             Part::Groups.name(),
             Part::Links.name()

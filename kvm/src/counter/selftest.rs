@@ -129,11 +129,12 @@ fn overflows(event: Option<u64>) -> CounterTest {
         None => Err(NO_COUNTER.to_string()),
         Some(number) => match skids(number, TRIALS) {
             Err(error) => Err(error.to_string()),
-            Ok(skids) if skids.len() < TRIALS / 2 => Err(format!("{} of {TRIALS} came at all", skids.len())),
+            Ok(skids) if skids.len() < TRIALS / 2 => Err(format!("{} of {TRIALS} arrived", skids.len())),
             Ok(skids) => Ok(describe(&skids, TRIALS)),
         },
     };
-    let advice = if event.is_some() { "landing works, slowly: a watchdog finds what is lost" } else { "" };
+    let advice =
+        if event.is_some() { "landing works, but slowly: a watchdog finds lost interrupts" } else { "" };
     CounterTest { name: "counter's overflow", found, advice }
 }
 

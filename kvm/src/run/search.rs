@@ -73,7 +73,7 @@ impl KvmCpu {
                 Stop::Budget => {
                     break Err(Error::Stuck {
                         rip: self.soft.rip(),
-                        why: "it never comes to the place where it was interrupted".to_string(),
+                        why: "it does not reach the interrupted instruction again".to_string(),
                     });
                 }
                 stop => break Ok(Some(End::Stop(stop))),

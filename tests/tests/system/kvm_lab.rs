@@ -202,7 +202,7 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
         "{way:?}\n{}",
         left.small_files()
     );
-    assert!(!left.small_files().contains("going on with the software engine alone"));
+    assert!(!left.small_files().contains("going on with the software engine only"));
 }
 
 /// The software CPU does the same as KVM, and passes the same checkpoints.

@@ -69,7 +69,7 @@ fn rubbish_from_a_peer_is_survived_and_what_is_no_frame_ends_the_network() {
     guest.wait_for("ALIVE");
     let (_, said) = guest.finish();
     assert_eq!(said.matches("goes on without a network").count(), 1, "{said}");
-    assert!(said.contains("passt sends what is no frame"), "{said}");
+    assert!(said.contains("passt sent an invalid frame"), "{said}");
     verify(directory.path());
 }
 

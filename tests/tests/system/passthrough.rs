@@ -251,8 +251,8 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
         "there is no /dev/vfio/vfio: load the modules",
         "is held by the driver",
         "no permission to open /dev/vfio/",
-        "ports 0x70-0x71 are not passed through",
-        "the host gives no program the interrupt of a device at ports 0x378-0x37f",
+        "ports 0x70-0x71 cannot be passed through",
+        "ports 0x378-0x37f are not one: leave irq= out",
         "cannot open /dev/port: Permission denied",
     ] {
         assert!(refused.contains(sentence), "{sentence}: {refused}");

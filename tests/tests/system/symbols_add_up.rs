@@ -288,7 +288,7 @@ fn programs_are_placed(boot: &mut Boot) {
     for text in [
         &format!("process {pid} (placed) has no 'fixed' in its memory"),
         "process 2 (kthreadd) has no file in its memory here",
-        "there is no process 99999 here and now",
+        "there is no process 99999 at this position",
         "write: tt program --root DIR",
     ] {
         assert!(said.contains(text), "no '{text}' in {said}");

@@ -150,7 +150,7 @@ fn read_tag(
             return lacks("a display".to_string(), "build it for a serial console");
         }
         TAG_FRAMEBUFFER if required => {
-            log::warn!("{}: wants a framebuffer and is started without", loader.kernel_name());
+            log::warn!("{} asks for a framebuffer and gets none", loader.kernel_name());
         }
         TAG_EFI_BOOT_SERVICES if required => {
             return lacks("EFI boot services".to_string(), "use a kernel that also starts without EFI");
@@ -201,7 +201,7 @@ fn load_by_addresses(
 fn load_elf(loader: &mut Loader<'_>, demands: &Demands, info: &mut Info) -> Result<u32, BootError> {
     if !Elf::is_elf(loader.kernel()) {
         if demands.has_efi_entry {
-            let feature = "EFI (it has no entry point for a PC without)".to_string();
+            let feature = "EFI (it has no entry point for a PC without EFI)".to_string();
             let remedy = "use a kernel that also starts without EFI";
             return Err(BootError::Unsupported { image: loader.kernel_name(), feature, remedy });
         }

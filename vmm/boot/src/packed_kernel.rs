@@ -49,10 +49,10 @@ pub fn unpack(image: &[u8]) -> Result<Vec<u8>, String> {
         return Err(format!("it claims to unpack to {size} bytes"));
     }
     let format = FORMATS.iter().find(|(magic, _)| packed.starts_with(magic));
-    let (_, unpack) = format.ok_or("it is packed neither with xz nor zstd, lz4 or gzip")?;
+    let (_, unpack) = format.ok_or("its compression is not xz, zstd, lz4 or gzip")?;
     let kernel = unpack(packed, size as usize).map_err(|error| format!("it cannot be unpacked: {error}"))?;
     if kernel.len() != size as usize || !Elf::is_elf(&kernel) {
-        return Err(format!("what is packed in it is no ELF file of {size} bytes"));
+        return Err(format!("its payload is not an ELF file of {size} bytes"));
     }
     Ok(kernel)
 }

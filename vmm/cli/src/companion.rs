@@ -25,7 +25,9 @@ use recording::files::IMAGES;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 /// What the companion does, as its own command line says.
+/// Run gdb for `ttvm debug`, and remove its files when it ends. Only `ttvm debug` uses this
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
     /// The descriptor of the pipe on which the other process says that gdb can come
     #[arg(long)]
@@ -66,7 +68,7 @@ impl Companion {
     /// Starts the companion. The companion removes the leftovers at the end, and runs this gdb once
     /// the server is ready.
     pub fn start(left: &Leftovers<'_>, gdb: Option<Command>) -> Result<Companion, Error> {
-        let failed = |source| Error::Host { what: "cannot start a second process".to_string(), source };
+        let failed = |source| Error::Host { what: "cannot start the helper process".to_string(), source };
         let (reader, pipe) = std::io::pipe().map_err(failed)?;
         let mut command = command(&reader, left).map_err(failed)?;
         match gdb {
@@ -113,7 +115,7 @@ fn command(reader: &PipeReader, left: &Leftovers<'_>) -> std::io::Result<Command
 
 /// Runs the companion.
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let failed = |source| Error::Host { what: "cannot watch the process beside".to_string(), source };
+    let failed = |source| Error::Host { what: "cannot watch the helper process".to_string(), source };
     // A terminal sends signals to all its processes. These signals are for the other process, or for gdb.
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).map_err(failed)?;
@@ -152,7 +154,10 @@ fn wait(pipe: &mut File) -> bool {
 fn start_gdb(words: &[String]) -> Result<Child, Error> {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).spawn().map_err(|error| {
-        Error::Unsupported(format!("cannot start {}: {error}; install gdb, or attach one yourself", words[0]))
+        Error::Unsupported(format!(
+            "cannot start {}: {error}; install gdb, or leave --gdb out and attach one yourself",
+            words[0]
+        ))
     })
 }
 

@@ -9,9 +9,9 @@ use recording::{EVENTS, MANIFEST};
 /// When a recording is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum KeepOn {
-    /// Whatever happens
+    /// Always
     Always,
-    /// Unless the guest ended its run well, and did not ask for it
+    /// Unless the guest powered off or reset without a panic, or wrote 0 to its --debug-exit port
     Fail,
 }
 

@@ -25,7 +25,7 @@ pub fn speak_of_refusals() {
     set_hook(Box::new(move |panic| match refusal(panic) {
         Some(why) => {
             refused_memory::end_raw_mode();
-            say(&format!("ttvm: the host gives no more threads: {why}; see ulimit -v and ulimit -u"));
+            say(&format!("ttvm: the host refuses another thread: {why}; raise ulimit -u or ulimit -v"));
             std::process::exit(exit_code::FAILED)
         }
         None => usual(panic),

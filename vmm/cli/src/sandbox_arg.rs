@@ -11,9 +11,10 @@ use sandbox::Needs;
 /// Whether to lock in.
 #[derive(Clone, Copy, clap::Args)]
 pub struct SandboxArgs {
-    /// Keep access to files, network and programs while the guest runs. Without this, ttvm locks itself in once it has
-    /// opened what it needs, so that a bug in it which a guest can use leads no further; `ttvm doctor` says what this host
-    /// offers for that
+    /// Do not start the sandbox.
+    ///
+    /// In the sandbox, ttvm has no access to other files, the network and programs while the guest runs. So a guest gains little
+    /// from a bug in ttvm. `ttvm doctor` shows what this host offers for the sandbox.
     #[arg(long)]
     no_sandbox: bool,
 }
@@ -29,7 +30,7 @@ impl SandboxArgs {
         match sandbox::lock_in(needs) {
             Ok(locked) => log::debug!("locked in: {locked:?}"),
             Err(error) => {
-                let why = format!("ttvm cannot lock itself in: {error}; --no-sandbox does without");
+                let why = format!("ttvm cannot start its sandbox: {error}; use --no-sandbox to run without");
                 return Err(Error::Unsupported(why));
             }
         }

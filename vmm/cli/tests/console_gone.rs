@@ -268,7 +268,7 @@ fn how_idle_time_passes_is_said_at_the_start() {
     };
     let (_keyboard, pipe) = std::io::pipe().map(|(read, write)| (write, read)).unwrap();
     for (stdin, more, expected) in [
-        (Stdio::null(), &[][..], "is skipped, because nothing can be typed"),
+        (Stdio::null(), &[][..], "is skipped, because nobody can type"),
         (Stdio::null(), &["--paced"], "passes in real time, as --paced says"),
         (Stdio::null(), &["--unpaced"], "is skipped, as --unpaced says"),
         (Stdio::from(pipe), &[], "passes in real time until standard input ends"),

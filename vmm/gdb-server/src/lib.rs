@@ -309,7 +309,7 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
-        let hidden = || Refusal::new("gdb sees the CPU alone: see 'monitor threads on'");
+        let hidden = || Refusal::new("gdb sees only the CPU: 'monitor threads on' shows the guest's threads");
         self.shown_threads.as_ref().ok_or_else(hidden)?.registers(self.timeline.machine(), number)
     }
 

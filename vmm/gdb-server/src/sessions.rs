@@ -162,7 +162,7 @@ impl Sessions<'_> {
             (self.report)(Report::TurnedAway);
             turn_away(
                 stream,
-                &format!("{MAX_SESSIONS} gdbs are connected, which is the most: end one of them first"),
+                &format!("{MAX_SESSIONS} gdbs are connected, which is the maximum: end one of them first"),
             );
         }
         Ok(())

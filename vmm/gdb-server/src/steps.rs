@@ -264,7 +264,7 @@ impl GdbTarget<'_> {
             }
             TravelStop::End => {
                 let name = here.name(machine).unwrap_or_default();
-                self.message = Some(format!("The recording ends before the thread {name} comes so far."));
+                self.message = Some(format!("The recording ends before the thread {name} gets there."));
             }
             _ => {}
         }
@@ -279,7 +279,7 @@ impl GdbTarget<'_> {
     /// Stops because the thread has ended. The machine stands where the next thread has been chosen.
     fn ended(&mut self, thread: &Level) -> Stop {
         let name = thread.name(self.timeline.machine()).unwrap_or_default();
-        self.message = Some(format!("The thread {name} has ended: this is where it ran last."));
+        self.message = Some(format!("The thread {name} has ended: it ran here last."));
         self.timeline.settle_meanwhile();
         Stop::Elsewhere
     }

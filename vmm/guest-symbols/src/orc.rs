@@ -88,7 +88,7 @@ impl std::fmt::Display for End {
         match self {
             End::Program(at) => write!(f, "a program at {at:#x}"),
             End::Stack => f.write_str("the beginning of the stack"),
-            End::Lost => f.write_str("a place that the kernel's tables do not lead on from"),
+            End::Lost => f.write_str("a place where the kernel's tables end"),
         }
     }
 }

@@ -332,8 +332,8 @@ fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Optio
     loop {
         let trouble = match memory.number::<8>(at) {
             Some(next) if next == head => return (nodes, None),
-            Some(_) if *room == 0 => "there are too many",
-            Some(next) if !seen.insert(next) => "a list leads in circles",
+            Some(_) if *room == 0 => "there are too many processes",
+            Some(next) if !seen.insert(next) => "a list is circular",
             Some(next) => {
                 *room -= 1;
                 nodes.push(next);
@@ -343,7 +343,7 @@ fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Optio
             None => {
                 // The node itself is not in memory.
                 nodes.pop();
-                "a list leads nowhere"
+                "a list has a bad pointer"
             }
         };
         return (nodes, Some(trouble));

@@ -76,8 +76,9 @@ pub enum Unusable {
     },
     /// The file is of another kernel.
     #[error(
-        "{} is of another kernel than the guest's: {agreeing} of {common} functions that both have are where they \
-         should be", path.display()
+        "{} is not of the guest's kernel: {agreeing} of {common} common functions are at the expected addresses; \
+         use the file of the same build",
+        path.display()
     )]
     OtherKernel {
         /// The file.

@@ -132,13 +132,12 @@ impl<C: Unit> LiveConsole<C> {
             (Pacing::Always, _) => "the guest's idle time passes in real time, as --paced says",
             (Pacing::Never, _) => "the guest's idle time is skipped, as --unpaced says",
             (Pacing::WhileTyped, true) => {
-                "the guest's idle time is skipped, because nothing can be typed: its clock runs ahead; with --paced \
-                 idle time passes in real time"
+                "the guest's idle time is skipped, because nobody can type; --paced lets it pass in real time"
             }
             (Pacing::WhileTyped, false) if self.terminal => "the guest's idle time passes in real time",
             (Pacing::WhileTyped, false) => {
-                "the guest's idle time passes in real time until standard input ends, and is skipped then; with \
-                 --paced it goes on passing in real time"
+                "the guest's idle time passes in real time until standard input ends, and is skipped after that; \
+                 --paced never skips it"
             }
         }
     }
@@ -170,7 +169,7 @@ impl<C: Unit> LiveConsole<C> {
 
     fn input_failed(&mut self, errno: nix::Error) {
         let error = std::io::Error::from(errno);
-        log::warn!("cannot read standard input: {error}; nothing more can be typed");
+        log::warn!("cannot read standard input: {error}; the guest gets no more keys");
         self.closed = true;
     }
 

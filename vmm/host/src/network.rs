@@ -91,7 +91,7 @@ impl<C: Unit> Network<C> for LiveNetwork<C> {
         for sent in frames {
             let is_taken = self.peer.send(sent.frame.into_checksummed())?;
             if !is_taken && !std::mem::replace(&mut self.told_lost, true) {
-                log::warn!("the network's peer does not take all frames of the guest; some are lost");
+                log::warn!("the network's peer is too slow for the guest's frames; some are lost");
             }
         }
         Ok(())

@@ -78,7 +78,7 @@ impl Forward {
         tried.map_err(|why| {
             let port = self.host_port;
             Error::Unsupported(format!(
-                "port {port} of {address} cannot lead to the guest: {why}; choose another port"
+                "cannot forward port {port} of {address} to the guest: {why}; choose another port"
             ))
         })
     }
@@ -119,7 +119,8 @@ impl Passt {
         let ready = wait_until_ready(process).map_err(host("cannot wait for passt"))?;
         if !ready.status.success() {
             let said = String::from_utf8_lossy(&ready.stderr);
-            let why = said.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("it says nothing");
+            let why =
+                said.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("it gave no message");
             return Err(Error::Unsupported(format!("passt does not start: {why}")));
         }
         Ok(Passt::on(socket))
@@ -206,7 +207,7 @@ impl Received {
         };
         let length = u32::from_be_bytes(*length) as usize;
         if length > MAX_FRAME_BYTES {
-            return Err(std::io::Error::other("passt sends what is no frame"));
+            return Err(std::io::Error::other("passt sent an invalid frame"));
         }
         let Some(frame) = rest.get(..length) else { return Ok(None) };
         let frame = frame.to_vec();

@@ -50,7 +50,7 @@ impl Screen {
             && let Err(errno) = self.write(std::io::stdout().as_fd(), bytes)
         {
             let error = std::io::Error::from(errno);
-            log::warn!("the console's output cannot be written: {error}; the guest goes on without it");
+            log::warn!("cannot write the console's output: {error}; the guest goes on without it");
             self.is_shown = false;
         }
     }

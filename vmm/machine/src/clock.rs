@@ -122,6 +122,6 @@ impl Clock {
         if branches > most_branches || system_calls > steps {
             return Err("it counts more branches or system calls than instructions");
         }
-        now_ns.ok_or("it lies behind the end of time")
+        now_ns.ok_or("its time is too large")
     }
 }

@@ -198,11 +198,11 @@ impl MachineConfig {
         }
         let memory = self.memory_bytes;
         if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&memory) || !memory.is_multiple_of(512) {
-            return Err(format!("asks for {memory} bytes of memory, which no machine of ours has"));
+            return Err(format!("asks for {memory} bytes of memory, which ttvm does not support"));
         }
         if self.passthrough.len() > MAX_PASSED {
             let count = self.passthrough.len();
-            return Err(format!("asks for {count} passed-through devices, the most is {MAX_PASSED}"));
+            return Err(format!("asks for {count} passed-through devices, and the maximum is {MAX_PASSED}"));
         }
         for passed in &self.passthrough {
             match passed {
@@ -230,7 +230,7 @@ impl MachineConfig {
         }
         if let Some(network) = self.network.as_ref().filter(|network| network.mtu < MIN_MTU) {
             return Err(format!(
-                "asks for a network card with an MTU of {}, the least is {MIN_MTU}",
+                "asks for a network card with an MTU of {}, and the minimum is {MIN_MTU}",
                 network.mtu
             ));
         }
@@ -338,8 +338,8 @@ impl MachineConfig {
         match time_reads::rewrite(&mut kernel) {
             Rewriting::Done(count) => log::debug!("rewrote {count} RDTSC in the kernel"),
             Rewriting::NotElf => log::warn!(
-                "the kernel does not show its code ({why}): what it reads from the time stamp counter cannot be kept \
-                 from it, and replay will differ; give its vmlinux"
+                "ttvm cannot read the kernel's code ({why}), so it cannot control reads of the time stamp counter, \
+                 and a replay would differ; use the kernel's vmlinux"
             ),
         }
         kernel

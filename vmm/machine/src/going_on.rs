@@ -19,7 +19,7 @@ impl StartingState {
     pub fn of<U: Unit>(machine: &mut Machine<U>) -> Result<StartingState, Error> {
         let ended = machine.outcome().filter(|outcome| !goes_on(outcome));
         if let Some(outcome) = ended {
-            let why = format!("{outcome} there, and nothing goes on from it; choose a place before that");
+            let why = format!("{outcome} there, so the guest cannot go on; choose an earlier position");
             return Err(Error::Position(why));
         }
         let state = machine.state();

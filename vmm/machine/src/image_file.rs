@@ -162,8 +162,8 @@ pub(super) fn read_recorded<T>(
 ) -> Result<T, Error> {
     let missing = |why: String| {
         let why = format!(
-            "the {what} of this recording {why}; put back the file with the hash {} ({} bytes), \
-             or say where it lies now with ttvm relink, which changes the recording's manifest",
+            "the {what} of this recording {why}; put back the file with the hash {} ({} bytes), or name its new \
+             place with `ttvm relink`",
             recorded.hash, recorded.size_bytes
         );
         Error::recording(&recorded.path, why)
@@ -171,7 +171,7 @@ pub(super) fn read_recorded<T>(
     let metadata =
         std::fs::metadata(&recorded.path).map_err(|error| missing(format!("cannot be read: {error}")))?;
     if !metadata.is_file() {
-        return Err(missing("is no ordinary file".to_string()));
+        return Err(missing("is not a regular file".to_string()));
     }
     // A file of another size is another file. A file of another size differs, so do not read it.
     if metadata.len() != recorded.size_bytes {

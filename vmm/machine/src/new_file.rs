@@ -19,7 +19,8 @@ impl NewFile {
     /// Begins a file that only its owner may read. Nothing may exist at its path.
     pub fn begin(to: &Path) -> Result<NewFile, Error> {
         if to.symlink_metadata().is_ok() {
-            let source = io::Error::new(io::ErrorKind::AlreadyExists, "it exists; name a file that does not");
+            let source =
+                io::Error::new(io::ErrorKind::AlreadyExists, "it exists already; choose another name");
             return Err(Error::file("create", to)(source));
         }
         let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -93,7 +93,7 @@ fn check(metadata: &Metadata) -> io::Result<()> {
         return Ok(());
     }
     let kind = name_of(metadata.file_type());
-    Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {kind}, and no plain file")))
+    Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {kind}, not a regular file")))
 }
 
 fn name_of(kind: FileType) -> &'static str {
@@ -131,7 +131,7 @@ mod tests {
     fn what_is_no_plain_file_is_refused_and_nothing_waits() {
         let folder = tempfile::tempdir().unwrap();
         for (path, kind) in others(folder.path()) {
-            let expected = format!("it is {kind}, and no plain file");
+            let expected = format!("it is {kind}, not a regular file");
             assert_eq!(open(&path).unwrap_err().to_string(), expected, "{}", path.display());
             assert_eq!(read(&path, 10).unwrap_err().to_string(), expected, "{}", path.display());
             assert!(lock_file(&path).is_err(), "{}", path.display());

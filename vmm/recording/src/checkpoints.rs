@@ -101,7 +101,7 @@ impl<C: Unit> Checkpoints<C> {
         let bytes = self.store.state_at(at.number())?;
         let state = MachineState::from_bytes(self.format, &bytes).filter(|state| may_be(state, head.at));
         let state = state.ok_or_else(|| {
-            let why = format!("the machine's state in the checkpoint at {} makes no sense", at.position());
+            let why = format!("the machine's state in the checkpoint at {} is invalid", at.position());
             Error::recording(self.store.dir(), why)
         })?;
         Ok(Snapshot { state, maps: self.maps(at)?, cursor: head.cursor })
@@ -142,8 +142,8 @@ pub fn open_around_damage<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<A
             let store = opened?;
             if let Some(damage) = store.damage().first() {
                 log::warn!(
-                    "{damage}; {} checkpoints are left, and the others are not used: ttvm checkpoints {} drop-damaged \
-                     removes them",
+                    "{damage}; ttvm uses the other {} checkpoints; `ttvm checkpoints {} drop-damaged` removes the \
+                     damaged ones",
                     store.entries().len(),
                     path.display()
                 );

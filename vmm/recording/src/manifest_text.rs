@@ -34,7 +34,10 @@ impl Manifest {
         let counter = counter_of(&manifest.machine);
         if manifest.counter != counter {
             let counts = format!("counts in {:?}", manifest.counter);
-            return Err(format!("{counts}; for such a machine this ttvm counts in {counter} only"));
+            return Err(format!(
+                "{counts}, but this ttvm counts in {counter} for such a machine; use the ttvm that \
+                made it"
+            ));
         }
         Ok(manifest)
     }
@@ -84,7 +87,7 @@ pub(super) fn read_manifest(file: &Path) -> Result<Manifest, Error> {
     let manifest = Manifest::parse(&text).map_err(|why| Error::recording(file, why))?;
     if manifest.text() != text {
         log::warn!(
-            "{} was edited since ttvm wrote it: what it says of the program, the engine and where images lie may be wrong",
+            "{} was edited after ttvm wrote it: its program, engine and paths of images may be wrong",
             file.display()
         );
     }

@@ -155,8 +155,7 @@ impl<C: Unit> Recording<C> {
             return Err(Error::recording(path.join(EVENTS), why));
         }
         if log.machine_hash != manifest.machine_hash() {
-            let why =
-                "describes another machine than the one that the event log was recorded on: it was changed";
+            let why = "does not describe the machine of the event log: it was changed; put the original back";
             return Err(Error::recording(path.join(MANIFEST), why));
         }
         for (_, image) in manifest.machine.images_mut() {
@@ -192,7 +191,7 @@ pub(super) fn must_be_a_directory(path: &Path) -> Result<(), Error> {
     if path.is_dir() {
         return Ok(());
     }
-    Err(Error::recording(path, "there is no recording here (it would be a directory)"))
+    Err(Error::recording(path, "there is no recording here; a recording is a folder"))
 }
 
 impl Opened {
@@ -245,7 +244,7 @@ fn existing(source: std::io::Error) -> std::io::Error {
     if source.kind() != std::io::ErrorKind::AlreadyExists {
         return source;
     }
-    let why = "something of this name exists, and recordings are never overwritten; remove it or choose another name";
+    let why = "exists already, and ttvm never overwrites a recording; remove it or choose another name";
     std::io::Error::new(source.kind(), why)
 }
 

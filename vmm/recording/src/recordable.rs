@@ -147,7 +147,7 @@ impl<U: Unit> Recordable<U> {
     fn must_stand_at_its_beginning(&self) -> Result<(), Error> {
         let is_gone = matches!(self.beginning, Beginning::Gone);
         if is_gone || self.machine.moment().count != U::default() {
-            let why = "the machine has run, so its beginning cannot be recorded any more: record from here";
+            let why = "the machine has run already, so its beginning cannot be recorded: record from here";
             return Err(Error::Usage(why.to_string()));
         }
         Ok(())

@@ -108,7 +108,10 @@ fn write_reason(line: &mut Cursor<[u8; 512]>) -> std::io::Result<()> {
             if let Some(bytes) = address_space_bytes() {
                 write!(line, ", of which {} MiB are taken", bytes / MIB)?;
             }
-            write!(line, "; the guest's memory once for each processor of the host, and 1024 MiB, always do")
+            write!(
+                line,
+                "; the guest's memory for each processor of the host, and 1024 MiB more, are always enough"
+            )
         }
         _ => write!(line, ": end other programs, or allow this one more memory"),
     }

@@ -102,7 +102,7 @@ impl Search<'_> {
         let condition = self.condition.parse::<Condition>();
         let of_calls = condition.as_ref().is_ok_and(|Condition(stops)| waits_for_calls(stops));
         if self.filters.longer_ns.is_some() && !of_calls {
-            return Err(Error::Position("only system calls can be asked how long they take".to_string()));
+            return Err(Error::Position("longer: is a filter for system calls only".to_string()));
         }
         let needs_kernel = self.backtrace || condition.is_err() || of_calls || self.filters.choose_threads();
         let mut kernels = GuestKernels::default();
@@ -129,7 +129,7 @@ impl Search<'_> {
         }
         let returns = of_calls && kernels.all().iter().any(|kernel| kernel.call_return.is_some());
         if self.filters.longer_ns.is_some() && !returns {
-            let why = "the guest's kernel does not say where system calls return: none can be asked how long it takes";
+            let why = "ttvm cannot find where this kernel's system calls return, so leave longer: out";
             return Err(Error::Position(why.to_string()));
         }
         let asked = Asked { search: self, kernels, returns, stops };
@@ -367,7 +367,7 @@ impl Display for Found {
     fn fmt(&self, f: &mut Formatter<'_>) -> Written {
         let mut lines: Vec<String> = self.hits.iter().flat_map(Place::lines).collect();
         if let Some(at) = self.goes_on_at {
-            lines.push(format!("interrupted: --from insn:{at} goes on"));
+            lines.push(format!("interrupted: go on with --from insn:{at}"));
         } else if lines.is_empty() {
             lines.push("nowhere in that part of the recording".to_string());
         }

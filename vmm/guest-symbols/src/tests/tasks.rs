@@ -213,11 +213,11 @@ fn letters_are_those_of_ps() {
 #[test]
 fn lists_that_do_not_end_are_left() {
     let cases: [(&str, u64, u64); 5] = [
-        ("a list leads in circles", task(2) + 0x20, task(7) + 0x20),
-        ("a list leads in circles", task(2) + 0x20, task(2) + 0x20),
-        ("a list leads nowhere", task(2) + 0x20, 0x10),
-        ("a list leads in circles", task(8) + 0x48, task(8) + 0x48),
-        ("a list leads nowhere", task(8) + 0x48, u64::MAX - 3),
+        ("a list is circular", task(2) + 0x20, task(7) + 0x20),
+        ("a list is circular", task(2) + 0x20, task(2) + 0x20),
+        ("a list has a bad pointer", task(2) + 0x20, 0x10),
+        ("a list is circular", task(8) + 0x48, task(8) + 0x48),
+        ("a list has a bad pointer", task(8) + 0x48, u64::MAX - 3),
     ];
     for (expected, at, value) in cases {
         let mut kernel = kernel(Current::Number);

@@ -68,7 +68,8 @@ pub fn cut_out_end(
     poll: &mut Poll<'_>,
 ) -> Result<CutOut, Error> {
     if !recording.manifest.machine.passthrough.is_empty() {
-        let why = "the guest has devices of the host, whose state nothing can bring back: its recording cannot begin in the middle; pack it whole";
+        let why = "the guest has devices of the host, whose state cannot be restored: the recording cannot begin in \
+            the middle; pack it without --last";
         return Err(Error::Unsupported(why.to_string()));
     }
     let mut timeline = Timeline::open(recording)?;
@@ -167,7 +168,7 @@ fn must_be_equal(
 ) -> Result<(), Error> {
     let differs = |what: String| {
         let why = format!(
-            "the end would not replay the same ({what} would differ); pack it with all its memory, or whole"
+            "the end would not replay exactly ({what} would differ); pack it with --free-memory, or without --last"
         );
         Error::Unsupported(why)
     };

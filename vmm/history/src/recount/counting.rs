@@ -78,8 +78,9 @@ pub fn from_exit(
             let (draft, log) = RecountDraft::begin(&recording.path, from, recording.log.format)?;
             let log = recount(&recording, from, draft.path(), log, origin, progress)?;
             draft.publish(log, |folder| usable(folder, &recording, from, origin).is_some())?;
-            usable(&folder, &recording, from, origin)
-                .ok_or_else(|| Error::recording(&folder, "was just made, and is not what it should be"))?
+            usable(&folder, &recording, from, origin).ok_or_else(|| {
+                Error::recording(&folder, "was just made and cannot be used: report a bug in ttvm")
+            })?
         }
     };
     let skipped = recording.log.event_count() - log.event_count();
@@ -210,7 +211,7 @@ fn begin_part(
     let initial = machine.maps()?.ram;
     let (ram_pages, disk_blocks) = machine.page_counts();
     let none = || {
-        let why = format!("there is no checkpoint at exit {from} that one could go on from");
+        let why = format!("there is no usable checkpoint at exit {from}");
         Error::recording(recording.path.join(CHECKPOINTS), why)
     };
     let checkpoints =

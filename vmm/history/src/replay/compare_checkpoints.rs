@@ -58,7 +58,7 @@ pub enum CheckpointPart {
 
 impl fmt::Display for CheckpointDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the checkpoint at {} is not what the replay has there: ", self.at)?;
+        write!(f, "the checkpoint at {} differs from the replay: ", self.at)?;
         match self.part {
             CheckpointPart::Head => f.write_str("position, counts or the place in the log differ"),
             CheckpointPart::State(what) => write!(f, "{what} differs"),
@@ -254,7 +254,7 @@ impl<C: Unit> CheckpointComparison<C> {
     /// The name of the part of a state that differs.
     fn differing(&self, stored: Option<&MachineState>, now: &MachineState) -> &'static str {
         match stored {
-            None => "the machine's state, which makes no sense,",
+            None => "the machine's state, which is invalid,",
             Some(stored) if self.cpu_hash(stored) != self.cpu_hash(now) => "the CPU's state",
             Some(stored) if stored.platform != now.platform => "the devices' state",
             Some(stored) if stored.idle_ns != now.idle_ns => "the time that passed idle",

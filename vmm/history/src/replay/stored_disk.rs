@@ -44,7 +44,7 @@ impl StoredDisk {
             return;
         }
         if let Err(error) = self.adopt(recording, machine) {
-            log::warn!("{error}; the replay goes on, and holds in memory what the guest writes to its disk");
+            log::warn!("{error}; the replay goes on, and holds the guest's disk writes in memory");
             self.given_up = true;
         }
     }

@@ -103,7 +103,7 @@ fn what_is_wrong(text: &str, kind: &str, rest: &str, names: &dyn Names) -> Strin
     let has_place = ["break", "write", "read", "access", "change"].contains(&kind) && !place.is_empty();
     if has_place && place_of(place, names).is_none() {
         return if is_pattern(place) {
-            format!("no function of the guest's kernel is like '{place}'")
+            format!("no function of the guest's kernel matches '{place}'")
         } else {
             format!("'{place}' is neither a number nor a symbol of the guest's kernel")
         };
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!((range("write:flag"), range("write:flag+2")), ((0x300, 1), (0x300, 2)));
         assert_eq!(range("write:flag+0x20+2"), (0x320, 2));
         let refused = |text: &str| Condition::parse(text, &Some3).unwrap_err();
-        assert!(refused("break:write_*").contains("no function of the guest's kernel is like 'write_*'"));
+        assert!(refused("break:write_*").contains("no function of the guest's kernel matches 'write_*'"));
         assert!(refused("break:flags").starts_with("'flags' is neither"));
         assert!(refused("write:0x300+4+4").contains("is no condition"));
     }

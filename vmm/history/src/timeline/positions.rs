@@ -274,7 +274,10 @@ impl Timeline {
 
     fn before_part(&self, what: &str) -> Error {
         let seconds = self.begins_ns() as f64 / 1e9;
-        Error::Position(format!("{what} lies before the part that is opened, which begins at {seconds:.6} s"))
+        Error::Position(format!(
+            "{what} is before the part that is open, which begins at {seconds:.6} s; use a \
+            longer --last"
+        ))
     }
 
     /// Two restorable places (or the run's beginning) around the place up to which a condition is true. Returns no

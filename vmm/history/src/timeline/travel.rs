@@ -214,9 +214,9 @@ impl Timeline {
     pub fn add_checkpoint(&mut self) -> Result<Entry, Error> {
         self.must_be_history()?;
         if self.shared.fast_forward.get().is_some() {
-            let why = "what another engine went along to get here may differ in what processors differ in; add it without \
-                       --engine kvm, with `ttvm checkpoints add`";
-            return Err(Error::Position(format!("no checkpoint can be added: {why}")));
+            let why = "a state that KVM computed may differ from the software CPU; use `ttvm checkpoints add` \
+                without --engine kvm";
+            return Err(Error::Position(format!("cannot add a checkpoint: {why}")));
         }
         let here = self.position();
         let directory = self.shared.recording.path.join(CHECKPOINTS);
@@ -592,7 +592,9 @@ impl Timeline {
     ) -> Result<Option<Instructions>, Error> {
         self.must_be_history()?;
         if part.end < part.start {
-            return Err(Error::Position("that part of the recording ends before it begins".to_string()));
+            return Err(Error::Position(
+                "the end of this part is before its start: swap the two positions".to_string(),
+            ));
         }
         let begun = self.snapshot()?;
         let to = part.end.min(self.shared.end);

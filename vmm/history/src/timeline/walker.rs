@@ -93,7 +93,7 @@ impl Walker {
         let mut walker = Walker { machine, player, runner: None, shared, in_background: false };
         walker.leave_snapshot()?;
         if let Err(error) = walker.get_runner() {
-            log::warn!("on this thread the software engine is alone: {error}");
+            log::warn!("this thread uses the software engine only: {error}");
         }
         Ok(walker)
     }
@@ -336,7 +336,7 @@ impl Walker {
             Ok(Gone::Interrupted) => Ok(Ahead::Interrupted),
             Ok(Gone::Met(_)) => unreachable!("without breakpoints none is met"),
             Err(error) => {
-                log::warn!("going on with the software engine alone: {error}");
+                log::warn!("going on with the software engine only: {error}");
                 self.runner = None;
                 nothing
             }

@@ -102,7 +102,7 @@ fn what_is_missing_or_foreign_is_named() {
     let text = sentence();
     assert!(text.contains("the kernel of this recording") && text.contains(hash), "{text}");
     std::fs::create_dir(kernel).unwrap();
-    assert!(sentence().contains("no ordinary file"));
+    assert!(sentence().contains("not a regular file"));
     std::fs::remove_dir(kernel).unwrap();
     std::fs::write(kernel, [bytes, &b"x"[..]].concat()).unwrap();
     let text = sentence();
@@ -126,7 +126,7 @@ fn what_is_missing_or_foreign_is_named() {
         .unwrap()
         .replace("\"memory_bytes\": 4194304", "\"memory_bytes\": 8388608");
     std::fs::write(manifest, longer).unwrap();
-    assert!(sentence().contains("describes another machine"));
+    assert!(sentence().contains("does not describe the machine"));
     std::fs::remove_file(manifest).unwrap();
     assert!(sentence().contains(MANIFEST));
     drop(original.directory);

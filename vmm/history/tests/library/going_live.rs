@@ -233,7 +233,7 @@ fn nothing_goes_on_from_where_a_machine_has_ended_by_itself() {
     assert!(matches!(machine.run(Instructions::MAX, &mut player).unwrap(), RunStop::Ended(_)));
     let error = StartingState::of(&mut machine).unwrap_err();
     assert_eq!(error.exit_code(), exit_code::USAGE);
-    assert!(error.to_string().contains("choose a place before"), "{error}");
+    assert!(error.to_string().contains("choose an earlier position"), "{error}");
 }
 
 #[test]

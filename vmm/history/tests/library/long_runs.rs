@@ -405,7 +405,7 @@ fn a_list_of_nothing_is_empty_and_one_that_ends_before_it_begins_is_refused() {
         assert_eq!(all(&mut timeline, place.number(), place).found, []);
     }
     let refused = timeline.hits(Instructions(8), Instructions(7), 1, &mut never).unwrap_err().to_string();
-    assert!(refused.contains("ends before it begins"), "{refused}");
+    assert!(refused.contains("swap the two positions"), "{refused}");
     // There is nothing beyond the end, and nothing before the start.
     seek(&mut timeline, end.number());
     assert_eq!(timeline.run_forward(&mut never).unwrap(), TravelStop::End);

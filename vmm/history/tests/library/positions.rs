@@ -188,7 +188,7 @@ fn in_the_end_of_a_run_events_and_times_are_those_of_the_whole_run() {
         [PositionSpec::Event(0), PositionSpec::Event(skipped), PositionSpec::Nanoseconds(begins_ns - 1)]
     {
         let refused = resolve(&mut of_part, before).unwrap_err();
-        assert!(refused.contains("lies before the part") && refused.ends_with(&begins), "{refused}");
+        assert!(refused.contains("is before the part") && refused.contains(&begins), "{refused}");
     }
     assert_eq!(resolve(&mut of_part, PositionSpec::Nanoseconds(begins_ns)), Ok(0));
     let ends_ns = whole.log.last_moment().time_ns;

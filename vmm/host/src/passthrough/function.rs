@@ -35,7 +35,7 @@ impl LiveFunction {
         // A function may have no line.
         let _ = function.set_interrupts(Interrupts::Line);
         let shadow = Shadow::new(ram_bytes).map_err(|source| Error::Host {
-            what: "cannot have memory for passed-through devices".to_string(),
+            what: "cannot get memory for passed-through devices".to_string(),
             source,
         })?;
         let address = function.address().to_string();

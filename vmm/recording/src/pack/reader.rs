@@ -171,7 +171,10 @@ impl<R: Read> Reader<'_, R> {
             _ => {}
         }
         self.left_bytes = self.left_bytes.checked_sub(size).ok_or_else(|| {
-            let why = format!("would unpack to more than --max-size: the {what} has {size} bytes");
+            let why = format!(
+                "would unpack to more than --max-size: the {what} has {size} bytes; raise --max-size \
+                if you trust the file"
+            );
             Error::recording(self.path, why)
         })?;
         sink.begin(name, size)?;
@@ -183,9 +186,7 @@ impl<R: Read> Reader<'_, R> {
         let hash = self.pieces(what, size, sink, named.as_mut().map(|(hasher, _)| hasher))?;
         let is_named = named.is_none_or(|(hasher, hash)| hasher.finish() == hash);
         if self.exact::<32>()? != *hash.as_bytes() || !is_named {
-            return Err(
-                self.damaged(format!("the contents of the {what} do not have the hash that was noted"))
-            );
+            return Err(self.damaged(format!("the contents of the {what} do not have the recorded hash")));
         }
         Ok(())
     }
