@@ -34,14 +34,21 @@ pub enum CpuModel {
     /// As [`CpuModel::V2Kvm`], for a KVM that runs inside an emulator, QEMU's TCG. A kernel can see that TCG
     /// differs from every real processor. [`Quirks`](crate::quirks::Quirks) lists the differences.
     V2KvmTcg,
+    /// The processor of [`CpuModel::V2Kvm`], in new machines, whose board differs from the board of older
+    /// machines.
+    V2_1Kvm,
+    /// The processor of [`CpuModel::V2KvmTcg`], in new machines.
+    V2_1KvmTcg,
 }
 
 impl CpuModel {
-    const ALL: [(CpuModel, &str); 4] = [
+    const ALL: [(CpuModel, &str); 6] = [
         (CpuModel::V2, "ttvm-v2"),
         (CpuModel::V2_1, "ttvm-v2.1"),
         (CpuModel::V2Kvm, "ttvm-v2-kvm"),
         (CpuModel::V2KvmTcg, "ttvm-v2-kvm-tcg"),
+        (CpuModel::V2_1Kvm, "ttvm-v2.1-kvm"),
+        (CpuModel::V2_1KvmTcg, "ttvm-v2.1-kvm-tcg"),
     ];
 
     /// The model's name, as recordings have it.
@@ -65,8 +72,8 @@ impl CpuModel {
         match self {
             CpuModel::V2 => &v2::V2,
             CpuModel::V2_1 => &v2_1::V2_1,
-            CpuModel::V2Kvm => &v2::V2_KVM,
-            CpuModel::V2KvmTcg => &v2::V2_KVM_TCG,
+            CpuModel::V2Kvm | CpuModel::V2_1Kvm => &v2::V2_KVM,
+            CpuModel::V2KvmTcg | CpuModel::V2_1KvmTcg => &v2::V2_KVM_TCG,
         }
     }
 }

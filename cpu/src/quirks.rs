@@ -52,8 +52,10 @@ impl Quirks {
         };
         match model {
             CpuModel::V2 | CpuModel::V2_1 => silicon,
-            CpuModel::V2Kvm => Quirks { interrupts_push_rf: PushedRf::Cleared, ..silicon },
-            CpuModel::V2KvmTcg => Quirks {
+            CpuModel::V2Kvm | CpuModel::V2_1Kvm => {
+                Quirks { interrupts_push_rf: PushedRf::Cleared, ..silicon }
+            }
+            CpuModel::V2KvmTcg | CpuModel::V2_1KvmTcg => Quirks {
                 update_reads_first: true,
                 noncanonical_stack_raises_gp: true,
                 noncanonical_address_in_cr2: true,

@@ -58,8 +58,8 @@ pub fn refuse_imitation() -> Result<(), Error> {
 pub fn model() -> Result<CpuModel, Error> {
     let stuck = |why| Error::Stuck { rip: CODE, why };
     match update_fault().map_err(stuck)?[..] {
-        [code] if code & WRITE != 0 => Ok(CpuModel::V2Kvm),
-        [_] => Ok(CpuModel::V2KvmTcg),
+        [code] if code & WRITE != 0 => Ok(CpuModel::V2_1Kvm),
+        [_] => Ok(CpuModel::V2_1KvmTcg),
         _ => Err(stuck("a page fault did not reach the guest's handler".to_string())),
     }
 }

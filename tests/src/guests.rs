@@ -37,6 +37,10 @@ pub const SID: [Artefact; 2] = newer("kernel-sid/vmlinuz", "initrd-busybox-sid.g
 pub const SID_RT: [Artefact; 2] = newer("kernel-sid-rt/vmlinuz", "initrd-busybox-sid-rt.gz");
 /// The real-time kernel of Debian 12.
 pub const BOOKWORM_RT: [Artefact; 2] = newer("kernel-bookworm-rt/vmlinuz", "initrd-busybox-bookworm-rt.gz");
+/// GNU Mach for amd64. The guest is missing if the package manager does not have this package.
+pub const GNU_MACH: Artefact = Artefact { path: "gnumach", recipe: "guest-images/other-kernels" };
+/// Xen, with the same reservation.
+pub const XEN: Artefact = Artefact { path: "xen", recipe: "guest-images/other-kernels" };
 /// The busybox program in these initial RAM disks. The host can run this program, too.
 pub const BUSYBOX_PROGRAM: Artefact =
     Artefact { path: "busybox/bin/busybox", recipe: "guest-images/initramfs" };

@@ -24,6 +24,7 @@ mod network_peers;
 mod network_tap;
 mod newer_kernels;
 mod newest_gdb;
+mod other_kernels;
 mod other_processor;
 mod other_tools;
 mod passthrough;
