@@ -13,8 +13,8 @@ use crate::index::Index;
 use crate::list::Lists;
 use crate::table::Row;
 
-/// Number of attempts. From the second on, an attempt reads only the files that are new since the attempt before, so a
-/// writer does not change the folder during this many attempts in a row.
+/// Number of attempts. All but the first read only files that are new since the attempt before. A writer does not
+/// change the folder during this many attempts in a row.
 const ATTEMPTS: usize = 100;
 
 /// Reads all files of a folder to which another process may be writing.

@@ -24,7 +24,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use recording::files::IMAGES;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-/// What the companion does, as its own command line says.
+/// The companion's tasks, as its own command line says.
 /// Run gdb for `ttvm debug`, and remove its files when it ends. Only `ttvm debug` uses this
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]

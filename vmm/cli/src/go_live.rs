@@ -77,7 +77,7 @@ impl SourceArgs {
 }
 
 impl Source {
-    /// What the process needs until the machine has gone live.
+    /// The needs of the process until the machine has gone live.
     pub fn needs(&self) -> Needs {
         let running = sandbox_arg::of_machine(&self.opened.manifest().machine, self.engine);
         Needs { kvm: running.kvm, ..sandbox_arg::of_replay(&self.opened, &self.path, self.engine) }

@@ -52,7 +52,7 @@ use crate::verbs::{
 #[global_allocator]
 static ALLOCATOR: SpokenRefusals = SpokenRefusals;
 
-/// The text of `ttvm --version`. It tells whether one ttvm can read another's recordings.
+/// The text of `ttvm --version`, which tells whether one ttvm can read another's recordings.
 static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     let models: Vec<&str> = cpu::CpuModel::names().collect();
     let version = env!("CARGO_PKG_VERSION");

@@ -38,12 +38,12 @@ impl SandboxArgs {
     }
 }
 
-/// What a running machine needs: nothing, except the devices that it has open.
+/// The needs of a running machine: only the devices that are open already.
 pub fn of_machine(machine: &MachineConfig, engine: EngineKind) -> Needs {
     Needs { kvm: engine == host::KVM, vfio: !machine.passthrough.is_empty(), ..Needs::default() }
 }
 
-/// What a replay needs: the images and the recording itself. Counts are added to a recording that has none yet.
+/// The needs of a replay: the images and the recording itself. Counts are added to a recording that has none yet.
 pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     let mut needs = Needs { read: images(opened), kvm: engine == host::KVM, ..Needs::default() };
     if needs.kvm {
@@ -56,8 +56,8 @@ pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     needs
 }
 
-/// What a debugger needs: as a replay, and adding checkpoints to the recording when gdb's user asks for it. gdb was
-/// started before.
+/// The needs of a debugger. Like a replay, the debugger reads the recording, and also adds checkpoints when gdb's
+/// user asks for them. gdb was started before.
 pub fn of_debug(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     let needs = of_replay(opened, folder, engine);
     Needs { written: vec![folder.to_path_buf()], clients: true, helper: true, ..needs }

@@ -51,7 +51,7 @@ struct MarkLine {
 pub struct Marks(Option<Arc<Mutex<Found>>>);
 
 struct Found {
-    /// The file for the statistics. It is made early, while files can still be made.
+    /// The file for the statistics, made early, while the process may still make files.
     file: File,
     line: Vec<u8>,
     marks: Vec<MarkLine>,

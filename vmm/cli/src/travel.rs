@@ -38,7 +38,7 @@ impl PartArgs {
         Ok((self.of(opened)?, engine))
     }
 
-    /// Opens a recording or a part of one. Its positions are instruction counts.
+    /// Opens a recording or a part of one, with positions in instructions.
     pub fn open(&self, path: &Path) -> Result<Recording<Instructions>, Error> {
         self.of(Opened::open(path)?)
     }

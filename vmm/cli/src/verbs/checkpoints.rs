@@ -95,7 +95,7 @@ enum Action {
     },
     /// Remove damaged checkpoints, and the checkpoints that need them
     ///
-    /// ttvm reads all checkpoints and writes the good ones anew. For a while both take space on the disk.
+    /// ttvm reads all checkpoints and writes the good ones again. For a while both take space on the disk.
     ///
     /// Examples:
     ///   ttvm checkpoints R.ttvm drop-damaged

@@ -57,7 +57,7 @@ struct Info<'a> {
     /// The guest time at the beginning, unless the recording begins with power-on.
     #[serde(skip_serializing_if = "Option::is_none")]
     begins_at_guest_seconds: Option<f64>,
-    /// What was left out, if it was cut out of a longer recording.
+    /// The omitted contents, if the recording was cut out of a longer one.
     #[serde(skip_serializing_if = "Option::is_none")]
     cut: Option<Cut>,
     events: BTreeMap<&'static str, usize>,

@@ -24,7 +24,7 @@ use crate::stats::StatsArgs;
 
 /// Run a guest and record it
 ///
-/// The recording is a new folder. It holds the guest's input, and replays the run exactly.
+/// The recording is a new folder with the guest's input. ttvm replays the run from it, exactly.
 /// The run ends when the guest powers off or panics, or when you press Ctrl-A x.
 ///
 /// Examples:
@@ -38,8 +38,8 @@ pub struct Args {
     output: PathBuf,
     /// Do not copy the kernel, the initial RAM disk and the modules into the recording.
     ///
-    /// By default the recording has copies, so it replays even if you build these files anew. Copies take no space on file systems
-    /// with reflinks (btrfs, XFS). On others, ttvm copies files up to 256 MiB. It never copies disk images.
+    /// By default the recording has copies, so it replays even if you rebuild these files. Copies take no space on file systems
+    /// with reflinks (btrfs, XFS). On others, ttvm copies files up to 256 MiB. Disk images are never copied.
     #[arg(long)]
     no_copy_images: bool,
     /// When to keep the recording after the run.

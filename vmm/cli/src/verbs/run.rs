@@ -81,7 +81,7 @@ impl LateArgs {
         Ok(())
     }
 
-    /// The socket. It refuses clients for now.
+    /// The socket, which refuses clients for now.
     fn listener(&self) -> Result<Option<Listener>, Error> {
         let Some(path) = &self.control else { return Ok(None) };
         Listener::reserve(&format!("unix:{}", path.display()), Reach::ThisUser).map(Some).map_err(trouble)

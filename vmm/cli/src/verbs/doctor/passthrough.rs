@@ -58,7 +58,7 @@ impl Host {
         functions.map(|function| (function.clone(), group(&function))).collect()
     }
 
-    /// Tests whether a group can be opened. It cannot while another program has it open.
+    /// Tests whether a group can be opened. Only one program can open a group at a time.
     fn group(&self, number: &str) -> Finding {
         let files = [self.dev.join("vfio/vfio"), self.dev.join("vfio").join(number)];
         let failed = files.iter().find_map(|file| Some((file, open(file).err()?)));
