@@ -48,9 +48,9 @@ pub struct Args {
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = KeepOn::Always)]
     keep_on: KeepOn,
     #[command(flatten)]
-    checkpoints: CheckpointArgs,
-    #[command(flatten)]
     machine: MachineArgs,
+    #[command(flatten)]
+    checkpoints: CheckpointArgs,
     #[command(flatten)]
     stats: StatsArgs,
     #[command(flatten)]
