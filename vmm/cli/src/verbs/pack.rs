@@ -25,7 +25,7 @@ use crate::output::say;
 pub struct Args {
     /// The recording
     recording: PathBuf,
-    /// The file to write. It must not exist yet
+    /// The new file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Pack no checkpoints: the file is smaller, and going to a position takes longer
@@ -33,7 +33,7 @@ pub struct Args {
     no_checkpoints: bool,
     /// Pack only the last part of the run, like 2s of guest time.
     ///
-    /// The packed recording starts from a state of the machine and needs no images. It leaves out free memory that nothing uses,
+    /// The packed recording starts from a state of the machine and needs no images. ttvm leaves out free memory that nothing uses,
     /// and disk blocks that the guest does not read. So it replays exactly, but cannot go on live.
     #[arg(long, value_name = "TIME", value_parser = notation::time)]
     last: Option<u64>,

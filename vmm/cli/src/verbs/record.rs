@@ -24,7 +24,7 @@ use crate::stats::StatsArgs;
 
 /// Run a guest and record it
 ///
-/// The recording is a new folder. It holds the guest's input, and replays the run exactly.
+/// The recording is a new folder. The folder holds the guest's input, from which ttvm replays the run exactly.
 /// The run ends when the guest powers off or panics, or when you press Ctrl-A x.
 ///
 /// Examples:
@@ -39,7 +39,7 @@ pub struct Args {
     /// Do not copy the kernel, the initial RAM disk and the modules into the recording.
     ///
     /// By default the recording has copies, so it replays even if you build these files anew. Copies take no space on file systems
-    /// with reflinks (btrfs, XFS). On others, ttvm copies files up to 256 MiB. It never copies disk images.
+    /// with reflinks (btrfs, XFS). On others, ttvm copies files up to 256 MiB. ttvm never copies disk images.
     #[arg(long)]
     no_copy_images: bool,
     /// When to keep the recording after the run.

@@ -5,7 +5,7 @@
 //! UPDATE_MESSAGES=1 cargo test --package ttvm --test program messages
 //! ```
 //!
-//! The table is extracted from the sources: all string literals that have two words. It leaves out tests, the messages of
+//! The table is extracted from the sources: all string literals that have two words. The table leaves out tests, the messages of
 //! broken invariants (`assert!`, `expect`), debug logs, and attributes other than `#[error]`. Each file's texts are in
 //! the order of the file. Parts of a message that stand in literals of their own are lines of their own.
 
@@ -66,7 +66,7 @@ struct Open {
     is_attribute: bool,
 }
 
-/// Reads a source file literal by literal. It knows comments, strings and brackets, and nothing else of the language.
+/// Reads a source file literal by literal. The scanner knows comments, strings and brackets, and nothing else of the language.
 struct Scanner<'a> {
     rest: &'a str,
     is_python: bool,
