@@ -93,8 +93,8 @@ pub struct MachineArgs {
     slow_clock: u32,
     /// With --engine kvm: time that a due interrupt waits for an exit before ttvm stops the guest.
     ///
-    /// With a smaller value, interrupts arrive at more different instructions, which finds races. Exits then take more
-    /// of the time.
+    /// With a smaller value, interrupts arrive at more different instructions, which finds races. The additional
+    /// exits take time.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     wait_for_exit: u32,
     /// End the run after this number of instructions, like 1000, 5M or 60e9

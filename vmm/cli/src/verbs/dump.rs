@@ -23,7 +23,7 @@ use crate::travel::PlaceArgs;
 pub struct Args {
     #[command(flatten)]
     place: PlaceArgs,
-    /// The ELF core file to write, which must not exist yet.
+    /// The new ELF core file to write.
     ///
     /// Zeroes take no space on the disk.
     #[arg(short, long, value_name = "FILE")]

@@ -35,7 +35,7 @@ use crate::progress;
 pub struct Args {
     /// The recording
     recording: PathBuf,
-    /// The file to write, which must not exist yet
+    /// The new file to write
     #[arg(short, long, value_name = "FILE.pcapng")]
     output: PathBuf,
     #[command(flatten)]

@@ -25,7 +25,7 @@ use crate::output::say;
 pub struct Args {
     /// The recording
     recording: PathBuf,
-    /// The file to write, which must not exist yet
+    /// The new file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Pack no checkpoints: the file is smaller, and going to a position takes longer

@@ -24,7 +24,7 @@ use crate::stats::StatsArgs;
 
 /// Run a guest and record it
 ///
-/// The recording is a new folder with the guest's input. ttvm replays the run from it, exactly.
+/// The recording is a new folder. The folder holds the guest's input, from which ttvm replays the run exactly.
 /// The run ends when the guest powers off or panics, or when you press Ctrl-A x.
 ///
 /// Examples:
@@ -38,8 +38,8 @@ pub struct Args {
     output: PathBuf,
     /// Do not copy the kernel, the initial RAM disk and the modules into the recording.
     ///
-    /// By default the recording has copies, so it replays even if you rebuild these files. Copies take no space on file systems
-    /// with reflinks (btrfs, XFS). On others, ttvm copies files up to 256 MiB. Disk images are never copied.
+    /// By default the recording has copies, so it replays even if you build these files anew. Copies take no space on file systems
+    /// with reflinks (btrfs, XFS). On others, ttvm copies files up to 256 MiB. ttvm never copies disk images.
     #[arg(long)]
     no_copy_images: bool,
     /// When to keep the recording after the run.
@@ -48,9 +48,9 @@ pub struct Args {
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = KeepOn::Always)]
     keep_on: KeepOn,
     #[command(flatten)]
-    checkpoints: CheckpointArgs,
-    #[command(flatten)]
     machine: MachineArgs,
+    #[command(flatten)]
+    checkpoints: CheckpointArgs,
     #[command(flatten)]
     stats: StatsArgs,
     #[command(flatten)]

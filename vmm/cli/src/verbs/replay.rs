@@ -25,7 +25,7 @@ use crate::wait::Wait;
 
 /// Replay a recording and check that nothing differs
 ///
-/// A replay executes the recorded instructions again, shows the console, and compares registers with the recording.
+/// A replay executes the recorded instructions again and shows the console. ttvm compares registers with the recording.
 ///
 /// Examples:
 ///   ttvm replay R.ttvm

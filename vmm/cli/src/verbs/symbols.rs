@@ -33,14 +33,14 @@ pub struct Args {
     /// Position, like panic, 12.5s or insn:1e9; the file has the modules that are loaded there
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     at: PositionSpec,
-    /// The ELF file to write, for gdb's symbol-file. The file must not exist yet.
+    /// The new ELF file to write, for gdb's symbol-file.
     ///
     /// With --like, the file has the modules only, for gdb's add-symbol-file.
     #[arg(short, long, value_name = "FILE", required_unless_present = "like")]
     output: Option<PathBuf>,
     /// Print the gdb command that loads this vmlinux at the kernel's address in the guest.
     ///
-    /// The vmlinux must be of the same kernel. Debian's package linux-image-RELEASE-dbg has a vmlinux with debug information.
+    /// The file must be of the same kernel. Debian's package linux-image-RELEASE-dbg has a vmlinux with debug information.
     #[arg(long, value_name = "VMLINUX")]
     like: Option<PathBuf>,
 }

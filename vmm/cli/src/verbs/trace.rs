@@ -30,7 +30,7 @@ pub struct Args {
     recording: PathBuf,
     #[command(flatten)]
     part: PartArgs,
-    /// The trace to write, which must not exist yet
+    /// The new file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Position where the trace begins
