@@ -15,7 +15,7 @@ fn record_and_verify(kernel: &Artefact, options: &[&str], directory: &std::path:
     let kernel = kernel.path();
     let kernel = kernel.to_str().expect("the repository's path is UTF-8");
     let machine = ["record", "-o", "r.ttvm", "--date", "1700000000", "--seed", "1", "--kernel", kernel];
-    let (code, console, said) = run(directory, &[&machine, &LIMIT, options].concat());
+    let (code, console, said) = run(directory, &[&machine[..], &LIMIT[..], options].concat());
     assert_eq!(code, Some(exit_code::DONE), "{console}{said}");
     let (code, found, complaint) = run(directory, &["verify", "r.ttvm"]);
     assert_eq!(code, Some(exit_code::DONE), "{found}{complaint}");

@@ -38,7 +38,7 @@ pub struct Args {
     output: PathBuf,
     /// Do not copy the kernel, the initial RAM disk and the modules into the recording.
     ///
-    /// By default the recording has copies, so it replays even if you build these files anew. Copies take no space on file systems
+    /// By default the recording has copies, so it replays even if you rebuild these files. Copies take no space on file systems
     /// with reflinks (btrfs, XFS). On others, ttvm copies files up to 256 MiB. ttvm never copies disk images.
     #[arg(long)]
     no_copy_images: bool,
