@@ -1,7 +1,8 @@
 """The figures of bench-ttvm as a picture: what recording and checkpoints cost each workload, and how long going back takes,
-beside what the paper of 2005 says of its own."""
+beside the figures of King, Dunlap and Chen, "Debugging operating systems with time-traveling virtual machines" (USENIX 2005)."""
 
 # In percent, from the paper's text: what logging costs, and checkpoints every so many seconds.
+PAPER = "King, Dunlap, Chen 2005"
 PAPER_PERCENT = {"log": (3, 12), "every 25 s": (0, 4), "every 10 s": (15, 33)}
 PAPER_STEP_S = 12
 COLOURS = ["#4477aa", "#ee6677", "#228833"]
@@ -38,7 +39,7 @@ def draw_costs(axes, results, titles):
     for group, kind in enumerate(kinds):
         if kind in PAPER_PERCENT:
             low, high = PAPER_PERCENT[kind]
-            axes.bar(group, high - low, 0.9, bottom=low, color=BAND, label="the paper, 2005" if group == 0 else None)
+            axes.bar(group, high - low, 0.9, bottom=low, color=BAND, label=PAPER if group == 0 else None)
     for number, result in enumerate(results):
         places = [group + (number - (len(results) - 1) / 2) * width for group in range(len(kinds))]
         run_s = result["spans"]["run"]["cpu_s"]
@@ -57,7 +58,8 @@ def draw_ways(axes, results, titles):
         axes.plot(distances, [row["first_s"] for row in rows], "o-", color=COLOURS[number], markersize=3)
         axes.plot(distances, [row["reverse_step_s"] for row in rows], "s:", color=COLOURS[number], markersize=3)
     axes.axhline(PAPER_STEP_S, color=BAND, linewidth=4)
+    axes.text(0.01, 0.6 * PAPER_STEP_S, f"a reverse step, {PAPER}", fontsize=8, color="#666666", verticalalignment="top")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel(f"guest seconds back from the end, recorded {results[0]['travelled']}")
-    axes.set_title("going there (solid), a step back there (dotted), s", fontsize=9)
+    axes.set_xlabel(f"guest seconds back from the end; checkpoints {results[0]['travelled']}")
+    axes.set_title("first step back there (solid), further steps (dotted), s", fontsize=9)

@@ -30,7 +30,7 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "log R.ttvm --json"),
     (3, "log --diff R.ttvm N.ttvm"),
     (0, "search R.ttvm console:sum --forward"),
-    (0, "search R.ttvm console:sum --all --from 10%"),
+    (0, "search R.ttvm console:sum --all --from 10% --to end"),
     (0, "search --help"),
     (0, "search R.ttvm console:sum --backtrace"),
     (0, "search R.ttvm write:jiffies_64"),
