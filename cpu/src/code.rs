@@ -330,7 +330,7 @@ impl CodeCache {
         placed.retain(|(at, _)| *at != rip);
         let oldest = (placed.len() == MOST_PLACES).then(|| placed.remove(0));
         placed.push((rip, entry));
-        // Limit the block's places: dropping a block also drops only the code that it lists.
+        // Dropping a block forgets only the code in its list. So forget the code that leaves the list here.
         if let Some((_, oldest)) = oldest {
             self.forget_placed(oldest);
         }

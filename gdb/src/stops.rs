@@ -21,7 +21,7 @@ pub(crate) struct StopSets {
     /// The conditions from gdb, by address and whether the breakpoint is a hardware one.
     pub(crate) conditions: BTreeMap<(u64, bool), Vec<Condition>>,
     target_breakpoints: BTreeSet<u64>,
-    /// The conditions in the target. Breakpoints without an entry have no conditions.
+    /// The conditions that the target has now. Breakpoints without an entry have no conditions.
     target_conditions: BTreeMap<u64, Vec<Condition>>,
     target_watchpoints: BTreeSet<Watchpoint>,
 }

@@ -11,7 +11,8 @@ use crate::harness::*;
 const PAGE: u64 = 0x9_0000;
 const LEFT: u64 = 0xa_0000;
 const RIGHT: u64 = 0xb_0000;
-/// Other tables for the lowest addresses, from the lowest level up. These tables map PAGE to RIGHT.
+/// Other page tables for the lowest addresses: the page table here, and each higher level a page further. These
+/// tables map PAGE to RIGHT.
 const OTHERS: u64 = 0xc_0000;
 
 /// Writes the page's routine, at its start, and its word.

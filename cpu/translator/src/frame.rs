@@ -46,8 +46,7 @@ pub struct Frame {
     unused: u32,
     /// Host address minus guest address of pages that were checked for later accesses of the block.
     pub(crate) addends: [u64; ADDENDS],
-    /// General registers 0 to 15, then the extra registers of the interpreter, and at [`KEPT`] a register of generated
-    /// code.
+    /// General registers 0 to 15, then the interpreter's extra registers; at [`KEPT`], the saved operand of a shift.
     pub regs: [u64; 32],
     /// Segment bases by slot.
     pub seg_base: [u64; 8],

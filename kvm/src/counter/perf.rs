@@ -50,7 +50,7 @@ impl PerfEvent {
 
     fn open_event(event: impl Event, whose: Whose) -> io::Result<PerfEvent> {
         let counter = builder(event, whose).build()?;
-        // SAFETY: the descriptor is open, and the counter released it.
+        // SAFETY: the descriptor is open, and `into_raw_fd` gave up the counter's ownership.
         let event = PerfEvent { fd: unsafe { OwnedFd::from_raw_fd(counter.into_raw_fd()) } };
         event.signal_here()?;
         Ok(event)

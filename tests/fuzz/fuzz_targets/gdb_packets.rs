@@ -48,7 +48,7 @@ impl AsFd for &mut Client {
 }
 
 thread_local! {
-    /// A new toy takes longer than a session. So a toy that no session may write to is used again.
+    /// Making a new `Toy` takes longer than a session. So a toy that no session may write to is used again.
     static READ_ONLY: RefCell<Toy> = RefCell::new(Toy::new());
 }
 

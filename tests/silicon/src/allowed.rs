@@ -170,7 +170,7 @@ pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     soft.set_status(soft.status() & !given_up | native.status() & given_up);
     for n in 0..2 {
         let distance = (place(native, n, 0) - place(soft, n, 0)).unsigned_abs();
-        // Unmasked underflow scales the result up by 2^24576 (SDM vol. 1, 8.5.5).
+        // On an unmasked underflow, the processor multiplies the result by 2^24576 (SDM vol. 1, 8.5.5).
         let scaled = (place(native, n, 0) - place(soft, n, 24_576)).unsigned_abs();
         if distance <= u128::from(ulps) || smallest && scaled <= u128::from(ulps) {
             soft.set_st(n, native.mantissa(n), native.sign_exponent(n));

@@ -43,7 +43,7 @@ const LINES: [(&str, End); 62] = [
     ("noapic", End::Off),
     ("nolapic", End::Mended),
     ("noapic nolapic", End::Mended),
-    // Linux asks for no PIT if a processor has a TSC deadline timer that never stops, and no HPET is there.
+    // If there is no HPET, and the processor has a TSC deadline timer that never stops, Linux does not start the PIT.
     // So Linux waits for ever on any such machine, also on QEMU's with `hpet=off`. The next line in the
     // table is the way out.
     ("nolapic_timer", End::NoTimer),

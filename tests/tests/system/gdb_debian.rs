@@ -164,7 +164,8 @@ impl Reference<'_> {
     fn reverse_next(&self, at: usize) -> Option<usize> {
         let (number, activation, visit) = self.line(at)?;
         let before = self.lines.visits[&number][visit.checked_sub(1)?];
-        // gdb does not stop at a function's first line, because the frame is not set up yet.
+        // `reverse-next` does not stop at a function's first instruction, because the function's frame is not set up
+        // there.
         let stops = self.rip(before) != self.rip(at) && self.rip(before) != activation.function;
         stops.then_some(before)
     }

@@ -65,7 +65,7 @@ pub struct LandingPlace {
     pub not_here: bool,
     /// First bytes of the hash of the CPU's state at the place: for the machine, not for the engine.
     pub cpu_hash: [u8; 8],
-    /// The digest of RAM at the place: for the machine, not for the engine.
+    /// The digest of RAM at the place. The machine compares the digest, and engines ignore it.
     pub ram_digest: [u8; 16],
 }
 

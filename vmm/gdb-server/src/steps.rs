@@ -253,7 +253,7 @@ impl GdbTarget<'_> {
         stop.map_err(refused)
     }
 
-    /// Reports the end of a run for a thread.
+    /// Converts the stop of a thread's run for gdb, and explains an end of the thread or the recording.
     pub(super) fn end_of_pass(&mut self, here: &Level, stop: TravelStop) -> Result<Stop, Refusal> {
         let machine = self.timeline.machine();
         match stop {

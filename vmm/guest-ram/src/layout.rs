@@ -3,7 +3,7 @@
 /// The upper limit of RAM below the 32-bit device hole.
 pub const LOW_RAM_LIMIT: u64 = 0xC000_0000;
 
-/// The start of RAM that does not fit below the hole.
+/// The address of the RAM that does not fit below the device hole.
 pub const HIGH_RAM_START: u64 = 0x1_0000_0000;
 
 /// The split of RAM into the part below and the part above the device hole.

@@ -23,7 +23,6 @@ pub enum TimeBase {
 ///
 /// Time is the CPU's count of instructions plus the time spent idle, in nanoseconds; the raw TSC counts this time. If
 /// the time base is exits, each exit is a nanosecond instead, and `idle_ns` holds all of the time.
-/// `idle_ns`.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     base: TimeBase,

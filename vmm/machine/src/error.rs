@@ -150,7 +150,8 @@ impl Error {
         match self {
             Error::Divergence(_) => exit_code::DIVERGED,
             Error::Checkpoints(error) if lacks_room(error) => exit_code::FAILED,
-            // Only a recording's checkpoints and its starting state hold states.
+            // Only a recording has machine states: in its checkpoints and its starting state. So a bad state is an
+            // unreadable recording.
             Error::Recording { .. } | Error::Checkpoints(_) | Error::State(_) => {
                 exit_code::UNREADABLE_RECORDING
             }

@@ -6,7 +6,8 @@
 //! A starting state holds the machine's state, its RAM, and the blocks that the guest wrote over the disk's image.
 //! [`crate::Machine::build`] takes it in place of kernel and initial RAM disk. The time that instructions had counted
 //! becomes idle time of the clock. The log of the new recording begins with the old one's power-on event, at the
-//! guest time of the start. The machine is built from that event, and keeps its seed and its date.
+//! guest time of the start. The new machine is built from this power-on event, so the machine keeps the old seed and
+//! date.
 //!
 //! A recording's first checkpoint could not replace a starting state. Checkpoints may be thinned out,
 //! dropped, and left out of a pack; a replay works without them.

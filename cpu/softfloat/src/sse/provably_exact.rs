@@ -24,7 +24,7 @@ pub(crate) fn sum<T: Host>(env: &SseEnv, a: T, b: T) -> Option<T> {
 
 /// `a - b`.
 pub(crate) fn difference<T: Host>(env: &SseEnv, a: T, b: T) -> Option<T> {
-    // A NaN never reaches the result here, so the sign may move.
+    // `sum` returns `None` for a NaN, so the changed sign of `b` never shows in a NaN result.
     sum(env, a, negate(b))
 }
 

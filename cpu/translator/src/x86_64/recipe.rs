@@ -112,7 +112,7 @@ impl Recipe {
                 Second::Immediate(value) => i64::from(value) as u64,
             };
         let top = |value: u64| value >> (bits - 1) & 1;
-        // The operands of the addition or subtraction, and its result.
+        // The first operand before the operation, and the result. The flags of a logical operation need no operand.
         let (a, result) = match self.operation {
             Operation::Sum => (first.wrapping_sub(second) & mask, first),
             Operation::Difference => (first.wrapping_add(second) & mask, first),

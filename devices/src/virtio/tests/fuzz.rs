@@ -71,7 +71,7 @@ impl Fuzz {
         self.pc.bus.io_read(port, &mut data.clone());
         self.pc.bus.io_write(&mem, port, &data);
         if self.chance(90) {
-            // Usually keeps the device reachable.
+            // Usually switches memory access and DMA on again, which the random write may have switched off.
             self.pc.config_write(slot, 4, &[6, 0]);
         }
     }

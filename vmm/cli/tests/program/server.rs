@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-/// A server of the recording `r.ttvm`, and its messages. Dropping this ends the server.
+/// A running `ttvm debug r.ttvm`, and its standard error. Dropping this ends the server.
 pub struct Server {
     pub process: Child,
     pub messages: BufReader<ChildStderr>,

@@ -257,7 +257,8 @@ fn offsets_from_their_places_stay_in_the_kernel() {
     let symbols = kernel(Shape::Linux7_0);
     let mut bytes = tables(&symbols, Shape::Linux7_0);
     assert_eq!(kallsyms::tables_in(&bytes, TABLES).as_ref(), Some(&symbols));
-    // At another address the same bytes mean other addresses. At the image's ends some are outside the kernel.
+    // At another address the same bytes mean other addresses. If the tables begin at the start of the image's range,
+    // some of these addresses lie below the range.
     let further = kallsyms::tables_in(&bytes, TABLES + 0x1000).expect("they are still in the image");
     assert_eq!(further[0].address, symbols[0].address + 0x1000);
     assert_eq!(kallsyms::tables_in(&bytes, kallsyms::IMAGE.start), None);

@@ -75,7 +75,7 @@ fn more_than_there_is_is_all_there_is() {
     printed(&open(&folder), Instructions(0));
 }
 
-/// The whole recording's recorder was killed.
+/// The log of the whole recording has no end, as if its recorder had been killed.
 #[test]
 fn the_end_of_a_log_that_was_cut_off_is_as_if_a_signal_had_ended_the_run() {
     let directory = tempfile::tempdir().unwrap();
