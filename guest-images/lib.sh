@@ -16,6 +16,9 @@ record() {
     mv "$manifest.new" "$manifest"
 }
 
+# recorded_version NAME: the version in the line that `record` wrote for NAME.
+recorded_version() { awk -v name="$1" '$2 == name { print $3 }' "$guest_out/MANIFEST"; }
+
 candidate_version() { apt-cache policy "$1" | awk '$1 == "Candidate:" && $2 != "(none)" { print $2 }'; }
 
 # The version of PACKAGE that apt would install; renews the package lists if it has never heard of it.

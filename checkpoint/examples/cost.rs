@@ -1,7 +1,8 @@
 //! Prints what checkpoints cost: `cargo run --release -p checkpoint --example cost [RAM pages]`.
 //!
-//! The pages look like a kernel's: records of a few words with pointers and counters. Most pages of a real guest change
-//! by a few words within a second, as in the rows with changed words. The other rows show the extremes.
+//! The pages look like a kernel's: records of a few words with pointers and counters. Most pages of a real
+//! guest change by a few words within a second, as in the rows with changed words. The table's other rows
+//! show the extremes.
 
 use std::fs;
 
@@ -86,8 +87,8 @@ fn main() {
     }
 }
 
-/// The processor time of this thread in microseconds. It excludes a second thread that helps to restore, and other work
-/// on the host.
+/// The processor time of this thread in microseconds. The time excludes a second thread that helps to
+/// restore, and other work on the host.
 fn cpu_us() -> f64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").expect("a Linux host");
     let ns: u64 = text.split(' ').next().and_then(|word| word.parse().ok()).expect("a number");

@@ -8,8 +8,9 @@
 //!  take_done ◄───────────────────────────────────────────────────┘
 //! ```
 //!
-//! A failure to write, for example because the disk is full, loses only that checkpoint. The recorder gets its pages
-//! from [`BackgroundWriter::take_lost`], and hands them in with the next checkpoint.
+//! A failure to write, for example because the disk is full, loses only that checkpoint. The recorder gets
+//! the lost checkpoint's pages from [`BackgroundWriter::take_lost`], and hands them in with the next
+//! checkpoint.
 //!
 //! The recorder waits only if 6 MiB are under way. The thread's speed decides only when a checkpoint becomes readable.
 
@@ -43,7 +44,7 @@ const PATIENCE: usize = 8;
 /// A checkpoint that has been written.
 #[derive(Clone, Debug)]
 pub struct Done {
-    /// The store's entry for it.
+    /// The store's entry of the checkpoint.
     pub entry: Entry,
     /// The place of the contents of each disk block that was handed in.
     pub disk: Vec<(u64, PageRef)>,
@@ -65,7 +66,8 @@ pub struct BackgroundWriter {
 /// pages, which need no copy.
 struct Batch {
     pages: Vec<(Space, u64, bool)>,
-    /// Room for all of them, allocated by the host at once. Allocation page by page would cost more than the copy.
+    /// Room for all pages, allocated by the host at once. Allocation page by page would cost more than the
+    /// copy.
     contents: MmapMut,
     /// Number of contents in use.
     filled: usize,
@@ -110,8 +112,8 @@ enum Message {
         head: Vec<u8>,
         state: Vec<u8>,
     },
-    /// Waits until everything before this is written or lost, and asks for the pages of lost checkpoints. The
-    /// checkpoints after this contain these pages.
+    /// Asks for the pages of lost checkpoints, once all earlier requests are done. The checkpoints after this
+    /// request contain these pages.
     Recover(Sender<BTreeSet<(Space, u64)>>),
 }
 
@@ -125,8 +127,8 @@ struct Shared {
 }
 
 impl BackgroundWriter {
-    /// Starts the thread. While it works, no other thread of this process should write to the store for long, because
-    /// the writer thread would have to wait.
+    /// Starts the thread. While the thread works, no other thread of this process should write to the store
+    /// for long, because the writer thread would have to wait.
     ///
     /// # Errors
     ///
@@ -157,7 +159,7 @@ impl BackgroundWriter {
         Ok(BackgroundWriter { store, policy, send: Some(send), empty, batch, shared, thread })
     }
 
-    /// Begins a checkpoint. Drops an earlier one that was not finished.
+    /// Begins a checkpoint. Drops an earlier checkpoint that was not finished.
     ///
     /// # Errors
     ///
@@ -188,16 +190,16 @@ impl BackgroundWriter {
         self.send(Message::Finish { head, state })
     }
 
-    /// The checkpoints that were written since the last call, in the order in which they were begun. Some may already
-    /// be thinned out.
+    /// The checkpoints that were written since the last call, in the order in which they were begun. Some of
+    /// these checkpoints may already be thinned out.
     pub fn take_done(&mut self) -> Vec<Done> {
         std::mem::take(&mut lock(&self.shared).done)
     }
 
-    /// The pages of checkpoints that could not be written since the last call, for example because a disk is full.
-    /// Usually there are none. These checkpoints are lost, and so are later ones that had begun. From here on the thread
-    /// tries to write checkpoints again. The next one must contain these pages, and the pages that changed since the
-    /// last one was begun.
+    /// The pages of checkpoints that could not be written since the last call, for example because a disk is
+    /// full. Usually no pages are lost. These checkpoints are lost, and so are later ones that had begun.
+    /// From here on the thread tries to write checkpoints again. The next one must contain these pages, and
+    /// the pages that changed since the last one was begun.
     ///
     /// # Errors
     ///
@@ -207,7 +209,8 @@ impl BackgroundWriter {
         if is_lost { self.wait_and_take_lost() } else { Ok(BTreeSet::new()) }
     }
 
-    /// Waits until every begun checkpoint is written or lost. Then does the same as [`BackgroundWriter::take_lost`].
+    /// Waits until every begun checkpoint is written or lost. Then returns the result of
+    /// [`BackgroundWriter::take_lost`].
     ///
     /// # Errors
     ///
@@ -219,8 +222,8 @@ impl BackgroundWriter {
         lost.recv().map_err(|_| StoreError::new(self.store.dir(), StoreErrorKind::WriterGone))
     }
 
-    /// Whether a checkpoint did not fit under the policy's cap, even after removing others. From then on all are
-    /// ignored without errors, because a later one would lack its changes.
+    /// Whether a checkpoint did not fit under the policy's cap, even after removing others. From then on all
+    /// checkpoints are ignored without errors, because later checkpoints would lack the changes of this one.
     pub fn is_full(&self) -> bool {
         lock(&self.shared).full
     }
@@ -239,8 +242,9 @@ impl BackgroundWriter {
         }
     }
 
-    /// As [`BackgroundWriter::close`], at the end of a run. Also removes checkpoints that are too old for a run that
-    /// ended at `end_ns`. No later checkpoint will follow to do that.
+    /// As [`BackgroundWriter::close`], at the end of a run. Also removes checkpoints that are too old for a
+    /// run that ended at `end_ns`. No later checkpoint will follow, whose writing would remove old
+    /// checkpoints.
     ///
     /// # Errors
     ///
@@ -251,7 +255,7 @@ impl BackgroundWriter {
         if policy.keep_last_ns.is_some()
             && let Err(error) = store.thin_at_end(&policy, end_ns)
         {
-            log::warn!("no checkpoint can be thinned out: {}", full(&error));
+            log::warn!("cannot thin out checkpoints: {}", full(&error));
         }
         Ok(done)
     }
@@ -278,7 +282,7 @@ impl BackgroundWriter {
         let Some(thread) = self.thread.take() else { return };
         if thread.join().is_err() {
             let gone = StoreError::new(self.store.dir(), StoreErrorKind::WriterGone);
-            // The thread's panic may have poisoned the lock. The message below then reports this.
+            // The thread's panic may have poisoned the lock. The message below then reports the panic.
             if let Ok(mut shared) = self.shared.lock() {
                 shared.error.get_or_insert(gone);
             }
@@ -296,14 +300,15 @@ impl Drop for BackgroundWriter {
 struct Job<'a> {
     draft: CheckpointDraft<'a>,
     disk: Vec<(u64, PageRef)>,
-    /// All pages that were handed in.
+    /// All pages that the recorder handed in.
     pages: Vec<(Space, u64)>,
 }
 
 /// How to treat checkpoints that are handed in.
 enum Fate {
     Written,
-    /// A checkpoint could not be written, so the next ones lack its changes. It had these pages.
+    /// A checkpoint could not be written, so the next ones lack its changes. The lost checkpoint
+    /// had these pages.
     Lost(BTreeSet<(Space, u64)>),
     /// No more checkpoints will be written. The channel is still emptied, so that the recorder does not wait.
     Over,
@@ -403,7 +408,7 @@ impl Worker<'_> {
             StoreErrorKind::Io { .. } | StoreErrorKind::Damaged { .. } => {
                 if !std::mem::replace(&mut self.told_lost, true) {
                     log::warn!(
-                        "{}; the recording goes on, and the next checkpoint is tried again",
+                        "{}; the recording goes on, and ttvm will try the next checkpoint",
                         full(&error)
                     );
                 }
@@ -418,8 +423,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Thins out the store. A checkpoint that cannot be removed stays. The one that was just written is valid anyway,
-    /// and the cap still holds, because the next one will not fit.
+    /// Thins out the store. A checkpoint that cannot be removed stays. The checkpoint that was just written
+    /// is valid anyway. The cap still holds, because the next checkpoint will not fit.
     fn thin(&mut self) {
         let entries = self.store.entries();
         let patience =
@@ -431,9 +436,9 @@ impl Worker<'_> {
                 }
             }
             Err(error) if std::mem::replace(&mut self.told_thinning, true) => {
-                log::debug!("no checkpoint can be thinned out: {}", full(&error));
+                log::debug!("cannot thin out checkpoints: {}", full(&error));
             }
-            Err(error) => log::warn!("no checkpoint can be thinned out: {}", full(&error)),
+            Err(error) => log::warn!("cannot thin out checkpoints: {}", full(&error)),
         }
     }
 }

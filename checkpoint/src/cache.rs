@@ -1,6 +1,6 @@
 //! The store's three small caches: decoded pages, recent contents, and requested maps.
 //!
-//! All are bounded and deterministic. A lost entry costs time or room, never correctness.
+//! All caches here are bounded and deterministic. A lost entry costs time or room, never correctness.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -47,8 +47,8 @@ impl PageCache {
 
 const RECENT: usize = 1 << 16;
 
-/// Maps contents to a recent version that may hold them. A block that is read from the disk into guest memory is then
-/// stored once. Takes 512 KiB.
+/// Maps a page's contents to a recent version that may have the same contents. A block that is read from the
+/// disk into guest memory is then stored once. Takes 512 KiB.
 #[derive(Default)]
 pub(crate) struct Recent {
     /// Ids by a part of the digest; 0 means none.
@@ -56,7 +56,7 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// The only known version that may have this digest. Its actual digest may differ.
+    /// The only known version that may have this digest. The version's actual digest may differ.
     pub fn get(&self, digest: &Digest) -> Option<u64> {
         self.places.get(place(digest)).copied().filter(|id| *id != 0)
     }

@@ -1,16 +1,16 @@
 //! A checksum of a checkpoint's maps.
 //!
-//! A checkpoint's file lists only changes, so its contents depend on the files before it. If one of these is missing,
-//! or belongs to another store, each remaining file may still be valid alone. The checksum from the time of the
-//! checkpoint shows the error.
+//! A checkpoint's file lists only changes, so its contents depend on the files before it. If an earlier file
+//! is missing, or belongs to another store, each remaining file may still be valid alone. The checksum from
+//! the time of the checkpoint shows the error.
 
 use twox_hash::XxHash3_128;
 
 use crate::map::{Maps, PageMap, PageRef, Space};
 use crate::table::{BlobTable, Digest};
 
-/// The check of `maps`, whose versions are in `blobs`. It is a sum with one term for each page that is not as at
-/// power-on. It depends on the contents alone, not on the numbers of versions.
+/// The check of `maps`, whose versions are in `blobs`. The check is a sum with one term for each page that
+/// changed since power-on. The check depends on the contents alone, not on the numbers of versions.
 pub(crate) fn maps_check(maps: &Maps, blobs: &BlobTable) -> u64 {
     let of_space = |space: Space| sum(maps.space(space), space as u64, blobs);
     of_space(Space::Ram).wrapping_add(of_space(Space::Disk))

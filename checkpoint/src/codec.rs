@@ -1,7 +1,7 @@
 //! Encodes one page as a blob: compressed by itself, or as its difference from another page. A difference of a few
 //! words is stored uncompressed.
 //!
-//! `FORMAT.md` describes the stored form. RFC 8878 and LZ4's block format describe the compressed ones.
+//! `FORMAT.md` describes the stored form. RFC 8878 and LZ4's block format describe the compressed encodings.
 
 use std::io;
 
@@ -13,12 +13,12 @@ use zstd::bulk::{Compressor, Decompressor};
 use crate::page::{PAGE_BYTES, Page};
 use crate::table::Digest;
 
-/// One of zstd's fast levels. It takes half the time of the first normal level, for an eighth more bytes. The recorder
-/// needs the time more.
+/// One of zstd's fast levels. This level takes half the time of the first normal level, for an eighth more
+/// bytes. For the recorder, time matters more than size.
 const LEVEL: i32 = -1;
 
-/// LZ4's mode for a page's first version. Its fast mode, as fast as here, takes a quarter of the normal mode's time,
-/// for a third more bytes. A guest that boots writes ten thousand such pages within a second.
+/// LZ4's mode for a page's first version. This fast mode takes a quarter of the normal mode's time, for a
+/// third more bytes. A guest that boots writes ten thousand such pages within a second.
 const FIRST_MODE: CompressionMode = CompressionMode::FAST(64);
 
 /// The first byte of a patch. No zstd frame begins with this byte (RFC 8878, section 3.1.1).
@@ -27,15 +27,15 @@ const PATCH_TAG: u8 = 0;
 /// The first byte before an LZ4 block. No zstd frame begins with this byte either.
 const LZ4_TAG: u8 = 1;
 
-/// Largest patch that is stored without compressing the difference. Most patches are this small, and this is ten times
-/// as fast.
+/// Largest patch that is stored without compressing the difference. Most patches are this small, and storing
+/// without compression is ten times as fast.
 const SMALL_PATCH_BYTES: usize = 256;
 
 /// Largest difference that is stored without comparing it with the size of the page by itself.
 const SMALL_DELTA_BYTES: usize = 512;
 
-/// Most words, of a page's 512, that may differ for a delta. Beyond this number a delta rarely compresses better than
-/// the page.
+/// The largest number of differing words, of a page's 512, that a delta may have. Beyond this number a delta
+/// rarely compresses better than the page.
 const MAX_DELTA_WORDS: usize = 320;
 
 /// The digest that identifies a page's contents: XXH3-128, little endian.
@@ -99,7 +99,7 @@ impl Codec {
         (Encoded::Delta, self.delta.packed())
     }
 
-    /// Decompresses a blob. Returns false if it does not yield a page.
+    /// Decompresses a blob. Returns false if the blob does not yield a page.
     pub fn unpack(&mut self, blob: &[u8], to: &mut Page) -> bool {
         if let Ok(page) = <&Page>::try_from(blob) {
             *to = *page;
@@ -173,7 +173,7 @@ fn write_patch(page: &Page, to: &mut [u8]) -> Option<usize> {
     Some(len)
 }
 
-/// Reads the page of a patch without its tag. Returns false if it is not valid.
+/// Reads the page of a patch without its tag. Returns false if the patch is not valid.
 fn read_patch(mut patch: &[u8], page: &mut Page) -> bool {
     page.fill(0);
     let mut at = 0;

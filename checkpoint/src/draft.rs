@@ -20,10 +20,10 @@ use crate::store::{Store, Writer};
 use crate::table::{Digest, Row};
 use crate::thin::Policy;
 
-/// Most bytes that a file grows before the cap is checked again.
+/// The number of bytes that a file may grow before the cap is checked again.
 const ROOM_BYTES: u64 = 1 << 20;
 
-/// A checkpoint that is being written. Dropping it leaves the store as before.
+/// A checkpoint that is being written. Dropping the draft leaves the store as before.
 pub struct CheckpointDraft<'a> {
     store: &'a Store,
     writer: MutexGuard<'a, Writer>,
@@ -58,7 +58,7 @@ struct Next {
 }
 
 impl Store {
-    /// Begins a checkpoint at `position`, before, between or after the others.
+    /// Begins a checkpoint at `position`, before, between or after the other checkpoints.
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl Store {
 }
 
 impl CheckpointDraft<'_> {
-    /// Its position in the run.
+    /// The checkpoint's position in the run.
     pub(crate) fn position(&self) -> u64 {
         self.position
     }
@@ -144,11 +144,11 @@ impl CheckpointDraft<'_> {
     ///
     /// # Errors
     ///
-    /// If the file cannot be written, or does not fit under the cap. The draft is then useless.
+    /// If the file cannot be written, or does not fit under the cap. After an error the draft is useless.
     ///
     /// # Panics
     ///
-    /// If the machine has no such page.
+    /// If the machine has no page of this number.
     pub fn page(&mut self, space: Space, number: u64, contents: &Page) -> Result<PageRef> {
         assert!(number < self.maps.space(space).len(), "{space:?} has no page {number}");
         self.dirtied_bytes += PAGE_BYTES as u64;

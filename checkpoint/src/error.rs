@@ -47,7 +47,7 @@ pub enum StoreErrorKind {
     #[error("is being written by another process")]
     Busy,
     /// Another process merged or deleted the file after this store was opened.
-    #[error("was replaced by another process; the store must be opened again")]
+    #[error("was replaced by another process; open the store again")]
     Replaced,
     /// `create` found an existing store.
     #[error("is a checkpoint store already")]
@@ -126,7 +126,7 @@ mod tests {
         let io = |kind: io::ErrorKind| StoreError::io(path, "read")(kind.into());
         let of = |kind| StoreError::new(path, kind);
         let cases = [
-            (StoreError::damaged(path, "state", "its CRC-32 is another"), true, false),
+            (StoreError::damaged(path, "state", "its CRC-32 is wrong"), true, false),
             (io(io::ErrorKind::NotFound), false, true),
             (io(io::ErrorKind::StorageFull), false, false),
             (of(StoreErrorKind::Version { found: 9, known: 1 }), false, false),

@@ -12,11 +12,11 @@ use crate::store::Store;
 pub struct StoreFile {
     /// The checkpoint's number; `None` for the store's header.
     pub number: Option<u32>,
-    /// Its name in the store's folder.
+    /// The file's name in the store's folder.
     pub name: String,
-    /// The file. Its content stays the same, whatever happens to the folder.
+    /// The file. The file's content stays the same, whatever happens to the folder.
     pub file: Arc<File>,
-    /// Its size in bytes.
+    /// The file's size in bytes.
     pub bytes: u64,
 }
 

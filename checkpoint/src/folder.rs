@@ -1,7 +1,7 @@
 //! The store's folder: file names, the header, the writers' lock, and placing complete files.
 //!
-//! A file whose name ends in `.part` is unfinished, or a killed writer left it behind. Only complete files get another
-//! name.
+//! A file whose name ends in `.part` is unfinished, or a killed writer left it behind. Only a complete file
+//! gets its final name.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
@@ -21,7 +21,7 @@ const LOCK_NAME: &str = "lock";
 /// The largest number that fits the eight digits of a name.
 pub(crate) const MAX_NUMBER: u32 = 99_999_999;
 
-/// A file in the folder's listing. Two equal ones have equal contents.
+/// A file in the folder's listing. Two equal entries have equal contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Listed {
     pub number: u32,
@@ -112,23 +112,23 @@ pub(crate) fn read_header(dir: &Path) -> Result<Shape> {
     let len = fs::metadata(&path).map_err(StoreError::io(&path, "open the store's header"))?.len();
     let wrong = |what: &str| StoreError::damaged(&path, "header", what);
     if len != HEADER_BYTES as u64 {
-        return Err(wrong("its length is another"));
+        return Err(wrong("its length is wrong"));
     }
     let bytes = fs::read(&path).map_err(StoreError::io(&path, "read the store's header"))?;
     let word = |at: usize| bytes.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
     let (Some(ram_pages), Some(disk_blocks)) = (word(12), word(20)) else {
-        return Err(wrong("its length is another"));
+        return Err(wrong("its length is wrong"));
     };
     let shape = Shape { ram_pages, disk_blocks };
     if !bytes.starts_with(&HEADER_MAGIC) {
-        return Err(wrong("it does not begin with the format's name"));
+        return Err(wrong("it has the wrong magic bytes"));
     }
     if bytes[..HEADER_BYTES - 4] != header(shape)[..HEADER_BYTES - 4] {
         let found = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
         return Err(StoreError::new(&path, StoreErrorKind::Version { found, known: VERSION }));
     }
     if bytes != header(shape) {
-        return Err(wrong("its CRC-32 is another"));
+        return Err(wrong("its CRC-32 is wrong"));
     }
     check_shape(&path, shape)?;
     Ok(shape)
@@ -145,7 +145,7 @@ pub(crate) fn lock(dir: &Path) -> Result<File> {
     }
 }
 
-/// A file that gets its name once it is complete. Dropping it earlier removes it.
+/// A file that gets its name once it is complete. Dropping the value earlier removes the file.
 pub(crate) struct Part {
     path: PathBuf,
     part: PathBuf,
@@ -173,7 +173,7 @@ impl Part {
         Ok(Part { path, part, file, buffer: Vec::new(), written: 0 })
     }
 
-    /// Bytes so far.
+    /// The number of bytes so far.
     pub fn len(&self) -> u64 {
         self.written + self.buffer.len() as u64
     }
@@ -198,7 +198,8 @@ impl Part {
         file.sync_data().map_err(StoreError::io(&self.part, "flush"))
     }
 
-    /// The file's future entry in the listing, and the open file. Call it after writing everything.
+    /// The file's future entry in the listing, and the open file. Call this function after writing
+    /// everything.
     pub fn listed(&self, number: u32) -> Result<(Listed, Arc<File>)> {
         let file = self.file.as_ref().expect("it is open until it is finished");
         let file = file.try_clone().map_err(StoreError::io(&self.part, "open"))?;
@@ -206,7 +207,7 @@ impl Part {
         Ok((Listed { number, inode, len: self.len() }, Arc::new(file)))
     }
 
-    /// Gives the file its name, and replaces an existing file. It must have been synced.
+    /// Gives the file its name, and replaces an existing file. The file must have been synced.
     pub fn rename(&mut self) -> Result<()> {
         fs::rename(&self.part, &self.path).map_err(StoreError::io(&self.part, "rename"))?;
         self.file = None;
@@ -222,16 +223,16 @@ impl Drop for Part {
         if self.file.is_some()
             && let Err(error) = fs::remove_file(&self.part)
         {
-            log::warn!("{} stays behind: {error}", self.part.display());
+            log::warn!("cannot remove {}: {error}", self.part.display());
         }
     }
 }
 
-/// Writes renamed and removed names to the disk. If the host cannot do that, a power cut may cost the last checkpoint.
-/// That is no reason to stop recording.
+/// Writes renamed and removed names to the disk. If the host cannot do that, a power cut may cost the last
+/// checkpoint. Recording goes on despite this risk.
 fn sync_folder(dir: &Path) {
     if let Err(error) = File::open(dir).and_then(|folder| folder.sync_all()) {
-        log::warn!("{} cannot be flushed: {error}", dir.display());
+        log::warn!("cannot flush {}: {error}", dir.display());
     }
 }
 

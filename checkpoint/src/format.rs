@@ -17,7 +17,7 @@ use crate::table::Digest;
 /// The first bytes of every checkpoint's file.
 pub(crate) const MAGIC: [u8; 8] = *b"ttvmckpt";
 
-/// The version of this format. A reader refuses others.
+/// The version of this format. A reader refuses other versions.
 pub(crate) const VERSION: u32 = 2;
 
 /// The largest number of pages of either space: 4 TiB.
@@ -59,11 +59,11 @@ pub(crate) struct Footer {
 /// A section after the blobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Section {
-    /// Its length in the file.
+    /// The section's length in the file.
     pub len: u64,
-    /// Its length when unpacked; the same if the section is not compressed.
+    /// The section's length when unpacked; the same if the section is not compressed.
     pub raw_len: u64,
-    /// CRC-32 of its bytes in the file.
+    /// CRC-32 of the section's bytes in the file.
     pub crc: u32,
 }
 
@@ -83,10 +83,10 @@ pub(crate) struct Directory {
     pub blobs: Vec<BlobEntry>,
 }
 
-/// One blob in a directory.
+/// The directory's entry of one blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlobEntry {
-    /// Its id minus the previous blob's id; for the first blob, the id itself.
+    /// The blob's id minus the previous blob's id; for the first blob, the id itself.
     pub step: NonZeroU64,
     pub base: Option<NonZeroU64>,
     pub len: u16,
@@ -131,7 +131,7 @@ impl Directory {
             }
         }
         if id >= MAX_BLOB_ID {
-            return Some("numbers its blobs too high");
+            return Some("has blob numbers that are too high");
         }
         (offset != footer.blobs_len).then_some("lists blobs that do not fill their section")
     }
@@ -184,21 +184,21 @@ impl Footer {
     /// Reads and checks the footer and the first bytes of a file of `file_len` bytes.
     pub fn read(file: &File, path: &Path, file_len: u64) -> Result<Footer> {
         let wrong = |what: &str| StoreError::damaged(path, "footer", what);
-        let at = file_len.checked_sub(FOOTER_BYTES).ok_or_else(|| wrong("the file is too short for one"))?;
+        let at = file_len.checked_sub(FOOTER_BYTES).ok_or_else(|| wrong("the file is too short"))?;
         let mut magic = [0; MAGIC.len()];
         file.read_exact_at(&mut magic, 0).map_err(StoreError::io(path, "read the first bytes"))?;
         if magic != MAGIC {
-            return Err(StoreError::damaged(path, "first bytes", "they are not the format's name"));
+            return Err(StoreError::damaged(path, "first bytes", "they are not the format's magic bytes"));
         }
         let mut bytes = [0; FOOTER_BYTES as usize];
         file.read_exact_at(&mut bytes, at).map_err(StoreError::io(path, "read the footer"))?;
         let (words, tail) = bytes.split_at(FOOTER_WORDS * 8);
         let half = |at: usize| u32::from_le_bytes([tail[at], tail[at + 1], tail[at + 2], tail[at + 3]]);
         if tail[8..] != MAGIC {
-            return Err(wrong("it does not end in the format's name"));
+            return Err(wrong("it does not end in the format's magic bytes"));
         }
         if half(4) != crc32fast::hash(&bytes[..FOOTER_WORDS * 8 + 4]) {
-            return Err(wrong("its CRC-32 is another"));
+            return Err(wrong("its CRC-32 is wrong"));
         }
         if half(0) != VERSION {
             let kind = StoreErrorKind::Version { found: half(0), known: VERSION };
@@ -296,7 +296,7 @@ fn read_section(file: &File, path: &Path, name: &'static str, at: u64, section: 
     let mut bytes = vec![0; len];
     file.read_exact_at(&mut bytes, at).map_err(StoreError::io(path, "read a section"))?;
     if crc32fast::hash(&bytes) != section.crc {
-        return Err(wrong("its CRC-32 is another"));
+        return Err(wrong("its CRC-32 is wrong"));
     }
     if section.raw_len == section.len {
         return Ok(bytes);

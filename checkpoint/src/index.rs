@@ -1,5 +1,5 @@
-//! The index of a store in memory: its files, and the place of each page version. It reflects the last reading of the
-//! folder.
+//! The index of a store in memory: its files, and the place of each page version. The index reflects the last
+//! reading of the folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -18,8 +18,9 @@ const HELD_FILES: usize = 512;
 
 static MOST_HELD: AtomicUsize = AtomicUsize::new(HELD_FILES);
 
-/// Sets how many files each store of this process may keep open from now on, up to 512. A process may open only few
-/// files by default. Each thread that reads pages temporarily opens more: a quarter of this number, and at least eight.
+/// Sets how many files each store of this process may keep open from now on, up to 512. A process may open
+/// only few files by default. Each thread that reads pages temporarily opens more files: a quarter of this
+/// number, and at least eight.
 pub fn hold_open_at_most(files: usize) {
     MOST_HELD.store(files.min(HELD_FILES), Ordering::Relaxed);
 }
@@ -32,17 +33,19 @@ pub(crate) fn files_at_once() -> usize {
 /// A checkpoint in the list of checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The number of its file. Numbers follow the order of creation, and are never reused while the store is open.
+    /// The number of the checkpoint's file. Numbers follow the order of creation, and are never reused while
+    /// the store is open.
     pub number: u32,
-    /// Its position in the run: the number of steps before it. No two checkpoints have the same position.
+    /// The checkpoint's position in the run: the number of steps before it. No two checkpoints have the
+    /// same position.
     pub position: u64,
-    /// Its guest time in nanoseconds.
+    /// The checkpoint's guest time in nanoseconds.
     pub time_ns: u64,
     /// A few opaque bytes of the caller, available without reading the state.
     pub head: Vec<u8>,
-    /// The size of its file.
+    /// The size of the checkpoint's file.
     pub bytes: u64,
-    /// The contents of its file.
+    /// The contents of the checkpoint's file.
     pub counts: Counts,
 }
 
@@ -85,12 +88,12 @@ pub(crate) struct Index {
     held: usize,
 }
 
-/// One checkpoint's file.
+/// The file of one checkpoint.
 #[derive(Clone)]
 pub(crate) struct StoredFile {
     pub entry: Entry,
     pub footer: Footer,
-    /// Whether it has a `back` list.
+    /// Whether the file has a `back` list.
     pub goes_back: bool,
     /// The check of the maps at this checkpoint.
     pub maps_check: u64,
@@ -154,7 +157,7 @@ impl Index {
         }
     }
 
-    /// A file for reading: the one that is held open, or the same file opened again.
+    /// A file for reading: a file that is held open, or the same file opened again.
     pub fn open(&self, dir: &Path, number: u32) -> Result<OpenFile> {
         let stored = &self.files[&number];
         let path = folder::checkpoint_path(dir, number);
@@ -197,7 +200,7 @@ mod tests {
         const MORE: u32 = HELD_FILES as u32 + 10;
         (1..=MORE).for_each(|number| insert(&mut index, number));
         assert_eq!(held(), HELD_FILES);
-        // Remove some that are held open, and some that are not.
+        // Remove some files that are held open, and some files that are not.
         (1..=5).chain(MORE - 5..=MORE).for_each(|number| index.remove(number));
         assert_eq!(held(), HELD_FILES - 5);
         (MORE + 1..=MORE + 20).for_each(|number| insert(&mut index, number));

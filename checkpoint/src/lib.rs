@@ -20,8 +20,8 @@
 //! store while a guest runs. The crate knows pages and opaque bytes. The caller knows the machine, and the contents of
 //! its pages at power-on. `FORMAT.md` describes the files.
 //!
-//! The file format is the crate's own, because a file may come from a stranger or be cut off anywhere. Its codecs
-//! (postcard, CRC-32, LZ4, Zstandard) are libraries.
+//! The file format is the crate's own, because a file may come from a stranger or be cut off anywhere. The
+//! format's codecs (postcard, CRC-32, LZ4, Zstandard) are libraries.
 
 #![forbid(unsafe_code)]
 

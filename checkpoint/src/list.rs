@@ -50,7 +50,7 @@ enum What {
     Stored(i64),
 }
 
-/// One space's pages in ascending order.
+/// The pages of one space in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Runs(Vec<Run>);
 
@@ -99,7 +99,8 @@ impl Runs {
         })
     }
 
-    /// Whether all pages are below `pages` and no number overflows. The other functions rely on this.
+    /// Whether all pages are below `pages` and no number overflows. The other functions here rely on
+    /// this condition.
     pub fn is_within(&self, pages: u64) -> bool {
         self.iter().all(|run| run.is_some_and(|(first, count, _)| first + count <= pages))
     }

@@ -26,7 +26,8 @@ pub enum Space {
     Disk,
 }
 
-/// One stored version of a page. While its store is open, its id is never reused for other contents.
+/// One stored version of a page. While the store is open, the version's id is never reused for other
+/// contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlobId(pub(crate) u64);
 
@@ -39,20 +40,20 @@ impl fmt::Display for BlobId {
 /// The place of a page's contents.
 #[derive(Clone, Debug, Default)]
 pub enum PageRef {
-    /// Contents as at power-on: the loader's RAM or the base image. The store does not hold them.
+    /// Contents as at power-on: the loader's RAM or the base image. The store does not hold these contents.
     #[default]
     Base,
     /// All zeroes.
     Zero,
-    /// In the store.
+    /// The page is a version in the store.
     Stored(BlobId),
     /// In memory, not (yet) in the store.
     Held(Arc<Page>),
 }
 
 impl PageRef {
-    /// Whether both name the same version, without comparing contents. Different references may still have equal
-    /// contents.
+    /// Whether both references name the same version, without comparing contents. Different references may
+    /// still have equal contents.
     pub fn same_as(&self, other: &PageRef) -> bool {
         match (self, other) {
             (PageRef::Base, PageRef::Base) | (PageRef::Zero, PageRef::Zero) => true,

@@ -1,8 +1,8 @@
 //! Removes a checkpoint. Blobs of its file that other checkpoints refer to move into a neighbour's file.
 //!
-//! The writer first replaces the neighbour's file under its old name, and then deletes the removed file. If the writer
-//! is killed in between, or cannot delete the file, the checkpoint still exists, and some blobs are in both files. All
-//! copied data is checked, so that damage never spreads to another file.
+//! The writer first replaces the neighbour's file under its old name, and then deletes the removed file. If
+//! the writer is killed in between, or cannot delete the file, the checkpoint still exists, and some blobs
+//! are in both files. All copied data is checked, so damage never spreads to another file.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -59,8 +59,8 @@ impl Carrier {
 }
 
 impl Store {
-    /// Removes the checkpoint at `position`. The others do not change, nor do the ids of their page versions. Versions
-    /// that no other checkpoint has disappear.
+    /// Removes the checkpoint at `position`. Other checkpoints keep their contents and the ids of their page
+    /// versions. Versions that no other checkpoint has disappear.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ impl Store {
                 let at = (row.offset - first.offset) as usize;
                 if crc32fast::hash(&bytes[at..at + usize::from(row.len)]) != row.crc {
                     let place = format!("version {id} at byte {}", row.offset);
-                    return Err(StoreError::damaged(&open.path, place, "its CRC-32 is another"));
+                    return Err(StoreError::damaged(&open.path, place, "its CRC-32 is wrong"));
                 }
             }
             part.write(&bytes)?;
@@ -246,7 +246,7 @@ fn held_by(index: &Index, number: u32, directory: &Directory) -> Vec<(u64, Row)>
     rows.filter(|(_, row)| row.file == number).collect()
 }
 
-/// The bases of lost deltas. Such a full version may be lost too.
+/// The bases of lost deltas. A base may be lost too.
 fn bases_of_lost(blobs: &[(u64, Row)], refs: &BTreeMap<u64, i64>) -> Vec<u64> {
     let lost = blobs.iter().filter(|(id, row)| is_lost(*id, row, refs));
     lost.filter_map(|(_, row)| row.base).map(NonZeroU64::get).collect()

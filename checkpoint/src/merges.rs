@@ -20,7 +20,7 @@ impl Merges {
         self.largest_bytes = faded.max(bytes);
     }
 
-    /// The room that the next merge may need. Few files hold more than two versions of the whole RAM.
+    /// The room that the next merge may need. Files rarely hold more than two versions of the whole RAM.
     pub fn room(&self, ram_bytes: u64) -> u64 {
         let most = ram_bytes.saturating_mul(2);
         let of_these = self.largest_bytes.saturating_mul(Merges::MARGIN);

@@ -1,5 +1,6 @@
 //! Opens a store: finds a set of files that belong together, and checks all references between them.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -12,8 +13,8 @@ use crate::index::Index;
 use crate::list::Lists;
 use crate::table::Row;
 
-/// Number of attempts. A writer merges files about once per checkpoint, so it does not change the folder during this
-/// many attempts in a row.
+/// Number of attempts. All but the first read only files that are new since the attempt before. A writer does not
+/// change the folder during this many attempts in a row.
 const ATTEMPTS: usize = 100;
 
 /// Reads all files of a folder to which another process may be writing.
@@ -21,26 +22,43 @@ const ATTEMPTS: usize = 100;
 /// A writer first puts the merged file in place and then deletes the other file. So files that all existed at one time
 /// belong together. If a file vanishes between listing and opening, the next listing is newer.
 pub(crate) fn load(dir: &Path, shape: Shape) -> Result<Index> {
+    let mut known = None;
     for _ in 1..ATTEMPTS {
         let before = folder::list(dir)?;
-        let result = load_listed(dir, shape, &before);
+        let result = load_listed(dir, shape, &before, known.as_mut());
         match result {
-            Err(_) if folder::list(dir)? != before => continue,
+            Err(_) if folder::list(dir)? != before => known.get_or_insert_default(),
             result => return result,
-        }
+        };
     }
-    load_listed(dir, shape, &folder::list(dir)?)
+    load_listed(dir, shape, &folder::list(dir)?, known.as_mut())
 }
 
-fn load_listed(dir: &Path, shape: Shape, listed: &[Listed]) -> Result<Index> {
+/// Contents of the files that earlier attempts have read. The first attempt keeps none, because nearly all succeed.
+type Known = BTreeMap<Listed, Contents>;
+
+/// The contents of a file that opening a store needs.
+#[derive(Clone)]
+pub(crate) struct Contents {
+    footer: Footer,
+    head: Vec<u8>,
+    directory: Directory,
+}
+
+fn load_listed(dir: &Path, shape: Shape, listed: &[Listed], mut known: Option<&mut Known>) -> Result<Index> {
     let mut index = Index::default();
     let mut lists = Vec::new();
     for seen in listed {
         let path = checkpoint_path(dir, seen.number);
-        let file = Arc::new(plain_file::open(&path).map_err(StoreError::io(&path, "open"))?);
-        let data = file.metadata().map_err(StoreError::io(&path, "look at"))?;
-        let listed = Listed { number: seen.number, inode: data.ino(), len: data.len() };
-        let directory = add_file(&mut index, shape, &path, listed, &file)?;
+        let (file, listed) = open(&path, seen.number)?;
+        let contents = match known.as_ref().and_then(|known| known.get(&listed)) {
+            Some(contents) => contents.clone(),
+            None => Contents::read(&path, shape, listed, &file)?,
+        };
+        if let Some(known) = &mut known {
+            known.entry(listed).or_insert_with(|| contents.clone());
+        }
+        let directory = enter(&mut index, &path, listed, &file, contents)?;
         add_blobs(&mut index, &path, listed.number, &directory)?;
         lists.push((listed.number, [directory.list, directory.back]));
     }
@@ -51,37 +69,58 @@ fn load_listed(dir: &Path, shape: Shape, listed: &[Listed]) -> Result<Index> {
     Ok(index)
 }
 
-pub(crate) fn add_file(
+/// Opens a checkpoint's file, and looks at the file that has this name now.
+pub(crate) fn open(path: &Path, number: u32) -> Result<(Arc<File>, Listed)> {
+    let file = Arc::new(plain_file::open(path).map_err(StoreError::io(path, "open"))?);
+    let data = file.metadata().map_err(StoreError::io(path, "look at"))?;
+    Ok((file, Listed { number, inode: data.ino(), len: data.len() }))
+}
+
+impl Contents {
+    /// Reads a file, and checks everything that does not need the other files.
+    pub fn read(path: &Path, shape: Shape, listed: Listed, file: &File) -> Result<Contents> {
+        let footer = Footer::read(file, path, listed.len)?;
+        let wrong = |what: &str| StoreError::damaged(path, "footer", what);
+        if footer.number != listed.number {
+            return Err(wrong("it belongs to a file of another name"));
+        }
+        if footer.shape != shape {
+            return Err(wrong("it belongs to another machine"));
+        }
+        let head = footer.read_head(file, path)?;
+        let directory = footer.read_directory(file, path)?;
+        Ok(Contents { footer, head, directory })
+    }
+}
+
+/// Enters a file in the index, and returns the file's directory.
+pub(crate) fn enter(
     index: &mut Index,
-    shape: Shape,
     path: &Path,
     listed: Listed,
     file: &Arc<File>,
+    contents: Contents,
 ) -> Result<Directory> {
-    let footer = Footer::read(file, path, listed.len)?;
-    let wrong = |what: &str| StoreError::damaged(path, "footer", what);
-    if footer.number != listed.number {
-        return Err(wrong("it belongs to a file of another name"));
-    }
-    if footer.shape != shape {
-        return Err(wrong("it belongs to another machine"));
-    }
+    let Contents { footer, head, directory } = contents;
     if index.order.contains_key(&footer.position) {
-        return Err(wrong("another file has the same position"));
+        return Err(StoreError::damaged(path, "footer", "another file has the same position"));
     }
-    let head = footer.read_head(file, path)?;
-    let directory = footer.read_directory(file, path)?;
     index.insert(footer, &directory, head, listed, file);
     Ok(directory)
 }
 
-/// Enters a file's blobs in the table. A writer may be killed after putting a merged file in place and before deleting
-/// the other. Some blobs are then in both files; they are equal, and the first one is used.
+/// Enters a file's blobs in the table. A writer may be killed after putting a merged file in place and before
+/// deleting the other. Then both files have some blobs in common. Such blobs are equal, and the first copy is
+/// used.
 pub(crate) fn add_blobs(index: &mut Index, path: &Path, number: u32, directory: &Directory) -> Result<()> {
     for (id, offset, blob) in directory.places() {
         if let Some(twin) = index.blobs.get(id) {
             if (twin.digest, twin.crc, twin.base) != (blob.digest, blob.crc, blob.base) {
-                return Err(StoreError::damaged(path, format!("version {id}"), "another file differs"));
+                return Err(StoreError::damaged(
+                    path,
+                    format!("version {id}"),
+                    "two files have different contents",
+                ));
             }
             continue;
         }
@@ -107,11 +146,7 @@ fn check_bases(index: &mut Index, dir: &Path) -> Result<()> {
     for (id, base, file) in deltas {
         if index.blobs.get(base).is_none_or(|row| row.base.is_some()) {
             let path = checkpoint_path(dir, file);
-            return Err(StoreError::damaged(
-                &path,
-                format!("version {id}"),
-                "what it differs from is missing",
-            ));
+            return Err(StoreError::damaged(&path, format!("version {id}"), "its base version is missing"));
         }
         index.blobs.refer(base, 1);
     }
@@ -122,8 +157,36 @@ fn count_references(index: &mut Index, path: &Path, lists: &[Lists]) -> Result<(
     for id in lists.iter().flat_map(Lists::versions) {
         match index.blobs.get_mut(id) {
             Some(row) => row.refs = row.refs.saturating_add(1),
-            None => return Err(StoreError::damaged(path, "directory", format!("version {id} is nowhere"))),
+            None => return Err(StoreError::damaged(path, "directory", format!("no file has version {id}"))),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+
+    #[test]
+    fn a_second_attempt_reads_only_new_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path(), 2, 0).unwrap();
+        let shape = Shape { ram_pages: 2, disk_blocks: 0 };
+        for position in [0, 10, 20] {
+            store.add(position, position).unwrap().finish(&[], &[]).unwrap();
+        }
+        let listed = folder::list(dir.path()).unwrap();
+        let mut vanished = listed.clone();
+        vanished.push(Listed { number: 99, inode: 1, len: 1 });
+        let mut known = Known::default();
+        assert!(load_listed(dir.path(), shape, &vanished, Some(&mut known)).is_err());
+        for seen in &listed {
+            let path = checkpoint_path(dir.path(), seen.number);
+            std::fs::write(path, vec![0; seen.len as usize]).unwrap();
+        }
+        let index = load_listed(dir.path(), shape, &listed, Some(&mut known)).unwrap();
+        assert_eq!(index.order.keys().copied().collect::<Vec<_>>(), [0, 10, 20]);
+        assert!(load_listed(dir.path(), shape, &listed, None).is_err(), "the first attempt reads all");
+    }
 }

@@ -52,14 +52,14 @@ pub(crate) fn unpack(
     to: &mut Page,
 ) -> std::result::Result<(), &'static str> {
     if crc32fast::hash(bytes) != crc {
-        return Err("its CRC-32 is another");
+        return Err("its CRC-32 is wrong");
     }
     if codec.unpack(bytes, to) { Ok(()) } else { Err("it cannot be unpacked") }
 }
 
 /// Compares a page with the stored digest. An error says what is wrong.
 pub(crate) fn check(page: &Page, expected: Digest) -> std::result::Result<(), &'static str> {
-    if digest(page) == expected { Ok(()) } else { Err("its digest is another") }
+    if digest(page) == expected { Ok(()) } else { Err("its digest is wrong") }
 }
 
 impl Store {

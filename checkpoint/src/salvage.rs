@@ -1,23 +1,22 @@
 //! Recovers the intact part of a damaged store.
 //!
-//! A checkpoint's file lists only changes. So an unreadable file also loses the later checkpoints, unless they list all
-//! its changes anew. The check of the maps, in every file, shows which checkpoints are still right. A file that refers
-//! to a missing version counts as unreadable. Nothing is repaired.
+//! A checkpoint's file lists only changes. So an unreadable file also loses the later checkpoints, unless
+//! they list all of the file's changes again. The check of the maps, in every file, shows which checkpoints
+//! are still right. A file that refers to a missing version counts as unreadable. Nothing is repaired.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use crate::check::maps_check;
 use crate::codec::xor;
 use crate::draft::CheckpointDraft;
 use crate::error::{Result, StoreError};
-use crate::folder::{self, Listed, checkpoint_path};
+use crate::folder::{self, checkpoint_path};
 use crate::format::{Directory, Shape};
 use crate::index::{Entry, Index, OpenFile};
 use crate::map::{Maps, PageMap, PageRef, Space, ZERO_PAGE};
+use crate::open;
 use crate::read::Place;
 use crate::store::Store;
 use crate::table::BlobTable;
@@ -27,7 +26,7 @@ use crate::table::BlobTable;
 pub struct Dropped {
     /// The remaining checkpoints.
     pub kept: Vec<Entry>,
-    /// The damage. If there is none, nothing was changed.
+    /// The damage. Without damage, nothing was changed.
     pub damage: Vec<StoreError>,
     /// Number of dropped checkpoints.
     pub dropped: usize,
@@ -152,7 +151,7 @@ impl Store {
             Ok(entries)
         });
         if written.is_err() {
-            // Half a store is useless. It does not matter if it stays behind.
+            // Half a store is useless. A half store may stay behind without harm.
             let _ = fs::remove_dir_all(&new);
             return written;
         }
@@ -210,16 +209,16 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
     let mut directories: BTreeMap<u32, Directory> = BTreeMap::new();
     for seen in folder::list(&dir)? {
         let path = checkpoint_path(&dir, seen.number);
-        let file = Arc::new(plain_file::open(&path).map_err(StoreError::io(&path, "open"))?);
-        let data = file.metadata().map_err(StoreError::io(&path, "look at"))?;
-        let listed = Listed { number: seen.number, inode: data.ino(), len: data.len() };
-        match crate::open::add_file(&mut index, shape, &path, listed, &file) {
+        let (file, listed) = open::open(&path, seen.number)?;
+        let entered = open::Contents::read(&path, shape, listed, &file)
+            .and_then(|contents| open::enter(&mut index, &path, listed, &file, contents));
+        match entered {
             Ok(directory) => drop(directories.insert(seen.number, directory)),
             Err(error) if error.is_damage() => damage.push(error),
             Err(error) => return Err(error),
         }
     }
-    // Each dropped file may make others unreadable.
+    // Each dropped file may make other files unreadable.
     while let Some((number, error)) = misfit(&mut index, &dir, &directories) {
         damage.push(error);
         directories.remove(&number);
@@ -236,7 +235,7 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
         directory.back.apply(&mut maps);
     }
     if damage.is_empty() {
-        let what = "not all files that belong together are there";
+        let what = "some of the files that belong together are missing";
         damage.push(StoreError::damaged(&dir, "store", what));
     }
     let mut store = Store::with(dir, shape, index);
@@ -252,7 +251,7 @@ fn misfit(
 ) -> Option<(u32, StoreError)> {
     index.blobs = BlobTable::default();
     for (&number, directory) in directories {
-        if let Err(error) = crate::open::add_blobs(index, &checkpoint_path(dir, number), number, directory) {
+        if let Err(error) = open::add_blobs(index, &checkpoint_path(dir, number), number, directory) {
             return Some((number, error));
         }
     }
@@ -260,13 +259,13 @@ fn misfit(
         let path = checkpoint_path(dir, number);
         for (id, base) in directory.bases() {
             if index.blobs.get(base).is_none_or(|row| row.base.is_some()) {
-                let what = "what it differs from is missing";
+                let what = "its base version is missing";
                 return Some((number, StoreError::damaged(&path, format!("version {id}"), what)));
             }
         }
         for lists in [&directory.list, &directory.back] {
             if let Some(id) = lists.versions().find(|id| index.blobs.get(*id).is_none()) {
-                let what = format!("version {id} is nowhere");
+                let what = format!("no file has version {id}");
                 return Some((number, StoreError::damaged(&path, "directory", what)));
             }
         }

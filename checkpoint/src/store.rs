@@ -19,10 +19,11 @@ use crate::index::{Entry, Index};
 use crate::map::Maps;
 use crate::merges::Merges;
 
-/// A folder of checkpoints. Share it between threads behind an `Arc`.
+/// A folder of checkpoints. Share the store between threads behind an `Arc`.
 ///
-/// One thread writes at a time and others wait. A [`CheckpointDraft`](crate::draft::CheckpointDraft) is a writer from
-/// [`Store::add`] until it is finished or dropped. So the thread that has a draft must not add, remove or thin.
+/// One thread writes at a time; other threads wait. A [`CheckpointDraft`](crate::draft::CheckpointDraft) is a
+/// writer from [`Store::add`] until it is finished or dropped. So the thread that has a draft must not add,
+/// remove or thin.
 pub struct Store {
     pub(crate) dir: PathBuf,
     pub(crate) shape: Shape,
@@ -63,7 +64,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens a store, which another process may be writing. The checkpoints are the ones that exist at this moment.
+    /// Opens a store, which another process may be writing. Lists the checkpoints that exist at this moment.
     ///
     /// # Errors
     ///
@@ -123,15 +124,16 @@ impl Store {
         self.read_index().total_bytes()
     }
 
-    /// The version of every page at a checkpoint. Fast for a position near a recently requested one.
+    /// The version of every page at a checkpoint. The call is fast for a position near a recently requested
+    /// position.
     ///
     /// # Errors
     ///
     /// If there is no such checkpoint, a file cannot be read, or the earlier files are not the ones from when it was
     /// written.
     pub fn maps_at(&self, position: u64) -> Result<Maps> {
-        // Files in the index exist as long as the index is locked. They are opened one after the other, because there
-        // may be thousands.
+        // Files in the index exist as long as the index is locked. Open the files one after the other,
+        // because there may be thousands.
         let index = self.read_index();
         let directory = |number: u32| index.open(&self.dir, number)?.directory();
         let (mut maps, start, steps) = self.path_to(&index, position)?;
@@ -165,8 +167,7 @@ impl Store {
             return Ok(());
         }
         if index.files[&number].maps_check != maps_check(maps, &index.blobs) {
-            let what =
-                "it does not belong behind the files that are there: some are missing, or of another store";
+            let what = "it does not follow the other files: some are missing, or belong to another store";
             let path = folder::checkpoint_path(&self.dir, number);
             return Err(StoreError::damaged(&path, "directory", what));
         }

@@ -11,18 +11,18 @@ pub type Digest = [u8; 16];
 pub(crate) struct Row {
     /// The digest of the page's contents.
     pub digest: Digest,
-    /// Offset of its bytes in the file.
+    /// Offset of the blob's bytes in the file.
     pub offset: u64,
     /// The full version from which this delta differs.
     pub base: Option<NonZeroU64>,
-    /// The number of the file that holds it.
+    /// The number of the file that holds the version.
     pub file: u32,
-    /// Number of page lists and deltas that refer to it. A version without references stays in its file until the file
-    /// is rewritten.
+    /// Number of page lists and deltas that refer to the version. A version without references stays in its
+    /// file until the file is rewritten.
     pub refs: u32,
-    /// CRC-32 of its bytes in the file.
+    /// CRC-32 of the blob's bytes in the file.
     pub crc: u32,
-    /// Number of its bytes in the file.
+    /// Number of the blob's bytes in the file.
     pub len: u16,
     /// The low bits of its id; [`BlobTable`] sets them.
     pub low: u16,

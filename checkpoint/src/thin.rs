@@ -1,20 +1,27 @@
-//! Which checkpoints to give up: few from long ago, many from lately, and never more than the cap allows.
+//! Chooses the checkpoints to remove. Many recent ones and few old ones stay, within the cap.
 
 use crate::error::Result;
 use crate::index::Entry;
 use crate::page::PAGE_BYTES;
 use crate::store::{Store, Writer};
 
-/// How many checkpoints to try for one that can be removed in little room.
+/// The number of checkpoints to try, until one can be removed in little room.
 const ATTEMPTS: usize = 8;
-/// From here on a gap is felt the more, the larger it is: about half a second of replay where positions count instructions.
-/// Recordings that count exits of KVM never come to it.
-const LARGE_GAP: f64 = 5e8;
+/// From this gap on, a user notices that a larger gap takes longer to replay. A gap of this size takes about
+/// half a second to replay, if positions count instructions. Recordings that count exits of KVM never have
+/// such a gap.
+const LARGE_GAP: f64 = 4e8;
+/// How fast the cost of a large gap grows. With the sixth power, the large gaps of a long run are nearly equal.
+const LARGE_GAP_POWER: i32 = 6;
+/// Near the end, equal gaps would leave no checkpoint at all. So no gap grows beyond this share of its
+/// distance from the newest checkpoint while another gap can grow.
+const LARGEST_SHARE: f64 = 0.25;
 
-/// What a store may keep. Each limit that is set must hold; the default only bounds the number of checkpoints.
+/// The limits of a store. Each limit that is set must hold; the default limits only the number of
+/// checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The size of all files together, in bytes, with those that are being written.
+    /// The total size of all files in bytes, including files that are being written.
     pub max_bytes: Option<u64>,
     /// Guest time before the newest checkpoint, in nanoseconds, beyond which only one is kept.
     pub keep_last_ns: Option<u64>,
@@ -31,15 +38,16 @@ impl Default for Policy {
 impl Store {
     /// Removes checkpoints until the policy holds, and returns them.
     ///
-    /// First go those that are older than `keep_last_ns`, except the newest of them: from there one gets to the
-    /// oldest moment that was asked for. Then, while there are too many or too many bytes, goes the one with
-    /// the smallest gap around it compared to its distance from the newest: what remains gets exponentially
-    /// sparser into the past, until replaying a gap would take some time. The first and the newest go last, in this order: a cap
-    /// smaller than any checkpoint leaves none.
+    /// First removes the checkpoints older than `keep_last_ns`, except the newest old one: replay needs it to
+    /// reach the oldest wanted moment. Then removes checkpoints one by one while their number or their size
+    /// exceeds a limit. The next to remove has the smallest gap around it, relative to its distance from the
+    /// newest checkpoint. So the gaps grow exponentially into the past, until replaying a gap would take some
+    /// time. The first and the newest checkpoint go last, in this order. A cap smaller than any checkpoint
+    /// leaves no checkpoint.
     ///
     /// # Errors
     ///
-    /// As [`Store::remove`]; those removed before the error stay removed.
+    /// As [`Store::remove`]; checkpoints removed before the error stay removed.
     pub fn thin(&self, policy: &Policy) -> Result<Vec<Entry>> {
         self.thin_lazily(policy, 1)
     }
@@ -64,7 +72,8 @@ impl Store {
         let mut removed = Vec::new();
         let old = too_old(&self.entries(), policy.keep_last_ns, end_ns);
         if old.len() >= patience {
-            // The oldest is the largest; as the last one to go it is copied once.
+            // The oldest file is the largest. Remove the oldest checkpoint last, so that its pages are copied
+            // only once.
             for position in old.into_iter().rev() {
                 removed.extend(self.remove_whole(&mut writer, position, self.spare(policy))?);
             }
@@ -84,14 +93,14 @@ impl Store {
         }
     }
 
-    /// How large a temporary file may be. While the store is larger than its cap there is no limit, since the merge makes it
-    /// smaller.
+    /// The largest size of a temporary file. A store above its cap has no limit, because the merge makes the
+    /// store smaller.
     fn spare(&self, policy: &Policy) -> u64 {
         policy.max_bytes.map_or(u64::MAX, |max| max.checked_sub(self.total_bytes()).unwrap_or(u64::MAX))
     }
 
     /// Makes room for an unfinished file of `part_bytes` behind the newest checkpoint, which therefore stays.
-    /// Returns how many bytes more would fit, `None` if even these do not.
+    /// Returns the number of further bytes that would fit, or `None` if even `part_bytes` do not fit.
     pub(crate) fn thin_for(
         &self,
         writer: &mut Writer,
@@ -132,12 +141,12 @@ impl Store {
         Ok(None)
     }
 
-    /// Removes a checkpoint, unless that needs too large a file, or a copy of something that is damaged.
+    /// Removes a checkpoint, unless the removal needs too large a file, or a copy of damaged data.
     fn remove_whole(&self, writer: &mut Writer, position: u64, limit: u64) -> Result<Option<Entry>> {
         match self.remove_within(writer, position, limit) {
             Err(error) if error.is_damage() => {
                 if !std::mem::replace(&mut writer.told_damage, true) {
-                    log::warn!("{error}; checkpoints that need a copy of it are not thinned out");
+                    log::warn!("{error}; checkpoints that need this page stay");
                 }
                 Ok(None)
             }
@@ -146,8 +155,8 @@ impl Store {
     }
 }
 
-/// The positions of the checkpoints to remove: those of more than `keep_ns` before the end of the run. The newest of these stays.
-/// A run that goes on counts as ended at its newest checkpoint.
+/// The positions of the checkpoints to remove: checkpoints more than `keep_ns` before the end of the run. The
+/// newest old checkpoint stays. A run that goes on counts as ended at its newest checkpoint.
 pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>, end_ns: Option<u64>) -> Vec<u64> {
     let (Some(keep_ns), Some(newest)) = (keep_ns, entries.last()) else { return Vec::new() };
     let oldest_ns = end_ns.unwrap_or(newest.time_ns).saturating_sub(keep_ns);
@@ -155,23 +164,30 @@ pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>, end_ns: Option<u6
     entries[..older.saturating_sub(1)].iter().map(|entry| entry.position).collect()
 }
 
-/// How much a recorder may fill before it thins out: the temporary file of a merge must fit beneath the cap, in this room. In
-/// half of the cap all of them fit, whatever their sizes.
+/// The number of bytes that a recorder may fill before it thins out. The rest below the cap is room for the
+/// temporary file of a merge. Half of the cap is room enough for any merge, whatever the sizes.
 fn goal_bytes(max_bytes: u64, room_bytes: u64) -> u64 {
     max_bytes - room_bytes.clamp(max_bytes / 8, max_bytes / 2)
 }
 
-/// The inner entries, first those whose removal is felt least. A gap is felt as its part of the distance from the newest, and
-/// a large one also as the square of its length.
+/// The inner entries, in the order of removal. A gap's weight is its share of the distance from the newest
+/// checkpoint. The weight of a large gap also grows with a power of its length, unless the share is too large
+/// already.
 fn by_sparseness(entries: &[Entry]) -> Vec<usize> {
     let Some(newest) = entries.last() else { return Vec::new() };
     let mut inner: Vec<usize> = (1..entries.len().saturating_sub(1)).collect();
     let effect = |at: usize| {
         let gap = (entries[at + 1].position - entries[at - 1].position) as f64;
-        let distance = (newest.position - entries[at].position) as f64;
-        gap / distance * (gap / LARGE_GAP).max(1.0).powi(2)
+        let share = gap / (newest.position - entries[at].position) as f64;
+        match share > LARGEST_SHARE {
+            true => (true, share),
+            false => (false, share * (gap / LARGE_GAP).max(1.0).powi(LARGE_GAP_POWER)),
+        }
     };
-    let felt = |a: &usize, b: &usize| effect(*a).total_cmp(&effect(*b));
+    let felt = |a: &usize, b: &usize| {
+        let ((a_is_last, a), (b_is_last, b)) = (effect(*a), effect(*b));
+        a_is_last.cmp(&b_is_last).then(a.total_cmp(&b))
+    };
     if inner.len() > ATTEMPTS {
         inner.select_nth_unstable_by(ATTEMPTS - 1, felt);
         inner.truncate(ATTEMPTS);
@@ -196,7 +212,8 @@ mod tests {
         positions.into_iter().map(entry).collect()
     }
 
-    /// What is left of `count` checkpoints in this distance, with at most `most` at a time.
+    /// Adds `count` checkpoints at this distance from each other, thins them out to at most `most` each time,
+    /// and returns the remaining positions.
     fn thinned(count: u64, distance: u64, most: usize) -> Vec<u64> {
         let mut kept: Vec<u64> = Vec::new();
         for number in 0..count {
@@ -216,11 +233,22 @@ mod tests {
     fn gaps_grow_slowly_once_their_replay_takes_time() {
         // 1,000 seconds of replay in a part of 4,000 checkpoints.
         let kept = |most| thinned(4_000, 250_000_000, most);
-        for (most, longest) in [(2_600, 500_000_000), (1_300, 1_250_000_000), (600, 2_500_000_000)] {
+        for (most, longest) in [(2_100, 500_000_000), (1_100, 1_000_000_000), (560, 2_000_000_000)] {
             let kept = kept(most);
             assert!(largest_gap(&kept) <= longest, "{most}: {}", largest_gap(&kept));
-            let near = kept.iter().rev().take(8).collect::<Vec<_>>();
-            assert_eq!(*near[0] - *near[7], 7 * 250_000_000, "near the end all are kept: {most}");
+            let near = kept.iter().rev().take(6).collect::<Vec<_>>();
+            assert_eq!(*near[0] - *near[5], 5 * 250_000_000, "near the end all are kept: {most}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_run_of_days_stays_near() {
+        let kept = thinned(20_000, 4_000_000_000, 300);
+        let end = *kept.last().unwrap();
+        for distance in [10e9, 40e9, 200e9, 1e12] {
+            let far = kept.partition_point(|position| (end - position) as f64 >= distance);
+            let gap = (kept[far] - kept[far - 1]) as f64;
+            assert!(gap <= (distance / 2.0).max(4e9), "{gap} in the distance {distance}");
         }
     }
 
@@ -267,7 +295,7 @@ mod tests {
         assert_eq!(too_old(&all, Some(200), Some(u64::MAX)), [1, 5, 10, 20]);
     }
 
-    /// What a recorder does not fill is for the temporary file of a merge.
+    /// The room that a recorder does not fill is for the temporary file of a merge.
     #[test]
     fn an_eighth_to_a_half_of_the_cap_is_left_to_merges() {
         for (max, room, goal) in [(80, 0, 70), (80, 8, 70), (80, 20, 60), (80, 38, 42), (80, u64::MAX, 40)] {
@@ -275,7 +303,7 @@ mod tests {
         }
     }
 
-    /// Two checkpoints. What the first one has moves into the second one's file when the first one goes.
+    /// Two checkpoints. The first checkpoint's pages move into the second one's file when the first one goes.
     fn two_that_merge() -> (tempfile::TempDir, Store) {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::create(dir.path(), 4, 0).unwrap();
@@ -291,7 +319,7 @@ mod tests {
         store.entries().iter().map(|entry| entry.position).collect()
     }
 
-    /// The size of [`two_that_merge`], and of the temporary file when they do.
+    /// The size of [`two_that_merge`], and of the temporary file when they merge.
     fn sizes_of_a_merge() -> (u64, u64) {
         let (_dir, store) = two_that_merge();
         let bytes = store.total_bytes();
@@ -302,7 +330,7 @@ mod tests {
     #[test]
     fn a_temporary_file_fits_beneath_the_cap_beside_what_there_is() {
         let (bytes, part) = sizes_of_a_merge();
-        // Removing the newest takes no file. Above the cap a merge is allowed anyway.
+        // Removing the newest checkpoint needs no temporary file. Above the cap a merge is allowed anyway.
         for (max, kept) in [(bytes + part, 20), (bytes + part - 1, 10), (bytes, 10), (bytes - 1, 20)] {
             let (_dir, store) = two_that_merge();
             store.thin(&Policy { max_bytes: Some(max), max_checkpoints: 1, ..Policy::default() }).unwrap();
@@ -353,7 +381,8 @@ mod tests {
             draft.page(crate::map::Space::Ram, 0, &[position as u8; PAGE_BYTES]).unwrap();
             draft.finish(&[], &[]).unwrap();
         }
-        // What goes has the smallest gap around it for its distance from the newest, and of equals it is the earlier.
+        // The removed checkpoint has the smallest gap around it, relative to its distance from the newest; of
+        // equal ones, the earlier goes.
         let expected: [&[u64]; 9] = [
             &[0, 20, 30, 40, 50, 60, 70, 80],
             &[0, 20, 40, 50, 60, 70, 80],

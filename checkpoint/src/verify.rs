@@ -58,8 +58,8 @@ impl Store {
         Ok(())
     }
 
-    /// A base may be missing because a writer is thinning the store out. That is no damage, but the version cannot be
-    /// checked.
+    /// A base may be missing because a writer is thinning the store out. A missing base is no damage, but the
+    /// version cannot be checked.
     fn base_error(&self, place: &Place, error: StoreError) -> StoreError {
         log::debug!("version {} of {} needs another: {error}", place.id, place.path.display());
         error

@@ -193,7 +193,7 @@ fn what_would_need_a_copy_of_damage_is_not_thinned_out() {
     assert_eq!(store.thin(&old).unwrap(), []);
     assert_eq!(store.entries().len(), 2);
     assert!(store.remove(10).unwrap_err().is_damage());
-    // If one must go, it is then the newest.
+    // If one checkpoint must go, the newest goes.
     let removed = store.thin(&Policy { max_checkpoints: 1, ..Policy::default() }).unwrap();
     assert_eq!(removed.iter().map(|entry| entry.position).collect::<Vec<_>>(), [20]);
 }

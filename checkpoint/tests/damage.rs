@@ -160,7 +160,7 @@ proptest! {
                 fs::write(path, bytes).unwrap();
             }
         }
-        // It may refuse or read the store, but must not panic or return other contents.
+        // The reader may refuse or read the store, but must not panic or return other contents.
         let _ = read_all(dir.path(), &model);
     }
 }
@@ -298,7 +298,8 @@ fn a_file_that_cannot_be_deleted_is_still_a_checkpoint() {
         fs::rename(&aside, &path).unwrap();
         model.check(&store);
         model.check(&Store::open(dir.path()).unwrap());
-        // It can continue with any operations, including removals of later checkpoints that took over its data.
+        // The next process can continue with any operations. These include removals of later checkpoints that
+        // took over the data.
         let machine = model.copies[&60].machine.clone();
         model.add(&store, 70, &machine);
         let order =
@@ -324,7 +325,7 @@ fn what_is_damaged_is_not_copied() {
     let damaged = files(dir.path())[0].clone();
     let mut bytes = fs::read(&damaged).unwrap();
     bytes[100] ^= 1;
-    // In place, because the store has the file open.
+    // Write the file in place, because the store has it open.
     fs::write(&damaged, &bytes).unwrap();
     let before: Vec<Vec<u8>> = files(dir.path()).iter().map(|path| fs::read(path).unwrap()).collect();
     let error = store.remove(10).unwrap_err();
@@ -378,7 +379,7 @@ fn what_a_damaged_store_still_has_is_right() {
                 let machine = last.machine.clone();
                 model.add(&whole, 1_000, &machine);
                 model.check(&whole);
-                // The store knows which versions are still needed.
+                // The store still knows which versions the other checkpoints need.
                 whole.thin(&Policy { max_checkpoints: 2, ..Policy::default() }).unwrap();
                 kept(&model, &whole).check(&whole);
                 whole.verify(|_, _| {}).unwrap();
@@ -489,7 +490,8 @@ fn a_missing_file_is_noticed_where_nothing_refers_to_it() {
     assert!(store.verify(|_, _| {}).unwrap_err().is_damage());
 }
 
-/// Each file is valid, and the maps of the second are unchanged. But the base of its page is another page.
+/// Each file is valid, and the maps of the second checkpoint are unchanged. But the base of its page is
+/// another page.
 #[test]
 fn a_difference_from_a_page_of_another_store_is_noticed() {
     let [dir, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -551,8 +553,8 @@ fn damage_that_no_checkpoint_needs_goes_and_costs_none() {
         machine.write(Space::Ram, page, code);
         model.add(&store, position, &machine);
     }
-    // For the third checkpoint, the first one's page moves into the second one's file. It stays there after the third
-    // has gone.
+    // For the third checkpoint, the first one's page moves into the second one's file. The page stays there
+    // after the third checkpoint has gone.
     for position in [10, 30] {
         store.remove(position).unwrap();
         model.copies.remove(&position);

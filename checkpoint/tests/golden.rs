@@ -34,7 +34,7 @@ struct Checkpoint {
     counts: Counts,
 }
 
-/// In the order of creation: the last one goes between the others.
+/// The checkpoints in the order of creation: the position of the last checkpoint lies between the others.
 const EVERY_FORM: &[Checkpoint] = &[
     Checkpoint {
         position: 0x1_0000_0000_0010,

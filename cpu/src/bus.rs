@@ -6,7 +6,7 @@
 pub struct BusSignals {
     /// The INTR line: an interrupt controller has a vector to deliver.
     pub interrupt: bool,
-    /// A non-maskable interrupt is waiting ([`Bus::take_nmi`] consumes it).
+    /// A non-maskable interrupt is waiting ([`Bus::take_nmi`] consumes the interrupt).
     pub nmi: bool,
     /// The machine wants control back before the next instruction (a deadline moved, power-off, ...).
     pub stop: bool,
@@ -52,7 +52,7 @@ pub trait Bus {
     fn tsc(&mut self, steps: u64) -> u64;
 }
 
-/// A board without devices, for programs that need none. Reads give ones, nothing interrupts, board MSRs raise #GP, and
+/// A board for programs that need no devices. Reads give ones, nothing interrupts, board MSRs raise #GP, and
 /// port writes are kept.
 #[derive(Clone, Debug, Default)]
 pub struct EmptyBus {

@@ -10,9 +10,10 @@ use translator::{Entry, Translation, Translator};
 use crate::code_lines::CodeLines;
 use crate::op::Op;
 
-/// Limit for the bytes of stored translations. Above the limit, all are dropped.
+/// Limit for the bytes of stored translations. Above the limit, all blocks are dropped.
 const MOST_KEPT: usize = 96 << 20;
-/// Most addresses at which one block may have placed code: a page can be mapped at many addresses.
+/// The largest number of addresses at which one block may have placed code: a page can be mapped
+/// at many addresses.
 const MOST_PLACES: usize = 4;
 /// Longest block, in instructions. The translator accepts every block up to this length.
 pub(crate) const MAX_OPS: usize = translator::MAX_INSTRUCTIONS;
@@ -29,7 +30,7 @@ const JUMP_SLOTS_OF_PAGE: usize = 64;
 
 /// Size of a line in bytes. Blocks are listed by the lines of a page that they touch.
 const LINE_BYTES: u64 = 64;
-/// Lines of a page.
+/// The number of lines in a page.
 const LINES: usize = (PAGE_SIZE / LINE_BYTES) as usize;
 
 /// Number of a block in its cache.
@@ -60,13 +61,13 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// RAM offset of its first byte.
+    /// RAM offset of the block's first byte.
     pub fn start(&self) -> u64 {
         self.key.0 >> 4
     }
 }
 
-/// What a block depends on besides the bytes.
+/// The conditions, besides the bytes, that a block depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockKey(u64);
 
@@ -156,8 +157,8 @@ impl CodeCache {
         (rip >> 6 ^ rip & (JUMP_SLOTS_OF_PAGE as u64 - 1)) as usize & (JUMP_SLOTS - 1)
     }
 
-    /// The block last found at this RIP under this tag, if the block still exists. The caller checks whether the page
-    /// still maps there.
+    /// The block last found at this RIP under this tag, if the block still exists. The caller checks whether
+    /// the page of RIP still maps to the block.
     #[inline(always)]
     pub fn jump(&self, rip: u64, tag: u64) -> Option<BlockNumber> {
         let slot = &self.jumps[Self::jump_index(rip)];
@@ -283,7 +284,7 @@ impl CodeCache {
         self.by_line[line] = list;
     }
 
-    /// Drops a block and its translations. Its pages stay flagged as code.
+    /// Drops a block and its translations. The block's pages stay flagged as code.
     fn drop_block(&mut self, number: BlockNumber) {
         let Some(block) = self.blocks[number as usize].take() else { return };
         self.by_key.remove(&block.key);
@@ -336,7 +337,7 @@ impl CodeCache {
         Some(entry)
     }
 
-    /// A block's translation, if it has one that is valid wherever the block is mapped.
+    /// A block's translation, if it has a translation that is valid wherever the block is mapped.
     pub fn translation(&self, number: BlockNumber) -> Option<&Translation> {
         self.block(number).translation.as_ref()
     }
@@ -369,7 +370,7 @@ impl CodeCache {
     }
 }
 
-/// Lines of its page that a block touches, including the byte after the block.
+/// The lines of the page that a block touches, including the byte after the block.
 fn lines_touched(start: u64, length: u16) -> RangeInclusive<usize> {
     let first = start % PAGE_SIZE;
     let last = (first + u64::from(length)).min(PAGE_SIZE - 1);
@@ -456,7 +457,8 @@ mod tests {
             Some(bench)
         }
 
-        /// Adds a block of some bytes at a RAM offset. Also returns its pages that had no code before.
+        /// Adds a block of some bytes at a RAM offset. Also returns the block's pages that had no code
+        /// before.
         fn add(&mut self, start: u64, length: u16) -> (BlockNumber, Vec<u64>) {
             let end = start + u64::from(length) - 1;
             let second_page = (end / PAGE_SIZE != start / PAGE_SIZE).then_some(end / PAGE_SIZE);
@@ -502,7 +504,7 @@ mod tests {
         assert_eq!(bench.cache.jump(0x4011, 7), None);
         bench.drop_page(1);
         assert_eq!(bench.cache.jump(0x4010, 7), None);
-        // Another block has the number now.
+        // The number now belongs to another block.
         assert_eq!(bench.add(0x2010, 5).0, number);
         assert_eq!(bench.cache.jump(0x4010, 7), None);
     }
@@ -578,7 +580,7 @@ mod tests {
             let gone = starts.map(|start| bench.cache.find(BlockKey::new(start, 0)).is_none());
             assert_eq!(gone, dropped, "{offset:#x}");
             bench.check_count();
-            // The remaining blocks are still found by their own offsets.
+            // A look-up still finds the remaining blocks by their own offsets.
             for start in starts {
                 bench.cache.drop_offset((start % PAGE_SIZE) as u16);
             }
@@ -659,7 +661,7 @@ mod tests {
             }
         }
         assert_eq!(dropped, 2);
-        // Code that was dropped with all the rest is not counted again.
+        // Code that was dropped together with all other code is not counted again.
         let gone = cache.gone;
         cache.drop_placed();
         cache.drop_page(&ram, &mut lines, 1);

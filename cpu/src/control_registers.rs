@@ -1,4 +1,4 @@
-//! What a write to a control register does (SDM vol. 3, 2.5 and 4.4.1; consistency rules in vol. 2, MOV).
+//! Writes to control registers (SDM vol. 3, 2.5 and 4.4.1; consistency rules in vol. 2, MOV).
 
 use crate::core::Core;
 use crate::exception::Res;
@@ -50,7 +50,7 @@ impl Core {
 
     pub(crate) fn write_cr3(&mut self, value: u64) -> Res<()> {
         if self.long_mode() {
-            // With PCIDs, bit 63 means "keep translations". It makes no difference here and is not stored.
+            // With PCIDs, bit 63 means "keep translations". The bit has no effect here and is not stored.
             let pcids = self.state.cr4 & cr4::PCIDE != 0;
             let value = if pcids { value & !(1 << 63) } else { value };
             if value & BEYOND_PHYSICAL != 0 {

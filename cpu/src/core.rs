@@ -63,7 +63,7 @@ pub struct Core {
     pub budget_end: u64,
     /// Number of task switches whose faults are being delivered. Zero between two steps.
     pub faulting_tasks: u32,
-    /// Set to leave the block after the running instruction.
+    /// Whether to leave the block after the running instruction.
     pub break_block: bool,
     /// See [`attention`].
     pub attention: u32,
@@ -98,7 +98,7 @@ pub struct Core {
     pub(crate) code_lines: CodeLines,
     /// The debugger's and the guest's break- and watchpoints.
     pub debug: DebugPoints,
-    /// What the observer wants to know about the run.
+    /// The kinds of happenings that the observer wants to see.
     pub(crate) observing: Observing,
 }
 
@@ -317,7 +317,8 @@ impl Core {
         self.break_block = true;
     }
 
-    /// What decoding depends on besides the bytes: the code size and, outside 64-bit mode, the code segment.
+    /// The conditions, besides the bytes, that decoding depends on: the code size and, outside 64-bit mode,
+    /// the code segment.
     #[inline(always)]
     pub(crate) fn code_tag(&self) -> u64 {
         let segment = if self.is_64bit() { 0 } else { self.code_segments };

@@ -1,5 +1,6 @@
-//! The debugger's breakpoints and watchpoints as features of the engine. There can be any number, and guest memory
-//! never shows them. Pages without such points cost nothing. The guest's own debug registers share the machinery.
+//! The debugger's breakpoints and watchpoints as features of the engine. The debugger may set any number of
+//! points, and guest memory never shows them. Pages without such points cost nothing. The guest's own debug
+//! registers share the machinery.
 
 use std::collections::BTreeSet;
 
@@ -65,7 +66,8 @@ impl Core {
         self.debug.nothing_watched() && self.observing.sees_no_access()
     }
 
-    /// Whether the page has bytes whose accesses of this kind are watched. Such a page stays off the fast path.
+    /// Whether the page has bytes whose accesses of this kind are watched. A page with watched bytes stays
+    /// off the fast path.
     pub(crate) fn sees_page(&self, address: u64, gpa: u64, kind: WatchKind) -> bool {
         !self.sees_no_access()
             && (self.debug.watches_page(address, gpa, kind) || self.observing.sees_page(address, gpa, kind))

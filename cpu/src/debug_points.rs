@@ -25,7 +25,7 @@ pub struct Watchpoint {
     pub address: u64,
     /// Length in bytes.
     pub length: u64,
-    /// Which accesses count.
+    /// The accesses that count.
     pub kind: WatchKind,
 }
 
@@ -106,7 +106,7 @@ pub enum Trap {
     Return,
 }
 
-/// Something that the debugger waited for, and that the step that just completed did.
+/// An event that the debugger waited for, and that happened in the last completed step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hit {
     /// An access to memory.
@@ -148,14 +148,16 @@ impl DebugPoints {
         self.watchpoints.is_empty() && self.guest_pages.is_empty()
     }
 
-    /// Whether the page holds a byte that is watched for this kind of access. Such a page must stay off the fast path.
+    /// Whether the page holds a byte that is watched for this kind of access. A page with a watched byte must
+    /// stay off the fast path.
     pub(crate) fn watches_page(&self, address: u64, gpa: u64, kind: WatchKind) -> bool {
         !self.nothing_watched()
             && (self.watched.touch_page(address, gpa, |point| point.counts(kind))
                 || self.guest_pages.contains(&(address >> 12)))
     }
 
-    /// Whether a breakpoint has this page offset. If so, code must not run across the address unchecked.
+    /// Whether a breakpoint has this page offset. If there is such a breakpoint, code must not run
+    /// across the address unchecked.
     #[inline]
     pub(crate) fn breaks_at_offset(&self, address: u64) -> bool {
         !self.breakpoints.is_empty() && self.breakpoint_offsets.contains(&((address & 0xfff) as u16))
@@ -167,7 +169,7 @@ impl DebugPoints {
             || self.breakpoints.contains(&(AddressKind::Physical, gpa))
     }
 
-    /// Checks an access against the watchpoints. Returns true if it hits one.
+    /// Checks an access against the watchpoints. Returns true if the access hits a watchpoint.
     pub(crate) fn note_access(&mut self, access: &PageAccess<'_>) -> bool {
         let before = self.hits.len();
         let length = access.bytes.len() as u64;
@@ -182,7 +184,7 @@ impl DebugPoints {
         self.hits.len() > before
     }
 
-    /// Replaces the breakpoints. Returns the page offsets of added and removed ones.
+    /// Replaces the breakpoints. Returns the page offsets of added and removed breakpoints.
     pub(crate) fn replace_breakpoints(&mut self, points: BTreeSet<(AddressKind, u64)>) -> BTreeSet<u16> {
         if self.breakpoints == points {
             return BTreeSet::new();
@@ -192,7 +194,7 @@ impl DebugPoints {
         offsets_in_page(before.symmetric_difference(&self.breakpoints))
     }
 
-    /// Replaces the watchpoints. Returns whether they changed.
+    /// Replaces the watchpoints. Returns whether the set changed.
     pub(crate) fn replace_watchpoints(&mut self, points: BTreeSet<Watchpoint>) -> bool {
         let changed = self.watchpoints != points;
         if changed {
@@ -202,7 +204,7 @@ impl DebugPoints {
         changed
     }
 
-    /// Replaces the pages that the guest's own debug registers watch. Returns whether they changed.
+    /// Replaces the pages that the guest's own debug registers watch. Returns whether the set changed.
     pub(crate) fn replace_guest_pages(&mut self, pages: BTreeSet<u64>) -> bool {
         let changed = self.guest_pages != pages;
         self.guest_pages = pages;

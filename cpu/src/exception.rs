@@ -9,7 +9,8 @@ pub struct Exception {
     pub error_code: Option<u32>,
     /// New value of CR2, for #PF. Set when the exception is delivered.
     pub cr2: Option<u64>,
-    /// Whether it is a #GP for a non-canonical address. A stack access raises #SS instead.
+    /// Whether the exception is a #GP for a non-canonical address. A stack access raises
+    /// #SS instead.
     pub noncanonical: bool,
 }
 

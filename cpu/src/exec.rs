@@ -1,5 +1,5 @@
-//! The run loop. It finds or decodes the block at RIP and executes it. Between blocks it handles interrupts, traps,
-//! breakpoints, watchpoints and the budget.
+//! The run loop. The loop finds or decodes the block at RIP and executes it. Between blocks the loop
+//! handles interrupts, traps, breakpoints, watchpoints and the budget.
 
 mod observed;
 mod tier;
@@ -58,11 +58,11 @@ pub enum Met {
     Observer,
 }
 
-/// What the run loop does after [`Cpu::attend`].
+/// The next action of the run loop after [`Cpu::attend`].
 enum Attended {
     /// Leave the run loop.
     Stop(Stop),
-    /// Something was delivered: check again.
+    /// An event was delivered, so check for further conditions.
     Again,
     /// Continue with the next instruction.
     Done,
@@ -95,8 +95,8 @@ fn tell_of_no_translator() {
     if cfg!(target_arch = "x86_64") {
         TOLD.call_once(|| {
             log::warn!(
-                "the host gives no memory for translated code (64 MiB, which are mapped twice), so the interpreter executes the \
-                 guest, many times slower; see ulimit -v"
+                "the host has no memory for translated code (64 MiB, mapped twice), so the interpreter executes the \
+                 guest, many times slower; raise ulimit -v"
             );
         });
     }
@@ -111,7 +111,7 @@ impl Cpu {
         cpu
     }
 
-    /// Chooses what executes the guest. The guest cannot see the difference.
+    /// Chooses the tier that executes the guest. The guest cannot see which tier runs.
     pub fn set_tier(&mut self, tier: Tier) {
         self.drop_code();
         let (after, undefined, parts) = match tier {
@@ -139,12 +139,12 @@ impl Cpu {
         }
     }
 
-    /// What RDMSR would read at privilege level 0; `None` for #GP.
+    /// The value that RDMSR reads at privilege level 0; `None` for #GP.
     pub fn read_msr(&mut self, bus: &mut dyn Bus, index: u32) -> Option<u64> {
         self.core.read_msr(bus, index).ok()
     }
 
-    /// What WRMSR would do at privilege level 0; `None` for #GP.
+    /// Executes WRMSR as at privilege level 0; `None` for #GP.
     pub fn write_msr(&mut self, bus: &mut dyn Bus, index: u32, value: u64) -> Option<()> {
         self.core.write_msr(bus, index, value).ok()
     }
@@ -172,9 +172,9 @@ impl Cpu {
         self.set_registers(state);
     }
 
-    /// Replaces the architectural state, as [`Cpu::set_state`] does, but keeps everything derived from RAM. Only the
-    /// CPU and [`GuestRam`] writes that the CPU was told of may have changed RAM. This is cheap enough for every
-    /// instruction.
+    /// Replaces the architectural state, as [`Cpu::set_state`] does, but keeps everything derived from RAM.
+    /// Only the CPU and [`GuestRam`] writes that the CPU was told of may have changed RAM. The call is cheap
+    /// enough for every instruction.
     pub fn set_registers(&mut self, state: &CpuState) {
         self.core.load_registers(state);
         self.core.debug_registers_changed();
@@ -276,8 +276,8 @@ impl Cpu {
             self.core.attention |= attention::FOREIGN_WRITES;
         }
         self.core.debug.hits.clear();
-        // The exit by which translated code was just left, if nothing has happened since. Such an exit can be linked
-        // directly.
+        // The exit by which translated code was just left, if nothing has happened since. An exit without an
+        // event in between can be linked directly.
         let mut link = None;
         loop {
             if self.core.attention != 0 {
@@ -344,13 +344,15 @@ impl Cpu {
             return None;
         }
         let resume = self.core.rflags & flags::RF != 0;
-        // A fault sets RF in the flags that it saves. So RF means that this instruction faulted and its breakpoint was
-        // met before (SDM vol. 3, 18.3.1.1). On processors where interrupts also set RF, it means nothing.
+        // A fault sets RF in the flags that it saves. So RF means that this instruction faulted and its
+        // breakpoint was met before (SDM vol. 3, 18.3.1.1). On processors where interrupts also set RF, RF
+        // means nothing.
         let passes_breakpoint = resume && self.core.quirks.interrupts_push_rf != PushedRf::Set;
         let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         let hits = self.core.guest_instruction_breakpoints(address);
-        // MOV SS holds back traps but, on AMD, no faults, so instruction breakpoints are met (APM vol. 2, 13.1). CPUID
-        // names AMD. Intel would hold them back (SDM vol. 3, 6.8.3). Pending traps are raised with the fault.
+        // MOV SS holds back traps but, on AMD, no faults, so instruction breakpoints are met (APM vol. 2,
+        // 13.1). CPUID names AMD. Intel's processors would hold these breakpoints back (SDM vol. 3, 6.8.3).
+        // Pending traps are raised with the fault.
         if hits != 0 && !resume {
             self.core.state.pending_debug |= hits;
             self.core.raise_pending_debug();
@@ -480,7 +482,7 @@ impl Cpu {
         }
     }
 
-    /// Delivers a pending event that may be delivered now. Returns whether there was one.
+    /// Delivers a pending event that may be delivered now. Returns whether an event was delivered.
     fn take_interrupts(&mut self, bus: &mut dyn Bus, signals: BusSignals) -> bool {
         let shadow = self.core.state.interrupt_shadow;
         if self.core.state.pending_debug != 0 && !self.core.state.mov_ss_shadow {
@@ -599,7 +601,7 @@ impl Cpu {
     fn block_at(&mut self, rip: u64, address: u64, start: u64, extent: Extent) -> Res<BlockNumber> {
         let key = BlockKey::new(start, self.core.code_size as u8 | extent as u8);
         if let Some(number) = self.code.find(key) {
-            // Look up the second page every time: it is not part of the key.
+            // Look up the second page every time, because the key does not contain it.
             let Some(second) = self.code.block(number).second_page else { return Ok(number) };
             let next = self.next_page(rip, address)?;
             if self.fetch(next)? / PAGE_SIZE != second {
@@ -677,8 +679,8 @@ impl Cpu {
         Ok(block)
     }
 
-    /// Executes instructions `from` to `limit` of the block that starts at RIP. Returns how the last one ended. Faults
-    /// are already delivered.
+    /// Executes instructions `from` to `limit` of the block that starts at RIP. Returns how the last
+    /// instruction ended. Faults are already delivered.
     #[inline(always)]
     fn run_block(&mut self, bus: &mut dyn Bus, number: BlockNumber, from: usize, limit: u64) -> Res<()> {
         let block = self.code.block(number);

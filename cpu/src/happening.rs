@@ -115,7 +115,7 @@ pub enum Happening {
     },
     /// A system call was entered, by SYSCALL, SYSENTER or INT 80h.
     SystemCall {
-        /// Its number: RAX.
+        /// The system call's number: RAX.
         number: u64,
     },
     /// Control passed through an entry of the interrupt table: an exception, interrupt, NMI or INT n.
@@ -135,7 +135,7 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// Most bytes that fit.
+    /// The largest number of bytes that fit.
     pub const MOST: usize = 64;
 
     /// Copies the bytes. Panics if there are more than [`Bytes::MOST`].

@@ -1,4 +1,5 @@
-//! An instruction between decoding and execution. It gives lowering the facts it needs, in terms of [`Op`] fields.
+//! An instruction between decoding and execution. The type gives lowering the facts that it needs, in terms
+//! of [`Op`] fields.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
@@ -7,7 +8,7 @@ use crate::features::Features;
 use crate::op::Op;
 use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, REG_ZERO, SEG_NONE};
 
-/// What decoding depends on besides the bytes.
+/// The conditions, besides the bytes, that decoding depends on.
 #[derive(Clone, Copy)]
 pub(crate) struct Mode {
     pub code_size: CodeSize,
@@ -31,9 +32,9 @@ impl Mode {
 pub(crate) struct Insn<'a> {
     /// The instruction as `iced-x86` decoded it.
     pub raw: &'a Instruction,
-    /// Its bytes, and the bytes that follow.
+    /// The instruction's bytes, and the bytes that follow.
     pub bytes: &'a [u8],
-    /// The mode it runs in.
+    /// The mode that the instruction runs in.
     pub mode: Mode,
     /// RIP of the first byte of the block; RIP-relative operands are made relative to it.
     block_rip: u64,
@@ -96,7 +97,7 @@ impl<'a> Insn<'a> {
         }
     }
 
-    /// Fills in the memory operand's address. Harmless for an instruction without one.
+    /// Fills in the memory operand's address. Does nothing for an instruction without a memory operand.
     pub fn address(&self, mut op: Op) -> Op {
         let raw = self.raw;
         let base = raw.memory_base();

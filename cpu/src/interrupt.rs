@@ -1,8 +1,8 @@
 //! Delivery of exceptions and interrupts (SDM vol. 3, chapter 6). Real mode uses the interrupt vector table. Protected
 //! and long mode use gates, with their privilege and stack switches.
 //!
-//! A delivery writes its frame first and loads registers last. If it faults half-way, memory below the stack pointer
-//! may have changed, but registers have not.
+//! A delivery writes its frame first and loads registers last. If a delivery faults half-way, memory below
+//! the stack pointer may have changed, but registers have not.
 
 use crate::attention;
 use crate::bus::Bus;

@@ -30,7 +30,7 @@
 //! Where to start reading: [`exec`](Cpu::run) is the run loop, `op` the decoded instruction, `decode` turns bytes into
 //! ops, and `ops` executes them. `memory` and `mmu` do loads, stores and address translation.
 //!
-//! The files form layers in this order. No file imports from a layer above itself:
+//! The files form layers in this order. No file imports from a higher layer:
 //!
 //! ```text
 //! exec                                  the run loop, and the use of translated code

@@ -55,8 +55,8 @@ macro_rules! scalar_memory {
             self.store_slow(bus, address, &value.to_le_bytes())
         }
 
-        /// Reads a scalar, changes it and writes it back. The function maps the old value to the new one. It runs only
-        /// when nothing can fault any more, so it may commit flags and registers.
+        /// Reads a scalar, changes it and writes it back. The function maps the old value to the new one. The
+        /// function runs only when nothing can fault any more, so it may commit flags and registers.
         #[inline(always)]
         pub fn $update(
             &mut self,
@@ -352,7 +352,7 @@ impl Core {
         self.translate(address, Access::Execute, index)
     }
 
-    /// The read of a read-modify-write. On real processors it faults as a write does.
+    /// The read of a read-modify-write. On real processors this read faults as a write does.
     #[cold]
     #[inline(never)]
     fn load_for_update(&mut self, bus: &mut dyn Bus, address: u64, bytes: &mut [u8]) -> Res<()> {
@@ -438,9 +438,9 @@ impl Core {
         Ok(())
     }
 
-    /// Raises #AC(0) for a misaligned operand if CR0.AM, EFLAGS.AC and level 3 ask for it. It is the last fault that an
-    /// access can raise (SDM vol. 3, table 6-2), so the caller has already translated the address. An operand's
-    /// alignment is its size, with the exceptions in SDM vol. 3, table 6-7.
+    /// Raises #AC(0) for a misaligned operand if CR0.AM, EFLAGS.AC and level 3 ask for it. #AC is the last
+    /// fault that an access can raise (SDM vol. 3, table 6-2), so the caller has already translated the
+    /// address. An operand's alignment is its size, with the exceptions in SDM vol. 3, table 6-7.
     pub(crate) fn check_alignment(&mut self, address: u64, alignment: u64) -> Res<()> {
         if Mmu::checks_alignment(self.mmu.index()) && address & (alignment - 1) != 0 {
             return Err(self.fault_with_code(AC, 0));
@@ -586,7 +586,7 @@ impl Core {
     /// Stores one page's part of an access, and notes the store if it is watched.
     fn store_watched(&mut self, bus: &mut dyn Bus, address: u64, target: Target, bytes: &[u8]) {
         let old = match target {
-            // Most accesses that come here miss the fast path for other reasons.
+            // Most accesses on this path miss the fast path for other reasons.
             Target::Ram(offset)
                 if self.sees_page(address, self.ram.layout().gpa_of(offset), WatchKind::Write) =>
             {
@@ -668,10 +668,10 @@ impl Core {
     /// The result of [`Core::peek_address`] if CR3 were `cr3`, to look into an address space that is not current.
     /// Nothing changes: no accessed or dirty bits, no registers, no TLB.
     ///
-    /// The current control registers decide the format of the tables: 32-bit, PAE or 4-level paging, and the reserved
-    /// bits. With PAE paging the four entries of the topmost table are read from memory. This is so even if `cr3` is
-    /// the current root, for which the CPU uses the entries that it loaded with CR3. Without paging, every root gives
-    /// the address itself.
+    /// The current control registers decide the format of the tables: 32-bit, PAE or 4-level paging, and the
+    /// reserved bits. With PAE paging the four entries of the topmost table are read from memory. The
+    /// function reads memory even if `cr3` is the current root, although the CPU itself uses the entries that
+    /// it loaded with CR3. Without paging, every root gives the address itself.
     pub fn peek_address_in(&self, cr3: u64, address: u64) -> Option<u64> {
         if self.long_mode() && !canonical(address) {
             return None;

@@ -1,7 +1,8 @@
-//! The CPU models that a guest can see: `ttvm-v2.1`, an x86-64-v2 processor with the identity of an AMD family
-//! 17h part (which decides about details such as SYSCALL, and about the model-specific registers that a
-//! kernel touches); `ttvm-v2`, which older recordings name; and `ttvm-v2-kvm`, of which CPUID says less. What a model
-//! executes and what CPUID says is in its description, what is executed otherwise in [`quirks`](crate::quirks).
+//! The CPU models that a guest can see. `ttvm-v2.1` is an x86-64-v2 processor with the identity of an AMD
+//! family 17h part. The identity decides about details such as SYSCALL, and about the model-specific
+//! registers that a kernel touches. Older recordings name `ttvm-v2`. For `ttvm-v2-kvm`, CPUID reports fewer
+//! features. A model's `Description` has its instructions and its CPUID leaves; [`quirks`](crate::quirks) has
+//! its deviations from the manuals.
 
 mod description;
 mod v2;
@@ -17,26 +18,37 @@ pub(crate) const PHYSICAL_BITS: u32 = v2::PHYSICAL_BITS;
 /// Which processor the guest runs on: what CPUID describes, and which [`quirks`](crate::quirks) it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuModel {
-    /// All that the software CPU had when recordings began to name a model. It says that it is a Zen 5.
+    /// All features that the software CPU had when recordings began to name a model. CPUID identifies the
+    /// processor as a Zen 5.
     V2,
-    /// The same instructions with an identity that newer kernels know all about: the model of new machines.
+    /// The instructions of [`CpuModel::V2`], with an identity that newer kernels know well. New machines have
+    /// this model.
     #[default]
     V2_1,
-    /// The part of [`CpuModel::V2`] that every processor since about 2013 executes alike under KVM. What would let the processor's
-    /// own time, randomness or optimisations in is hidden: the TSC, RDTSCP, the TSC deadline, the XSAVE family. So is
-    /// what not all of them have (PCID, INVPCID, UMIP, CLWB, 1 GiB pages), and x2APIC, whose registers KVM keeps to itself.
+    /// The part of [`CpuModel::V2`] that every processor since about 2013 executes alike under KVM. CPUID
+    /// hides all features that depend on the real processor's time, randomness or optimisations: the TSC,
+    /// RDTSCP, the TSC deadline, the XSAVE family. CPUID also hides features that some of these processors
+    /// lack: PCID, INVPCID, UMIP, CLWB and 1 GiB pages. Hidden, too, is x2APIC, whose registers KVM does not
+    /// show to other programs.
     V2Kvm,
-    /// The same where the "hardware" below KVM is itself an emulation, QEMU's TCG, which differs from every processor of
-    /// silicon in what a kernel can see. [`Quirks`](crate::quirks::Quirks) lists the differences.
+    /// As [`CpuModel::V2Kvm`], for a KVM that runs inside an emulator, QEMU's TCG. A kernel can see that TCG
+    /// differs from every real processor. [`Quirks`](crate::quirks::Quirks) lists the differences.
     V2KvmTcg,
+    /// The processor of [`CpuModel::V2Kvm`], in new machines, whose board differs from the board of older
+    /// machines.
+    V2_1Kvm,
+    /// The processor of [`CpuModel::V2KvmTcg`], in new machines.
+    V2_1KvmTcg,
 }
 
 impl CpuModel {
-    const ALL: [(CpuModel, &str); 4] = [
+    const ALL: [(CpuModel, &str); 6] = [
         (CpuModel::V2, "ttvm-v2"),
         (CpuModel::V2_1, "ttvm-v2.1"),
         (CpuModel::V2Kvm, "ttvm-v2-kvm"),
         (CpuModel::V2KvmTcg, "ttvm-v2-kvm-tcg"),
+        (CpuModel::V2_1Kvm, "ttvm-v2.1-kvm"),
+        (CpuModel::V2_1KvmTcg, "ttvm-v2.1-kvm-tcg"),
     ];
 
     /// The model's name, as recordings have it.
@@ -55,13 +67,13 @@ impl CpuModel {
         CpuModel::ALL.iter().map(|(_, name)| *name)
     }
 
-    /// What the model executes and says about itself.
+    /// The model's instructions and CPUID leaves.
     pub(crate) fn description(self) -> &'static Description {
         match self {
             CpuModel::V2 => &v2::V2,
             CpuModel::V2_1 => &v2_1::V2_1,
-            CpuModel::V2Kvm => &v2::V2_KVM,
-            CpuModel::V2KvmTcg => &v2::V2_KVM_TCG,
+            CpuModel::V2Kvm | CpuModel::V2_1Kvm => &v2::V2_KVM,
+            CpuModel::V2KvmTcg | CpuModel::V2_1KvmTcg => &v2::V2_KVM_TCG,
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Model-specific registers (SDM vol. 4; APM vol. 2, appendix A). Those of the board (APIC base, x2APIC) are
-//! the bus's; those that only exist to satisfy a kernel that recognises the CPU model read as constants and
-//! ignore writes. All others raise #GP.
+//! Model-specific registers (SDM vol. 4; APM vol. 2, appendix A). The bus has the registers of the board
+//! (APIC base, x2APIC). Some registers exist only because a kernel that recognises the CPU model expects
+//! them: they read as constants and ignore writes. All other registers raise #GP.
 
 use crate::bus::Bus;
 use crate::core::Core;
@@ -52,9 +52,10 @@ const INERT: [u32; 9] = [
     0xc001_102a,
     PATCH_LEVEL,
 ];
-/// PerfEvtSel0 to 3 and PerfCtr0 to 3, which every AMD64 processor has (APM vol. 2, 13.2.1). These count nothing: they
-/// read as zero and ignore writes, as a hypervisor without virtual counters has them. So a kernel that writes and reads
-/// back, as Linux does, knows that it has none to use. State that never counts would let it arm a watchdog with them.
+/// PerfEvtSel0 to 3 and PerfCtr0 to 3, which every AMD64 processor has (APM vol. 2, 13.2.1). The
+/// performance counters count nothing: they read as zero and ignore writes, as under a hypervisor without
+/// virtual counters. So a kernel that writes and reads back, as Linux does, knows that it has none to
+/// use. If these counters had state but never counted, the kernel could arm a watchdog with the counters.
 const PERFORMANCE_COUNTERS: std::ops::RangeInclusive<u32> = 0xc001_0000..=0xc001_0007;
 /// DEBUGCTL: LBR (accepted, records nothing) and BTF.
 const DEBUGCTL_WRITABLE: u64 = 3;
@@ -219,7 +220,7 @@ impl Core {
         msrs.tsc_adjust = msrs.tsc_adjust.wrapping_add(change);
     }
 
-    /// Sets the base of FS or GS and nothing else of it.
+    /// Sets the base of FS or GS, and keeps the other fields of the segment.
     pub(crate) fn set_base(&mut self, register: SegReg, base: u64) {
         let segment = Segment { base, ..*self.segment(register) };
         self.set_segment(register, segment);

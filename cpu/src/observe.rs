@@ -17,7 +17,7 @@ pub(crate) struct Branch {
 }
 
 impl Core {
-    /// Replaces what the observer wants.
+    /// Replaces the kinds of happenings that the observer wants.
     pub(crate) fn set_wants(&mut self, wants: Wants) {
         let before = std::mem::replace(&mut self.observing, Observing::of(wants));
         if !before.sees_no_access() || !self.observing.sees_no_access() {

@@ -15,9 +15,11 @@
 //! - An instruction that faults has a fetch, its completed accesses, and the accesses of the delivery, which belongs to
 //!   the same step. If the fetch itself faults, there is only the delivery. The delivery of an interrupt is a step
 //!   without a fetch.
-//! - Accesses to descriptor tables and task states by instructions and deliveries are loads and stores. Page walks,
-//!   including the accessed and dirty bits that they set, are not. Accesses by devices are not.
-//! - An access that crosses pages, or has more than [`Bytes::MOST`](crate::Bytes::MOST) bytes, is reported in parts that do not.
+//! - Accesses to descriptor tables and task states by instructions and deliveries are loads and stores. Page
+//!   walks, including the accessed and dirty bits that they set, are not reported. Accesses by devices are
+//!   not reported.
+//! - An access that crosses pages, or has more than [`Bytes::MOST`](crate::Bytes::MOST) bytes, is reported in
+//!   smaller parts.
 
 use std::any::Any;
 use std::ops::ControlFlow;

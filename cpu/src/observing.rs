@@ -47,7 +47,7 @@ impl Wanted {
     }
 }
 
-/// What the observer wants, and the happenings not yet reported.
+/// The kinds of happenings that the observer wants, and the happenings not yet reported.
 #[derive(Default)]
 pub(crate) struct Observing {
     pub fetches: Wanted,

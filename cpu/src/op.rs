@@ -51,7 +51,7 @@ impl Op {
     pub const CHECK_SEGMENT: u8 = 8;
     /// Non-canonical addresses raise #SS instead of #GP.
     pub const STACK: u8 = 16;
-    /// The last op of its block. It may change RIP or a mode that the block was decoded for.
+    /// The last op of its block. The last op may change RIP or a mode that the block was decoded for.
     pub const ENDS_BLOCK: u8 = 32;
     /// The handler sets RIP itself (branches).
     pub const SETS_RIP: u8 = 64;

@@ -1,31 +1,32 @@
-//! What processors do otherwise than the manuals say, or where the manuals leave a choice: each difference that a guest can
-//! see and that recordings of such a processor depend on.
+//! Differences between processors: deviations from the manuals, and choices that the manuals leave open.
+//! Listed is each difference that a guest can see and that recordings depend on.
 //!
 //! The code asks for a difference by its name here and never for the CPU model. Features that CPUID announces or hides
 //! are no quirks; they are in [`cpuid`](crate::cpuid).
 
 use crate::model::CpuModel;
 
-/// What becomes of RF in the image of RFLAGS that an external interrupt or an NMI pushes.
+/// The value of RF in the image of RFLAGS that an external interrupt or an NMI pushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PushedRf {
-    /// It is as it was, as on the software CPU's own model.
+    /// The pushed RF is the current RF, as on the software CPU's own model.
     Kept,
-    /// It is clear. Seen under KVM: the engine interrupts behind breakpoints of its own and clears what they leave in RF.
+    /// The pushed RF is clear. Seen under KVM: the engine interrupts behind its own breakpoints, and clears
+    /// the RF that they set.
     Cleared,
-    /// It is set, as faults push it. Seen under KVM nested in QEMU's TCG.
+    /// The pushed RF is set, as for faults. Seen under KVM nested in QEMU's TCG.
     Set,
 }
 
 /// The differences of one processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quirks {
-    /// An instruction that reads, changes and writes memory begins by reading it as any other read would. So a page that is
-    /// not there faults without the error code's W bit, and one that may only be read faults a second time. Processors of
-    /// silicon make the first access as a write. Seen on QEMU's TCG.
+    /// The first access of a read-modify-write instruction counts as a read. So a page that is not present
+    /// faults without the error code's W bit, and a read-only page faults a second time. On real processors
+    /// the first access counts as a write. Seen on QEMU's TCG.
     pub update_reads_first: bool,
-    /// Stack accesses at an address that is not canonical raise #GP(0) as all others do, where the manuals and processors of
-    /// silicon raise #SS(0). Seen on QEMU's TCG.
+    /// Stack accesses at an address that is not canonical raise #GP(0), like all other accesses. The manuals
+    /// and real processors raise #SS(0). Seen on QEMU's TCG.
     pub noncanonical_stack_raises_gp: bool,
     /// An address that is not canonical lands in CR2 although no page fault is raised. Seen on QEMU's TCG.
     pub noncanonical_address_in_cr2: bool,
@@ -51,8 +52,10 @@ impl Quirks {
         };
         match model {
             CpuModel::V2 | CpuModel::V2_1 => silicon,
-            CpuModel::V2Kvm => Quirks { interrupts_push_rf: PushedRf::Cleared, ..silicon },
-            CpuModel::V2KvmTcg => Quirks {
+            CpuModel::V2Kvm | CpuModel::V2_1Kvm => {
+                Quirks { interrupts_push_rf: PushedRf::Cleared, ..silicon }
+            }
+            CpuModel::V2KvmTcg | CpuModel::V2_1KvmTcg => Quirks {
                 update_reads_first: true,
                 noncanonical_stack_raises_gp: true,
                 noncanonical_address_in_cr2: true,

@@ -1,5 +1,5 @@
-//! The architectural state of the CPU as plain data. Debuggers show it, and `CpuStateV1` is its form for storing and
-//! hashing. This state and RAM hold everything that can influence the guest's future.
+//! The architectural state of the CPU as plain data. Debuggers show this state, and `CpuStateV1` is its form
+//! for storing and hashing. This state and RAM hold everything that can influence the guest's future.
 
 /// Index of a segment register, in instruction encoding order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +148,8 @@ pub struct CpuState {
     pub pending_debug: u64,
 }
 
-/// Counts since power-on. They belong to the machine and are not CPU registers, so loading another state keeps them.
+/// Counts since power-on. The counts belong to the machine and are not CPU registers, so loading another
+/// state keeps them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Steps: completed instructions, single iterations of repeated string instructions, and deliveries of

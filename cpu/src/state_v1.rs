@@ -1,9 +1,9 @@
 //! The first stored form of a CPU: [`CpuState`] and its parts, field by field in the order on disk.
 //!
-//! Checkpoints hold these bytes, and recordings hold their hashes (`tests/stored_state.rs` has examples). So no field
-//! here may be moved, added or retyped. The conversions name every field on both sides. When [`CpuState`] gets a new
-//! field, they do not compile until someone decides how to store it. Either other fields determine the new one, or it
-//! needs a `CpuStateV2`.
+//! Checkpoints hold these bytes, and recordings hold their hashes (`tests/stored_state.rs` has examples). So
+//! no field here may be moved, added or retyped. The conversions name every field on both sides. When
+//! [`CpuState`] gets a new field, the conversions do not compile until someone decides how to store it.
+//! Either other fields determine the new field, or it needs a `CpuStateV2`.
 
 use serde::{Deserialize, Serialize};
 

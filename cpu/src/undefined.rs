@@ -1,5 +1,5 @@
-//! Comparable forms of machine state, without the bits that processors leave undefined or set differently. They cover
-//! words that may be copies of RFLAGS, and all general registers.
+//! Comparable forms of machine state, without the bits that processors leave undefined or set differently.
+//! The comparable forms cover words that may be copies of RFLAGS, and all general registers.
 
 use crate::flags;
 

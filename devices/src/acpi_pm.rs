@@ -20,7 +20,8 @@ const CARRY_BIT: u32 = 31;
 
 const STATUS_TIMER: u16 = 1 << 0;
 const STATUS_POWER_BUTTON: u16 = 1 << 8;
-/// Enable bits that can be set: the two above, global lock and RTC. Only the first two ever get a status bit.
+/// Enable bits that can be set: timer, power button, global lock and RTC. Only timer and power button ever
+/// get a status bit.
 const ENABLE_MASK: u16 = STATUS_TIMER | 1 << 5 | STATUS_POWER_BUTTON | 1 << 10;
 
 const CONTROL_SCI_ENABLE: u16 = 1 << 0;

@@ -5,7 +5,7 @@
 pub enum DeliveryMode {
     /// The given vector.
     Fixed,
-    /// The given vector, to the CPU of the lowest priority. There is one CPU.
+    /// The given vector, to the CPU of the lowest priority. The machine has one CPU.
     LowestPriority,
     /// System management interrupt.
     Smi,
@@ -42,13 +42,13 @@ impl DeliveryMode {
 pub struct InterruptMessage {
     /// Destination, an APIC id or a logical destination.
     pub destination: u8,
-    /// Whether `destination` is a logical one.
+    /// Whether `destination` is a logical destination.
     pub logical: bool,
     /// The delivery mode.
     pub mode: DeliveryMode,
     /// The vector, for the modes that have one.
     pub vector: u8,
-    /// Whether it is level triggered: then the EOI is reported back to the I/O APIC.
+    /// Whether the interrupt is level triggered: then the EOI is reported back to the I/O APIC.
     pub level: bool,
 }
 

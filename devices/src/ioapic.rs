@@ -1,8 +1,8 @@
 //! I/O APIC with 24 inputs (Intel 82093AA datasheet, plus the EOI register of version 0x20).
 //!
-//! It turns line levels into interrupt messages; [`IoApic::service`] hands the messages to its caller, which delivers
-//! them. Polarity bits are stored and ignored: a line that is "up" here is asserted, whatever its voltage. The
-//! delivery-status bit always reads as idle, because delivery takes no time.
+//! The chip turns line levels into interrupt messages; [`IoApic::service`] hands the messages to its caller,
+//! which delivers them. Polarity bits are stored and ignored: a line that is "up" here is asserted, whatever
+//! its voltage. The delivery-status bit always reads as idle, because delivery takes no time.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ pub struct IoApicStateV1 {
     selected: u8,
     /// Levels of the inputs, bit n is pin n.
     lines: u32,
-    /// Edges seen and not yet sent. There are none between two calls of the wiring.
+    /// Edges seen and not yet sent. No edges are left between two calls of the wiring.
     edges: u32,
     redirection: [u64; PINS],
 }

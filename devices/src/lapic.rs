@@ -73,7 +73,8 @@ enum Mode {
 #[derive(Clone, Debug)]
 pub struct LocalApic {
     s: RegisterFile,
-    /// The vector of a finished level-triggered interrupt, for the I/O APIC. The owner takes it at once.
+    /// The vector of a finished level-triggered interrupt, for the I/O APIC. The owner takes the vector
+    /// at once.
     eoi_broadcast: Option<u8>,
 }
 
@@ -106,8 +107,8 @@ impl LocalApic {
         LocalApic { s, eoi_broadcast: None }
     }
 
-    /// Does what PC firmware does before it starts a kernel. It enables the APIC, lets the 8259's interrupts through
-    /// LINT0 ("virtual wire mode"), and makes LINT1 the NMI pin.
+    /// Does what PC firmware does before it starts a kernel. The function enables the APIC, lets the 8259's
+    /// interrupts through LINT0 ("virtual wire mode"), and makes LINT1 the NMI pin.
     pub fn set_virtual_wire_mode(&mut self) {
         self.s.svr |= SVR_ENABLE;
         self.s.lvt[LVT_LINT0] = 0x700;
@@ -119,7 +120,7 @@ impl LocalApic {
         (self.mode() == Mode::XApic).then_some(self.s.base & BASE_ADDRESS)
     }
 
-    /// Delivers a message. Returns whether this APIC accepted it.
+    /// Delivers a message. Returns whether this APIC accepted the message.
     pub fn deliver(&mut self, message: &InterruptMessage) -> bool {
         if self.mode() == Mode::Disabled || !self.is_message_for_us(message) {
             return false;
@@ -176,7 +177,7 @@ impl LocalApic {
         Some(vector)
     }
 
-    /// Takes a pending NMI. Returns whether there was one.
+    /// Takes a pending NMI. Returns whether an NMI was pending.
     pub fn take_nmi(&mut self) -> bool {
         std::mem::take(&mut self.s.nmi_pending)
     }
@@ -318,7 +319,7 @@ impl LocalApic {
         if entry & LVT_MASKED != 0 {
             return;
         }
-        // The timer and error entries have no delivery mode field. It reads as zero: fixed.
+        // The timer and error entries have no delivery mode field. The field reads as zero: fixed.
         match DeliveryMode::from_bits(u64::from(entry >> 8)) {
             DeliveryMode::Fixed => {
                 self.accept(entry as u8, false);

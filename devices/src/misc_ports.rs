@@ -1,5 +1,5 @@
-//! The small ports: system control (0x61, 0x92, keyboard reset, 0xCF9), POST code, debug console, debug exit and
-//! pvpanic. Each has a byte or two of state, so they share a file.
+//! The small ports: system control (0x61, 0x92, keyboard reset, 0xCF9), POST code, debug console, debug exit
+//! and pvpanic. Each port has a byte or two of state, so all share a file.
 //!
 //! Port 0x61 drives the gate of timer channel 2, which belongs to another chip: the wiring passes the level on. Not
 //! modelled: the keyboard controller except for its reset pulse, the speaker, and NMI sources. The A20 bit is stored
@@ -25,7 +25,7 @@ pub enum Request {
     },
 }
 
-/// Which debug ports the machine has. Kernel developers know them from QEMU.
+/// Which debug ports the machine has. Kernel developers know these ports from QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DebugPorts {
     /// Whether port 0xE9 shows each written byte on the host.
@@ -60,8 +60,8 @@ pub enum PanicKind {
 
 /// Features of pvpanic: panicked, crash loaded.
 pub const PVPANIC_FEATURES: u8 = 0x03;
-/// The bit of the pvpanic port that asks to keep the recording. The pvpanic device of QEMU has no such event, and the
-/// feature bits do not show it.
+/// The bit of the pvpanic port that asks to keep the recording. QEMU's pvpanic device has no such event, and
+/// the feature bits do not show this bit.
 const PVPANIC_KEEP: u8 = 0x80;
 /// The value that a read of the debug console gives, so that a guest can find it.
 pub const DEBUG_CONSOLE_PRESENT: u8 = 0xE9;

@@ -1,9 +1,9 @@
 //! 8254 programmable interval timer (Intel 8254 datasheet).
 //!
-//! The counters do not count. Each stores the clock tick at which its count was loaded; its value and output at any
-//! time are computed from that tick (`cycle.rs`). So the saved state does not depend on when the guest reads it.
-//! Modelled: all six modes, latch and read-back commands, BCD, and the gates. Loads take effect on the next clock tick;
-//! the half-tick phases of the real chip's CLK pin are not modelled.
+//! The counters do not count. Each counter stores the clock tick at which its count was loaded; its value and
+//! output at any time are computed from that tick (`cycle.rs`). So the saved state does not depend on when
+//! the guest reads it. Modelled: all six modes, latch and read-back commands, BCD, and the gates. Loads take
+//! effect on the next clock tick; the half-tick phases of the real chip's CLK pin are not modelled.
 
 mod channel;
 mod cycle;

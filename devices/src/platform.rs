@@ -1,14 +1,14 @@
 //! The board: all chips, their ports and addresses, and the interrupt lines between them.
 //!
-//! After each access and each advance the wiring polls all interrupt lines. It drives their levels into the 8259 pair
-//! and the I/O APIC; no chip calls another. Ports without a chip read as all ones.
+//! After each access and each advance the wiring polls all interrupt lines. The wiring drives the levels into
+//! the 8259 pair and the I/O APIC; no chip calls another. Ports without a chip read as all ones.
 //!
 //! Time: calls take the current virtual time, which must not go back. Everything due earlier happens first, in order of
 //! time. So the number of calls of [`Platform::advance`] does not change the state. Two machines at the same point have
 //! equal states, if both have been advanced to that point before [`Platform::state`] is called.
 //!
-//! Output, debug output and requests are collected for the owner and are not part of the state. Take them before saving
-//! a state that is to be restored elsewhere.
+//! Output, debug output and requests are collected for the owner and are not part of the state. Take these
+//! outputs before saving a state for restoring elsewhere.
 
 mod access;
 mod bus;
@@ -78,7 +78,7 @@ impl<B: ExpansionBus> Platform<B> {
         platform
     }
 
-    /// Chooses the debug ports. Without this call all are present.
+    /// Chooses the debug ports. Without this call all debug ports are present.
     pub fn with_debug_ports(mut self, ports: DebugPorts) -> Platform<B> {
         self.debug_ports = ports;
         self
@@ -106,7 +106,8 @@ impl<B: ExpansionBus> Platform<B> {
         self.interrupt_pending
     }
 
-    /// Acknowledges the interrupt for the CPU. Returns its vector, or `None` if no interrupt waits.
+    /// Acknowledges the interrupt for the CPU. Returns the interrupt's vector, or `None` if no
+    /// interrupt waits.
     pub fn acknowledge_interrupt(&mut self) -> Option<u8> {
         // External interrupts do not take part in the local APIC's priorities; they come first.
         let vector = if self.external_interrupt_pending() {
@@ -124,7 +125,7 @@ impl<B: ExpansionBus> Platform<B> {
         self.lapic.nmi_pending()
     }
 
-    /// Takes a waiting NMI for the CPU. Returns whether there was one.
+    /// Takes a waiting NMI for the CPU. Returns whether an NMI was waiting.
     pub fn take_nmi(&mut self) -> bool {
         self.lapic.take_nmi()
     }

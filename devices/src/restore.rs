@@ -1,7 +1,7 @@
 //! The error of restoring a saved chip.
 //!
-//! Saved states may come from strangers' files. So every `restore` checks the conditions that the chip's code relies
-//! on. It refuses an impossible state, which would otherwise cause a panic later.
+//! Saved states may come from strangers' files. So every `restore` checks the conditions that the chip's code
+//! relies on. `restore` refuses an impossible state, which would otherwise cause a panic later.
 
 use std::borrow::Cow;
 

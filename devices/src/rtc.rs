@@ -1,10 +1,10 @@
 //! MC146818 real-time clock with 128 bytes of CMOS RAM (Motorola MC146818A datasheet).
 //!
-//! The clock shows its start date plus virtual time. Nothing in it ticks. The time registers, the update-in-progress
-//! bit and the three interrupt flags are computed from the time since the guest last touched them. So the saved state
-//! does not depend on when it was read. Modelled: both register formats (BCD and binary, 12 and 24 hours), the century
-//! byte 0x32, alarm wildcards and the periodic rates. SET and the divider can stop the clock. Not modelled: daylight
-//! saving and the square-wave output.
+//! The clock shows its start date plus virtual time. Nothing in the clock ticks. The time registers, the
+//! update-in-progress bit and the three interrupt flags are computed from the time since the guest last
+//! touched them. So the saved state does not depend on when it was read. Modelled: both register formats (BCD
+//! and binary, 12 and 24 hours), the century byte 0x32, alarm wildcards and the periodic rates. SET and the
+//! divider can stop the clock. Not modelled: daylight saving and the square-wave output.
 
 mod calendar;
 mod flags;
@@ -49,14 +49,14 @@ pub enum ClockStateV1 {
     Running {
         /// Whole seconds since 1970 at virtual time 0.
         offset_s: i64,
-        /// Nanoseconds on top, less than a second.
+        /// Nanoseconds in addition to the seconds, less than a second.
         offset_ns: u32,
     },
     /// Stopped by SET or by the divider: the registers hold still and can be written.
     Stopped {
         /// The time registers as they read.
         registers: [u8; 8],
-        /// The clock's position in its second, in nanoseconds. The clock continues from there.
+        /// The clock's position in its second, in nanoseconds. The clock continues from this position.
         phase_ns: u32,
     },
 }
@@ -126,7 +126,7 @@ impl Rtc {
         }
     }
 
-    /// Level of the interrupt line. It stays up until register C is read.
+    /// Level of the interrupt line. The line stays up until register C is read.
     pub fn irq(&self, now_ns: u64) -> bool {
         self.flags(self.s.reg_b & C_FLAGS, now_ns) != 0
     }

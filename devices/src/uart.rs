@@ -81,8 +81,8 @@ pub struct Uart {
     s: UartStateV1,
     output: Vec<u8>,
     line_dropped: bool,
-    /// Consecutive reads of LSR that found no received byte and had no sent byte in between. They tell the owner when
-    /// input is welcome, so they are not part of the state.
+    /// Consecutive reads of LSR that found no received byte and had no sent byte in between. The count tells
+    /// the owner when input is welcome, so it is not part of the state.
     vain_polls: u32,
 }
 
@@ -166,14 +166,16 @@ impl Uart {
         std::mem::take(&mut self.line_dropped)
     }
 
-    /// Whether the guest listens. Its driver either enables the receive interrupt, or polls for input.
+    /// Whether the guest listens. A driver that listens either enables the receive interrupt, or polls
+    /// for input.
     pub fn is_listened_to(&self) -> bool {
         // A driver that only sends polls once or twice before each byte.
         const POLLS_OF_A_LISTENER: u32 = 32;
         self.s.ier & IER_RDI != 0 || self.vain_polls >= POLLS_OF_A_LISTENER
     }
 
-    /// How many bytes [`Uart::push_input`] would take now. In loopback the line is disconnected, so it takes none.
+    /// How many bytes [`Uart::push_input`] would take now. In loopback the line is disconnected, so the port
+    /// takes no bytes.
     pub fn input_capacity(&self) -> usize {
         if self.s.mcr & MCR_LOOP != 0 { 0 } else { self.capacity() - self.s.received.len() }
     }
@@ -187,8 +189,8 @@ impl Uart {
         accepted
     }
 
-    /// Takes the bytes sent since the last call. They are not part of the saved state: the guest cannot see whether the
-    /// owner has taken them.
+    /// Takes the bytes sent since the last call. These bytes are not part of the saved state: the guest
+    /// cannot see whether the owner has taken them.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
@@ -284,7 +286,8 @@ impl Uart {
     }
 
     fn write_interrupt_enable(&mut self, value: u8) {
-        // Enabling the source while the transmitter is empty raises an interrupt. Drivers start sending that way.
+        // Enabling the source while the transmitter is empty raises an interrupt. Drivers rely on this
+        // interrupt to start sending.
         if value & !self.s.ier & IER_THRI != 0 {
             self.s.thr_empty_pending = true;
         }

@@ -1,8 +1,8 @@
 """gdb commands for a recording that ttvm serves: moving along it, and asking it questions.
 
 `ttvm debug --gdb` loads this file. For a gdb of your own: `ttvm debug --print-commands > tt.py`, and in gdb
-`source tt.py`. Everything is done by `monitor` commands; what is added here is expressions instead of addresses, and
-that gdb drops what it knew about the place before a movement. gdb 12 or newer.
+`source tt.py`. `monitor` commands do the work. The commands here take expressions instead of addresses, and make gdb read
+everything again after a movement. They need gdb 12 or newer.
 """
 
 import os
@@ -189,10 +189,14 @@ def watched(kind, compared):
 
 
 class Tt(gdb.Command):
-    """Time travel in a recording that ttvm serves.
+    """Go backwards and forwards in a recording, and ask questions about it.
+
+Examples:
+  tt goto panic
+  tt back-to last-write jiffies_64
 
 gdb's own reverse commands work as always: reverse-continue, reverse-step, reverse-next, reverse-finish, reverse-stepi.
-Changing memory or registers, or calling a function, begins a scratch fork: see "help tt back"."""
+A change of memory or registers, or a call of a function, begins a scratch fork: see "help tt back"."""
 
     def __init__(self):
         super().__init__("tt", gdb.COMMAND_RUNNING, gdb.COMPLETE_NONE, True)
@@ -208,26 +212,40 @@ class Verb(gdb.Command):
 
 
 class GdbCheckpoint(gdb.Command):
-    """gdb's own command of this name calls fork() in the program. A recording has "tt mark" and "tt checkpoint" instead."""
+    """Refused: use "tt mark" or "tt checkpoint". gdb's own checkpoint calls fork() in the program."""
 
     def __init__(self):
         super().__init__("checkpoint", gdb.COMMAND_RUNNING)
 
     def invoke(self, argument, from_tty):
         raise gdb.GdbError(
-            "gdb's checkpoint would call fork() in the guest, which its recording cannot have: use \"tt mark NAME\" and "
-            "\"tt goto mark:NAME\"; \"tt checkpoint\" makes coming back to a place fast"
+            "gdb's checkpoint would call fork() in the guest, and a recording cannot change: use \"tt mark NAME\" and "
+            "\"tt goto mark:NAME\"; \"tt checkpoint\" adds a checkpoint to the recording"
         )
 
 
 class Goto(Verb):
     """Go to a position: tt goto POS
 
-POS is start, end, panic (where the guest announced it), oops (the first oops), report:N (see "help tt reports"), fault (the
-instruction whose exception led to the last oops or panic before here), event:N, insn:N or N, branch:N, syscall:N, last-syscall,
-12.5s or 5ms (guest time), 37%, +N or -N (instructions from here), +10ms or -10ms (guest time from here),
-mark:NAME (see "help tt mark") or hit:N (see "help tt traps"). N may be 1_000_000, 1e6, 10k, 3M or 1.5G. Break- and watchpoints stay. ^C ends it somewhere
-on the way."""
+Examples:
+  tt goto panic
+  tt goto -10ms
+
+Positions:
+  start, end               the ends of the recording
+  panic, oops              where the kernel reported its panic, or its first oops
+  report:N                 the first line of the kernel's report number N (see "help tt reports")
+  fault                    the instruction whose exception led to the last oops or panic before here
+  insn:N, N                after N instructions; 1_000_000, 1e6, 10k, 3M and 1.5G work
+  branch:N                 after N conditional branches
+  syscall:N, last-syscall  where the N-th, or the last, system call was entered
+  event:N                  at input number N of the log, from 0
+  12.5s, 5ms               at this guest time
+  37%                      a share of the instructions
+  +N, -N, +10ms, -10ms     this far after or before the current position
+  mark:NAME, hit:N         a name from "tt mark", or a line from "tt traps"
+
+Breakpoints and watchpoints stay. ^C stops the command on its way."""
 
     verb = "goto"
 
@@ -236,7 +254,7 @@ on the way."""
 
 
 class When(Verb):
-    """Say where this is: instruction count, branches, guest time."""
+    """Show the current position: instructions, branches, guest time."""
 
     verb = "when"
 
@@ -245,19 +263,23 @@ class When(Verb):
 
 
 class BackTo(Verb):
-    """Go back to right before something last happened: tt back-to WHAT
+    """Go back to just before an event last happened: tt back-to WHAT
 
-last-write EXPR       the last write to a variable, or to the 8 bytes at an address
-last-change EXPR      the last write that made it different
-last-read EXPR        the last read of it
-last-call FUNCTION    the last time its first instruction was reached
-last-syscall [N]      the last system call, or the last one with that number, name (execve) or pattern of names (open*)
-last-interrupt [N]    the last interrupt, or the last one with that vector
-or a condition as "tt search" takes it. stepi then executes the instruction that did it. Behind EXPR may stand which value is
-meant: last-write EXPR == 0, and so on with !=, <, <=, > and >=. pid:N and comm:NAME at the end choose a process or a thread.
+Examples:
+  tt back-to last-write jiffies_64
+  tt back-to last-call schedule
 
-Without debug information the names of the guest kernel's variables and functions do as well. ^C ends the search where it
-has come to; the same command goes on from there."""
+WHAT is one of these, or a condition of "tt search":
+  last-write EXPR       the last write to a variable, or to the 8 bytes at an address
+  last-change EXPR      the last write that changed the value
+  last-read EXPR        the last read
+  last-call FUNCTION    the last call of a function
+  last-syscall [N]      the last system call, or the last one of this number, name (execve) or pattern (open*)
+  last-interrupt [N]    the last interrupt, or the last one of this vector
+
+stepi then executes the instruction that did it. EXPR can have a value: last-write EXPR == 0. !=, <, <=, > and >= work too.
+pid:N and comm:NAME at the end choose a process or thread. Names of kernel symbols work without debug information.
+^C stops the search at the place that it has reached. The same command goes on from there."""
 
     verb = "back-to"
     completer = gdb.COMPLETE_EXPRESSION
@@ -267,7 +289,13 @@ has come to; the same command goes on from there."""
 
 
 class ForwardTo(Verb):
-    """Go forward to right behind something: tt forward-to next-write EXPR, and so on as in "help tt back-to"."""
+    """Go forward to just after an event happens next: tt forward-to WHAT
+
+Examples:
+  tt forward-to next-write jiffies_64
+  tt forward-to next-call schedule
+
+WHAT is as in "help tt back-to", with next- for last-."""
 
     verb = "forward-to"
     completer = gdb.COMPLETE_EXPRESSION
@@ -279,8 +307,12 @@ class ForwardTo(Verb):
 class Traps(Verb):
     """List all places where a condition holds: tt traps CONDITION [FROM TO]
 
-"tt goto hit:N" goes to one of them. The conditions are those of "tt search"; FROM and TO are positions as
-"tt goto" takes them. ^C gives up, without leaving this place."""
+Examples:
+  tt traps syscall:open*
+  tt traps write:jiffies_64 -10ms end
+
+"tt goto hit:N" goes to a place of the list. "help tt search" lists the conditions, and "help tt goto" the positions.
+The current position stays. ^C stops the search."""
 
     verb = "traps"
 
@@ -289,13 +321,27 @@ class Traps(Verb):
 
 
 class Search(Verb):
-    """Say where a condition held last and where it holds next, without going there: tt search CONDITION
+    """Show where a condition held last and holds next: tt search CONDITION
 
-break:ADDR, write:ADDR[+LEN], read:ADDR[+LEN], access:ADDR[+LEN], change:ADDR[+LEN] (with -phys, as in write-phys:ADDR,
-for physical addresses; with a value, as in write:ADDR+4 == 0), syscall, syscall:NAME, syscall:N, vector:N, console:TEXT,
-or what "tt back-to" takes. ADDR is a number, the name of a symbol of the guest's kernel, or SYMBOL+OFFSET (with
-break; else SYMBOL+OFFSET+LEN). Names may be patterns: break:ext4_*, syscall:open*. pid:N and comm:NAME behind it choose a
-process or a thread. ^C gives up, without leaving this place."""
+Examples:
+  tt search write:jiffies_64
+  tt search console:sum
+
+Conditions:
+  break:ADDR               the guest executes the instruction at ADDR
+  write:ADDR[+LEN]         the guest writes to memory
+  read:ADDR[+LEN]          the guest reads memory
+  access:ADDR[+LEN]        the guest reads or writes memory
+  change:ADDR[+LEN]        the guest writes another value than before
+  syscall                  any system call
+  syscall:NAME, syscall:N  a system call, by name or number
+  vector:N                 an interrupt or exception, by vector
+  console:TEXT             the console shows a text
+
+The words of "tt back-to" work too. ADDR is a number, a symbol of the kernel, or SYMBOL+OFFSET. With an offset, conditions
+on memory also need +LEN. With -phys, as in write-phys:ADDR, the address is physical. Conditions on memory can compare the
+value: write:ADDR+4 == 0. Names can be patterns: break:ext4_*, syscall:open*. pid:N and comm:NAME at the end choose a
+process or thread. The current position stays. ^C stops the search."""
 
     verb = "search"
     completer = gdb.COMPLETE_EXPRESSION
@@ -305,9 +351,13 @@ process or a thread. ^C gives up, without leaving this place."""
 
 
 class Mark(Verb):
-    """Give this place a name, for "tt goto mark:NAME": tt mark NAME
+    """Name the current position: tt mark [NAME]
 
-Without a name: list the names. They last as long as the connection."""
+Examples:
+  tt mark before
+  tt goto mark:before
+
+Without NAME, lists the names. They last as long as the connection."""
 
     verb = "mark"
 
@@ -316,7 +366,7 @@ Without a name: list the names. They last as long as the connection."""
 
 
 class Checkpoint(Verb):
-    """Add a checkpoint to the recording here: from the next session on, coming back here is fast."""
+    """Add a checkpoint to the recording here, so the next session gets here fast."""
 
     verb = "checkpoint"
 
@@ -325,7 +375,7 @@ class Checkpoint(Verb):
 
 
 class Console(Verb):
-    """Show the guest's console as it is at this position: tt console [LINES]"""
+    """Show the guest's console at this position: tt console [LINES]"""
 
     verb = "console"
 
@@ -334,7 +384,12 @@ class Console(Verb):
 
 
 class Physical(Verb):
-    """Show physical memory: tt physical ADDR LEN, both of them expressions without blanks."""
+    """Show physical memory: tt physical ADDR LEN
+
+Example:
+  tt physical 0x1000 64
+
+ADDR and LEN are expressions without blanks."""
 
     verb = "physical"
 
@@ -350,11 +405,12 @@ class Physical(Verb):
 
 
 class Ps(Verb):
-    """Show the guest's processes as of this position, * at the one that runs: tt ps
+    """Show the guest's processes at this position: tt ps
 
-WAITS IN is the function of the kernel that has called the scheduler for it. Their numbers and names are for "tt break-in". Kernel threads have no address space of their own. STATE is what ps
-writes: R runs or wants to, S sleeps, D sleeps and is not to be disturbed, I is idle, T is stopped, t is traced, Z has
-ended, X is gone, P is parked."""
+* marks the running process. WAITS IN is the kernel function that called the scheduler. Kernel threads have no address space
+of their own. "tt break-in" takes the numbers and names.
+STATE is as in ps: R running or ready, S sleeping, D in uninterruptible sleep, I idle, T stopped, t traced, Z zombie, X dead,
+P parked."""
 
     verb = "ps"
 
@@ -363,11 +419,15 @@ ended, X is gone, P is parked."""
 
 
 class Threads(Verb):
-    """Show the guest's threads as gdb's own, at this position and all others: tt threads [on|off]
+    """Show the guest's threads in gdb: tt threads [on|off]
 
-info threads lists them, each with its name, its number in the guest, and what ps writes of what it does. Thread 1 is the CPU;
-all others do not run. "thread N" chooses one: bt, info registers, print and x then show its stack in the kernel, the registers
-that it goes on with, and the memory of its process. Only the CPU moves and can be changed. bt wants "tt symbols"."""
+Examples:
+  tt threads on
+  info threads
+
+"info threads" lists each thread with its name, its number in the guest, and its state. Thread 1 is the CPU. All other threads
+do not run. "thread N" chooses a thread. bt, info registers, print and x then show its kernel stack, its saved registers and
+the memory of its process. Only the CPU moves and can be changed. bt needs "tt symbols"."""
 
     verb = "threads"
 
@@ -384,9 +444,9 @@ that it goes on with, and the memory of its process. Only the CPU moves and can 
 
 
 class Backtrace(Verb):
-    """Show who called whom in the guest's kernel, by its own tables (ORC): tt backtrace
+    """Show the kernel's call stack, from the kernel's own unwind tables (ORC): tt backtrace
 
-It needs no debug information and no symbols in gdb. With "tt symbols", gdb's own bt has the same functions."""
+It needs no debug information and no symbols in gdb. With "tt symbols", gdb's own bt shows the same functions."""
 
     verb = "backtrace"
 
@@ -395,7 +455,7 @@ It needs no debug information and no symbols in gdb. With "tt symbols", gdb's ow
 
 
 class Dmesg(Verb):
-    """Show the messages of the guest's kernel as of this position: tt dmesg [LINES]"""
+    """Show the kernel's messages at this position: tt dmesg [LINES]"""
 
     verb = "dmesg"
 
@@ -404,9 +464,13 @@ class Dmesg(Verb):
 
 
 class Reports(Verb):
-    """List what the guest's kernel reports of itself in all of the recording: panics, oopses, BUG, WARNING, KASAN, lockdep.
+    """List the kernel's panics, oopses, BUG, WARNING, KASAN and lockdep reports in the whole recording: tt reports
 
-"tt goto report:N" goes to one. The first time takes a while."""
+Examples:
+  tt reports
+  tt goto report:1
+
+The first list takes a while."""
 
     verb = "reports"
 
@@ -415,18 +479,21 @@ class Reports(Verb):
 
 
 class Symbols(Verb):
-    """Load the symbols of the guest's kernel, modules included, as of this position: tt symbols [FILE]
+    """Load the symbols of the guest's kernel and its modules: tt symbols [FILE]
 
-They come from the guest itself, at the addresses that this boot has given them: names of functions and variables, the
-kernel's types (ptype struct task_struct, p init_task.comm), and how functions were called (bt, up, finish), without source
-lines and local variables. FILE has more of them, and is added to what is loaded:
+Examples:
+  tt symbols
+  tt symbols vmlinux
 
-a kernel's file, such as the vmlinux of Debian's -dbg package, goes to where this boot has the kernel (KASLR). It takes the place of
-the guest's own symbols, but for the modules', and of a copy of it that gdb had loaded unmoved (file vmlinux).
-a module's file (.ko) goes to where the guest has the module.
-a program at fixed addresses is taken as it is; see "help tt program" for others and for libraries.
+Without FILE, the symbols come from the guest's memory: functions, variables, types (ptype struct task_struct) and call frames
+(bt, finish). They have no source lines and no local variables. Repeat the command when the guest has loaded or removed modules.
 
-Give the command again, without FILE, when modules have come or gone. "tt symbols none" leaves the guest's own alone."""
+FILE adds debug information:
+  a vmlinux            goes to the kernel's address in the guest (KASLR is no problem); it replaces the guest's own symbols
+  a module (.ko)       goes to the module's address in the guest
+  a program            goes to its own fixed addresses; see "help tt program" for other programs and libraries
+
+"tt symbols none" removes all files, and keeps the guest's own symbols."""
 
     verb = "symbols"
     completer = gdb.COMPLETE_FILENAME
@@ -462,7 +529,7 @@ Give the command again, without FILE, when modules have come or gone. "tt symbol
             # What the file is will be seen where there is a kernel.
             self.taken_as_it_is(file)
             Files.added = added
-            return ["%s: the file is taken as it is" % error]
+            return ["%s: gdb loads the file at its own addresses" % error]
         guest = Guest(own)
         kernel = Files.kernel or guest.unmoved_kernel()
         for path in [path for path, how in added.items() if how is None]:
@@ -514,16 +581,22 @@ Give the command again, without FILE, when modules have come or gone. "tt symbol
             said.append(str(error))
             return None
         if is_new and symbols.kind == MOVED_FILE:
-            said.append("%s is moved when it runs: \"tt program %s\" puts it where a process has it" % (file, file))
+            said.append(
+                "%s has another address in each process: \"tt program %s\" loads it for the running process" % (file, file)
+            )
         return add_command(file)
 
 
 class Program(Verb):
-    """Load the symbols of a program and its libraries where a process has them: tt program [PID] [FILE... | --root DIR]
+    """Load the symbols of a process's program and libraries: tt program [PID] [FILE... | --root DIR]
 
-The process is the one that runs, or PID (see "tt ps"). A FILE goes to where the process has the file of this name in its memory,
-and is added to what is loaded; with --root, all files that are in the process's memory and below DIR, such as a copy of the
-guest's disk. Without both: list the files in the process's memory, as /proc/PID/maps does."""
+Examples:
+  tt program
+  tt program --root /mnt/guest
+
+The process is the running one, or PID (see "tt ps"). Without more words, lists the files in the process's memory, as
+/proc/PID/maps does. FILE goes to the address where the process has the file of this name. --root DIR loads all files of the
+process that are below DIR, such as a copy of the guest's disk."""
 
     verb = "program"
     completer = gdb.COMPLETE_FILENAME
@@ -577,13 +650,20 @@ guest's disk. Without both: list the files in the process's memory, as /proc/PID
 
 
 class BreakIn(Verb):
-    """Stop in one process only: tt break-in PID|NAME|here|CR3|anywhere [NUMBER...]
+    """Limit breakpoints and watchpoints to one process: tt break-in PID|NAME|here|CR3|anywhere [NUMBER...]
 
-PID is the number of a process or of one of its threads, NAME what "tt ps" calls it (all processes with that name are
-meant, also those that are not there yet or any more), here the address space that is current at this position, CR3 an
-address space by its page tables (0x... or an expression that begins with $). A kernel thread has no address space: points
-stop while it runs. With numbers of break- or watchpoints, only those are bound, otherwise all that are not bound by
-themselves. Without anything: say what is bound."""
+Examples:
+  tt break-in sh
+  tt break-in anywhere
+
+  PID         a process, or one of its threads
+  NAME        all processes of this name (see "tt ps"), later ones too
+  here        the current address space
+  CR3         an address space, by its page tables: 0x..., or an expression that begins with $
+  anywhere    no limit
+
+NUMBER chooses breakpoints and watchpoints. Without it, the limit is for all that have no limit of their own. Without any word,
+shows the limits. Kernel threads have no address space, so breakpoints and watchpoints also stop in them."""
 
     verb = "break-in"
 
@@ -608,10 +688,10 @@ themselves. Without anything: say what is bound."""
 
 
 class StepInterrupts(Verb):
-    """Say whether steps go into the handlers of interrupts and faults, and into other threads: tt step-interrupts [on|off]
+    """Choose whether steps go into interrupts, faults and other threads: tt step-interrupts [on|off]
 
-By default (off) a step follows its thread, forward and backward: what comes between passes unseen, but for break- and
-watchpoints in it. That holds for stepi, step, next, finish, until, advance and their reverse twins."""
+With off, the default, a step follows its thread, forward and backward. In other code gdb stops only at breakpoints and
+watchpoints. This is for stepi, step, next, finish, until, advance and their reverse commands."""
 
     verb = "step-interrupts"
 
@@ -620,10 +700,10 @@ watchpoints in it. That holds for stepi, step, next, finish, until, advance and 
 
 
 class Back(Verb):
-    """Leave a scratch fork and return to the recorded history, at the place where the fork began.
+    """Leave a scratch fork, and return to the position where it began: tt back
 
-A fork begins when memory or registers are written or a function is called. Nothing comes into it from outside, and it
-only goes forward; the recording is never changed."""
+A fork begins when you write memory or registers, or call a function. It gets no input from outside and goes forward only. The
+recording never changes."""
 
     verb = "back"
 
@@ -632,8 +712,7 @@ only goes forward; the recording is never changed."""
 
 
 class GuardBackward(Verb):
-    """Raise an error if there is nothing before this place. The reverse commands ask this before they begin, so that a
-script that goes back in a loop ends at the start of the recording."""
+    """Raise an error at the start of the recording. The reverse commands use this, so a script that goes back in a loop ends."""
 
     verb = "guard-backward"
 
@@ -647,7 +726,7 @@ script that goes back in a loop ends at the start of the recording."""
 
 
 class GuardForward(Verb):
-    """Raise an error if there is nothing after this place. The forward commands ask this before they begin."""
+    """Raise an error at the end of the recording. The forward commands use this."""
 
     verb = "guard-forward"
 
@@ -664,9 +743,9 @@ class GuardForward(Verb):
 
 
 class ReverseSource(gdb.Command):
-    """Step backward until the start of another line of source.
+    """Step backward to the start of another source line.
 
-In code without line information this goes back to the call of the function, as gdb's own command does, but at once."""
+In code without line information, this goes back to the call of the function."""
 
     def __init__(self, forward):
         self.forward = forward
@@ -707,7 +786,7 @@ class Position(gdb.Function):
     def invoke(self):
         place = where()
         if place is None:
-            raise gdb.GdbError("no recording is connected")
+            raise gdb.GdbError("no recording is connected: use \"target remote\"")
         return place[0]
 
 

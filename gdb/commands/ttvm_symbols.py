@@ -89,16 +89,17 @@ class SymbolTable:
         right = sum(places[section] == place for section, place in votes)
         if not places or right * 100 < len(votes) * 99:
             raise gdb.GdbError(
-                "%s is another module than the guest's: %d of %d functions that both have are where they should be"
+                "%s is not the guest's module: %d of %d common functions are at the expected addresses; "
+                "use the file of the same build"
                 % (self.path, right, len(votes))
             )
         return places
 
 
 def plain_file(path):
-    """Opens a file. What is no plain file could keep gdb waiting."""
+    """Opens a regular file. Another kind of file could keep gdb waiting."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError("it is no plain file")
+        raise ValueError("it is not a regular file")
     return open(path, "rb")
 
 
@@ -147,7 +148,7 @@ def moved_by(file, parts):
         for kind, flags, begin, address, _, length, *_ in segments:
             if kind == 1 and begin & ~0xFFF <= offset < begin + length and ("x" in rights) == bool(flags & 1):
                 return (at - (address - begin + offset)) % 2**64
-    raise gdb.GdbError("%s is another file than the guest's: their parts differ" % file)
+    raise gdb.GdbError("%s is not the guest's file: their segments differ; use the file from the guest's disk" % file)
 
 
 class Guest:
@@ -191,7 +192,8 @@ class Guest:
             return False
         if agreeing * 100 < common * 99:
             raise gdb.GdbError(
-                "%s is of another kernel than the guest's: %d of %d functions that both have are where they should be"
+                "%s is not of the guest's kernel: %d of %d common functions are at the expected addresses; "
+                "use the file of the same build"
                 % (file, agreeing, common)
             )
         return True

@@ -37,14 +37,14 @@ use crate::target::{DebugTarget, Progress, Refusal, Stop, Threads, WatchKind, Wa
 pub(crate) const CPU: Tid = Tid::MIN;
 
 /// The refusal of changes to a sleeping thread.
-pub const NOT_THE_CPU: &str = "a thread that sleeps cannot be changed: thread 1 is the CPU";
+pub const NOT_THE_CPU: &str = "only the CPU can be changed, not a sleeping thread: select thread 1";
 
 const CPU_NAME: &str = "vCPU 0";
 
-/// Most bytes of a `monitor` answer in one packet. gdb joins the pieces.
+/// The largest number of bytes of a `monitor` answer in one packet. gdb joins the pieces.
 const CONSOLE_CHUNK_BYTES: usize = 2048;
 
-/// The protocol uses the host's error numbers. These two are the same everywhere.
+/// The protocol uses the host's error numbers. EFAULT and EINVAL have the same numbers on every host.
 const EFAULT: u8 = 14;
 const EINVAL: u8 = 22;
 
@@ -71,7 +71,7 @@ pub(crate) struct Adapter<'t> {
     requested: Move,
     /// Why the current request failed.
     refusal: Option<Refusal>,
-    /// Text that gdb would not show as an error. It is sent when gdb next listens.
+    /// Text that gdb would not show as an error. The text is sent when gdb next listens.
     console: String,
     /// Whether gdb no longer waits for the answer to the current request.
     abandoned: bool,
@@ -269,7 +269,7 @@ fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> 
         if let Some(text) = progress() {
             let mut packet = Vec::new();
             encode_console_into(&mut packet, &text);
-            // A later read will find out that the client has gone.
+            // Ignore errors: a later read finds out that the client has gone.
             let _ = link.send(&packet);
         }
         asked = asked || link.wants_stop();
@@ -283,16 +283,16 @@ const POLLS_PER_SIGN: u32 = 4;
 /// As [`sticky_poll`], for `monitor` commands. gdb complains if it hears nothing for two seconds, so the poll sends an
 /// empty text from time to time.
 ///
-/// At ^C gdb sends nothing. It stops listening for the answer and continues with its next request. gdb sends a request
-/// during a command for no other reason. So a request that arrives after a sign of life ends the command and sets
-/// `abandoned`.
+/// At ^C gdb sends nothing. gdb stops listening for the answer and continues with its next request. gdb never
+/// sends a request during a command for another reason. So a request that arrives after a sign of life ends
+/// the command and sets `abandoned`.
 fn patient_poll<'l>(
     link: &'l mut Link<'_>,
     progress: &'l mut Progress,
     abandoned: &'l mut bool,
 ) -> impl FnMut() -> bool + 'l {
     let (mut asked, mut polls) = (false, 0_u32);
-    // Some clients send several requests at once. Those arrived before the first sign of life.
+    // Some clients send several requests at once. Such requests arrived before the first sign of life.
     let mut before = None;
     move || {
         progress();
@@ -303,7 +303,7 @@ fn patient_poll<'l>(
         polls += 1;
         if polls.is_multiple_of(POLLS_PER_SIGN) && !asked {
             before.get_or_insert(link.waiting_packets());
-            // A later read will find out that the client has gone.
+            // Ignore errors: a later read finds out that the client has gone.
             let _ = link.send(b"$O#4f");
         }
         asked
@@ -594,7 +594,7 @@ impl ext::HwWatchpoint for Adapter<'_> {
         length: u64,
         kind: ext::WatchKind,
     ) -> TargetResult<bool, Self> {
-        // Neither empty nor past the end of the address space.
+        // The range must not be empty or pass the end of the address space.
         let is_range = length.checked_sub(1).and_then(|last| address.checked_add(last)).is_some();
         if is_range {
             self.stops.watchpoints.insert(Watchpoint { address, length, kind: from_ext(kind) });

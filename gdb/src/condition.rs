@@ -1,16 +1,16 @@
-//! Conditions of breakpoints, evaluated here instead of by gdb after every stop. They are bytecode of gdb's agent
-//! expressions, on registers and memory only.
+//! Conditions of breakpoints, evaluated here instead of by gdb after every stop. A condition is bytecode of
+//! gdb's agent expressions, on registers and memory only.
 //!
-//! The module follows the appendix "The GDB Agent Expression Mechanism" of the gdb manual. It omits floating point,
-//! tracing, state variables and printing, which gdb does not use for conditions. If such an instruction occurs, the
-//! condition counts as true and gdb evaluates it itself.
+//! The module follows the appendix "The GDB Agent Expression Mechanism" of the gdb manual. Not supported are
+//! floating point, tracing, state variables and printing, which gdb does not use for conditions. If such an
+//! instruction occurs, the condition counts as true and gdb evaluates it itself.
 
 use crate::registers::RegisterNumber;
 use crate::registers::Registers;
 
-/// Most values on the stack.
+/// The largest number of values on the stack.
 const MAX_DEPTH: usize = 64;
-/// Most executed instructions, because the bytecode can loop.
+/// The largest number of executed instructions, because the bytecode can loop.
 const MAX_INSTRUCTIONS: usize = 4096;
 
 /// One condition.
@@ -55,7 +55,7 @@ impl Evaluation<'_> {
         None
     }
 
-    /// Executes one instruction. The opcodes are those in the manual.
+    /// Executes one instruction. The manual lists the opcodes.
     fn execute(&mut self, code: u8) -> Option<()> {
         match code {
             0x02 => self.binary(|a, b| Some(a.wrapping_add(b))),
@@ -181,8 +181,9 @@ impl Evaluation<'_> {
     }
 }
 
-/// Parses a breakpoint packet with conditions (`Z0,ADDR,KIND;X...`). Returns its address, whether it is a hardware
-/// breakpoint, and the conditions. `None` if it is another packet or invalid.
+/// Parses a breakpoint packet with conditions (`Z0,ADDR,KIND;X...`). Returns the breakpoint's address,
+/// whether it is a hardware breakpoint, and the conditions. `None` if the packet is of another kind or
+/// invalid.
 pub(crate) fn parse_packet(body: &[u8]) -> Option<(u64, bool, Vec<Condition>)> {
     let text = str::from_utf8(body).ok()?;
     let hardware = match text.get(..3)? {

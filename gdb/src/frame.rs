@@ -2,7 +2,7 @@
 //!
 //! The module does not know what packets mean. See "Overview" in the gdb manual's remote protocol appendix.
 
-/// The byte that gdb sends for ^C while the target runs. Within a packet it is ordinary data.
+/// The byte that gdb sends for ^C while the target runs. Within a packet this byte is ordinary data.
 const INTERRUPT: u8 = 0x03;
 
 /// The longest accepted packet, including `$`, `#` and checksum, in bytes.
@@ -20,7 +20,7 @@ pub(crate) enum Event {
     Packet(Vec<u8>),
     /// A packet with a wrong checksum.
     Damaged,
-    /// A packet that is too long. Its content is lost.
+    /// A packet that is too long. The packet's content is lost.
     TooLong,
     /// ^C.
     Interrupt,
@@ -59,7 +59,7 @@ impl Framer {
             (_, b'$') => self.start(),
             (State::Idle, INTERRUPT) => return Some(Event::Interrupt),
             (State::Idle, b'-') => return Some(Event::Resend),
-            // Acknowledgements, and noise.
+            // Ignore acknowledgements and noise.
             (State::Idle, _) => {}
             (State::Body, b'#') => self.state = State::FirstDigit,
             (State::Body, _) => self.append(byte),

@@ -10,20 +10,22 @@
 //! }
 //! ```
 //!
-//! An unmodified gdb can then step and continue in both directions of a recorded run, with breakpoints and watchpoints.
-//! It can read and write registers and memory, and send `monitor` commands. The crate `gdbstub` reads and writes
-//! packets. This crate adds what a debugger of fixed histories needs:
+//! An unmodified gdb can then step and continue in both directions of a recorded run, with breakpoints and
+//! watchpoints. gdb can read and write registers and memory, and send `monitor` commands. The crate `gdbstub`
+//! reads and writes packets. This crate adds what a debugger of fixed histories needs:
 //!
-//! - It answers damaged or nonsensical packets. They never end the session or the program.
+//! - The server answers damaged or nonsensical packets. Such packets never end the session
+//!   or the program.
 //! - Breakpoints and watchpoints reach the target late, because gdb removes and reinserts all of them at every stop.
 //! - gdb shows refusals ("the recorded past cannot be changed") to its user as sentences.
 //! - ^C interrupts a run through a poll function that the target calls. gdb prints the progress of a long run.
-//! - The target evaluates conditions of breakpoints while it runs; gdb does not do so after a stop.
+//! - The target evaluates conditions of breakpoints while it runs, so gdb need not evaluate them
+//!   after a stop.
 //! - Threads of the guest's system that do not run appear as threads beside the CPU.
 //! - Control registers and segment bases are part of the register file.
 //!
-//! The crate knows nothing of engines, logs or positions, starts no threads and never reads a clock. It follows the
-//! appendix "GDB Remote Serial Protocol" of the gdb manual, as gdb 13 speaks it.
+//! The crate knows nothing of engines, logs or positions, starts no threads and never reads a clock. The
+//! crate follows the appendix "GDB Remote Serial Protocol" of the gdb manual, in the form that gdb 13 uses.
 //!
 //! ```text
 //!   Listener ── accept ──► Link (bytes ⇄ packets, ^C) ──► session ──► gdbstub ──► Adapter ──► DebugTarget

@@ -1,4 +1,5 @@
-//! The connection to one client. It turns bytes into events, and can check for new input while the target runs.
+//! The connection to one client. The connection turns bytes into events, and can check for new input while
+//! the target runs.
 //!
 //! Reads are buffered, and each reply leaves in one write, so that a request costs two system calls.
 
@@ -15,7 +16,8 @@ pub trait Transport: Read + Write + AsFd {}
 
 impl<T: Read + Write + AsFd> Transport for T {}
 
-/// Most events that may wait while the target runs. gdb never has more than one packet under way.
+/// The largest number of events that may wait while the target runs. gdb never has more than one
+/// packet under way.
 const MAX_WAITING_EVENTS: usize = 64;
 
 pub(crate) struct Link<'s> {
@@ -71,14 +73,14 @@ impl<'s> Link<'s> {
         self.waiting.iter().filter(|event| matches!(event, Event::Packet(_))).count()
     }
 
-    /// Whether a read would return at once. After an interrupted or failed poll the answer is no; the next poll will
-    /// know.
+    /// Whether a read would return at once. After an interrupted or failed poll the answer is no; the next
+    /// poll finds the input.
     fn has_input(&self) -> bool {
         let mut descriptors = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut descriptors, PollTimeout::ZERO), Ok(ready) if ready > 0)
     }
 
-    /// Waits for the first byte, and reads all that has arrived.
+    /// Waits for the first byte, and reads all bytes that have arrived.
     fn receive(&mut self) -> io::Result<()> {
         let count = match self.stream.read(&mut self.buffer) {
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),

@@ -7,8 +7,8 @@
 //!   reserve: the address is ours, clients are refused ──► open: they wait ──► accept: one of them comes in
 //! ```
 //!
-//! All clients that wait are looked at together. So another user who connects again and again costs one look at the kernel's
-//! tables for hundreds of connections, and does not keep this user's gdb waiting.
+//! All waiting clients are checked together. So hundreds of connections of another user cost one look at the
+//! kernel's tables, and do not keep this user's gdb waiting.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -31,7 +31,7 @@ use nix::sys::stat::{Mode, fchmod};
 
 use crate::owner::Owners;
 
-/// The most clients whose owners are looked up together. Each takes a descriptor meanwhile.
+/// The most clients whose owners are looked up together. Each client takes a descriptor during the look-up.
 const MOST_AT_ONCE: usize = 256;
 
 /// Why no connection is possible.
@@ -42,11 +42,12 @@ pub enum ListenError {
     Address(String),
     /// Other hosts can reach the address.
     #[error(
-        "cannot listen on {0}: every client that connects is in control, so only loopback addresses are allowed unless remote ones are asked for"
+        "cannot listen on {0}: other hosts can reach it, and every client has full control; use 127.0.0.1, or allow \
+         remote clients"
     )]
     NotLoopback(SocketAddr),
     /// Another program listens there.
-    #[error("cannot listen on {0}: the address is in use")]
+    #[error("cannot listen on {0}: the address is in use; choose another")]
     InUse(String),
     /// The operating system refused.
     #[error("cannot listen on {address}")]
@@ -57,9 +58,7 @@ pub enum ListenError {
         source: io::Error,
     },
     /// The owners of connections cannot be determined.
-    #[error(
-        "cannot listen on {address}: it cannot be found out which users connect: {source}; give unix:PATH instead"
-    )]
+    #[error("cannot listen on {address}: ttvm cannot find out which user connects ({source}); use unix:PATH")]
     Owners {
         /// The requested address.
         address: String,
@@ -83,7 +82,7 @@ pub struct Listener {
     gdb_address: String,
     /// Who may connect; `None` means everyone.
     owners: Option<Owners>,
-    /// Clients that may come in, and that nobody has asked for yet.
+    /// Allowed clients that wait for [`Listener::accept`].
     admitted: Mutex<VecDeque<Stream>>,
 }
 
@@ -178,7 +177,7 @@ impl Listener {
         Ok(Self { socket, gdb_address, owners, admitted: Mutex::default() })
     }
 
-    /// Lets clients wait for [`Self::accept`]. It may be called again.
+    /// Lets clients wait for [`Self::accept`]. The function may be called again.
     ///
     /// # Errors
     /// If another program has taken the address in the meantime.
@@ -191,7 +190,7 @@ impl Listener {
         &self.gdb_address
     }
 
-    /// Waits for the next client that may connect. Hangs up on others.
+    /// Waits for the next client that may connect. Hangs up on other clients.
     ///
     /// # Errors
     /// [`ListenError::Accept`]. A client that gives up while it waits is not an error.
@@ -218,20 +217,21 @@ impl Listener {
         self.admitted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This client, and others that are there already.
+    /// This client, and other clients that are already waiting.
     fn with_all_that_wait(&self, first: Stream) -> Vec<Stream> {
         let mut streams = vec![first];
         while streams.len() < MOST_AT_ONCE && self.is_ready() {
             match self.accept_once() {
                 Ok(stream) => streams.push(stream),
-                // What is wrong is met again once these have been looked at.
+                // A lasting error comes again after these clients have been checked.
                 Err(_) => break,
             }
         }
         streams
     }
 
-    /// Lets in the clients that may come in, and hangs up on the others. One sentence says how many of the same kind these are.
+    /// Accepts the allowed clients, and hangs up on the others. One sentence says how many clients of each
+    /// kind were refused.
     fn admit(&self, streams: Vec<Stream>) {
         let refusals = self.refusals(&streams);
         let mut refused: BTreeMap<String, usize> = BTreeMap::new();
@@ -245,7 +245,7 @@ impl Listener {
             let address = &self.gdb_address;
             match count {
                 1 => log::warn!("a connection to {address} is refused: {why}"),
-                _ => log::warn!("{count} connections to {address} are refused, of each: {why}"),
+                _ => log::warn!("{count} connections to {address} are refused: {why}"),
             }
         }
     }
@@ -300,8 +300,8 @@ impl Listener {
         };
         let refusal = |user: io::Result<u32>| match user {
             Ok(user) if owners.may_connect(user) => None,
-            Ok(user) => Some(format!("it is user {user}'s, who does not own this session")),
-            Err(error) => Some(format!("it cannot be found out whose it is: {error}")),
+            Ok(user) => Some(format!("it comes from user {user}, who does not own this session")),
+            Err(error) => Some(format!("ttvm cannot find out which user it comes from: {error}")),
         };
         users.into_iter().map(refusal).collect()
     }
@@ -338,7 +338,7 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Socket::Unix(_, path) = &self.socket {
-            // Another process may have removed it already.
+            // Another process may have removed the file already.
             let _ = fs::remove_file(path);
         }
     }
@@ -460,8 +460,8 @@ mod tests {
             ("unix:", "expected ADDRESS:PORT"),
             ("example.org:1234", "expected ADDRESS:PORT"),
             ("127.0.0.1:70000", "expected ADDRESS:PORT"),
-            ("0.0.0.0:1234", "only loopback"),
-            ("[::]:1234", "only loopback"),
+            ("0.0.0.0:1234", "other hosts can reach it"),
+            ("[::]:1234", "other hosts can reach it"),
             ("unix:/nonexistent/socket", "cannot listen on unix:/nonexistent/socket"),
         ];
         for (address, expected) in table {
@@ -497,7 +497,7 @@ mod tests {
         drop(listener);
         assert!(!path.exists());
 
-        // A socket that its process left behind.
+        // A socket file that a process left behind.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         // A child that another test starts at this moment also has the socket, until it executes its program.
@@ -511,8 +511,9 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 
-    /// A listener's socket file is private to its user from its first moment on. Only the mode without a umask shows
-    /// this. A umask belongs to the whole process, so a shell sets it.
+    /// A listener's socket file is private to its user from its first moment on. The test needs a umask of
+    /// zero, which shows the mode that the listener sets. A umask belongs to the whole process, so a shell
+    /// sets it.
     #[test]
     fn a_socket_is_private_whatever_the_umask() {
         const FOLDER: &str = "TTVM_TEST_SOCKET_FOLDER";
@@ -533,7 +534,7 @@ mod tests {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }
 
-    /// The kernel makes its table for who reads it, and that takes longer the more connections there are. Only one read for
+    /// The kernel makes its table at each read, which takes longer with more connections. Only one read for
     /// many of them keeps another user's connections from keeping this user's gdb out.
     #[test]
     fn clients_that_wait_are_looked_at_together() {

@@ -15,7 +15,7 @@ use nix::unistd::geteuid;
 const ROOT: u32 = 0;
 /// The inode, in the kernel's tables, of an end that no program holds any more.
 const NO_INODE: &str = "0";
-/// Most bytes to read of one table: half a million connections.
+/// The largest number of bytes to read of one table: half a million connections.
 const MAX_TABLE_BYTES: usize = 64 << 20;
 
 /// Who may connect, and how to find out who a client is.
@@ -40,7 +40,7 @@ impl Owners {
         Ok(Owners { tables, ..Owners::of_sockets() })
     }
 
-    /// Whether a user's clients may connect. Root's may: root can do everything anyway.
+    /// Whether a user's clients may connect. Root's connections may come in: root can do everything anyway.
     pub fn may_connect(&self, user: u32) -> bool {
         user == self.own || user == ROOT
     }
@@ -50,8 +50,9 @@ impl Owners {
         Ok(getsockopt(stream, PeerCredentials)?.uid())
     }
 
-    /// The users who have the other ends of TCP connections on this machine, in the order of the connections. However many these
-    /// are, each of the kernel's tables is read at most once: a read takes as long as all connections of the machine need.
+    /// The users who have the other ends of TCP connections on this machine, in the order of the connections.
+    /// Reads each of the kernel's tables at most once, for any number of connections. The tables list all
+    /// connections of the machine, so one read can take long.
     pub fn of_tcp(&self, streams: &[&TcpStream]) -> Vec<io::Result<u32>> {
         let ends = |stream: &TcpStream| Ok(Ends { theirs: stream.peer_addr()?, ours: stream.local_addr()? });
         let ends: Vec<io::Result<Ends>> = streams.iter().map(|stream| ends(stream)).collect();
@@ -69,7 +70,7 @@ impl Owners {
         }
         let nobody = || match &failed {
             Some(error) => io::Error::new(error.kind(), error.to_string()),
-            None => io::Error::new(ErrorKind::NotFound, "it comes from no program of this machine"),
+            None => io::Error::new(ErrorKind::NotFound, "it does not come from a program on this host"),
         };
         let owner = |ends: Ends| wanted.get(&ends.canonical()).copied().flatten().ok_or_else(nobody);
         ends.into_iter().map(|ends| ends.and_then(owner)).collect()
@@ -84,14 +85,14 @@ struct Ends {
 }
 
 impl Ends {
-    /// With addresses that have one form only.
+    /// The same ends with canonical addresses, so that equal addresses compare equal.
     fn canonical(self) -> Ends {
         let canonical = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
         Ends { theirs: canonical(self.theirs), ours: canonical(self.ours) }
     }
 }
 
-/// Reads a whole table. The kernel builds the table anew for each read from its beginning.
+/// Reads a whole table. The kernel builds the table again for each read from its beginning.
 fn read_whole(table: &File) -> io::Result<String> {
     let (mut bytes, mut piece) = (Vec::new(), vec![0; 1 << 16]);
     loop {

@@ -106,7 +106,7 @@ impl Place {
     /// Takes the value from `bytes`. Does nothing and returns `None` if the number of bytes is wrong.
     fn store(self, registers: &mut Registers, bytes: &[u8]) -> Option<()> {
         match self {
-            // The processor has no more bits than these either.
+            // The processor's register has no more bits either.
             Place::Word(place) => *place(registers) = u32::from_le_bytes(bytes.try_into().ok()?) as u16,
             Place::Double(place) => *place(registers) = u32::from_le_bytes(bytes.try_into().ok()?),
             Place::Quad(place) => *place(registers) = u64::from_le_bytes(bytes.try_into().ok()?),

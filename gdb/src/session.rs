@@ -164,7 +164,7 @@ impl<'t> Session<'t> {
     /// Lets the library handle one packet, moves the target if the packet asks for that, and sends the reply.
     fn handle(&mut self, body: &[u8], adapter: &mut Adapter<'t>) -> io::Result<Option<SessionEnd>> {
         if !is_reasonable(body) {
-            self.reply_error("the request makes no sense");
+            self.reply_error("the request is invalid");
             self.send(adapter)?;
             return Ok(None);
         }
@@ -182,7 +182,7 @@ impl<'t> Session<'t> {
             self.send(adapter)?;
             return Ok(None);
         }
-        // gdb asks this while it connects. It prints console output that comes before the answer.
+        // gdb sends this request while it connects. gdb prints console output that comes before the answer.
         if body == TRACE_REQUEST
             && let Some(text) = adapter.take_greeting()
         {
@@ -204,16 +204,16 @@ impl<'t> Session<'t> {
         }
         let end = self.settle(outcome, body, adapter);
         if adapter.take_abandoned() {
-            // gdb would take it for the answer to the next request.
+            // gdb would take the reply for the answer to the next request.
             self.outgoing.0.borrow_mut().clear();
         }
         self.send(adapter)?;
         Ok(end)
     }
 
-    /// Answers ttvm's own requests, with which a client that stopped waiting for an answer gets in step again. The
-    /// client sends a word. Then it sends requests without an answer until the word comes back; each lets it read one
-    /// packet more.
+    /// Answers ttvm's own requests, with which a client that stopped waiting for an answer gets in step
+    /// again. The client sends a word. Then the client sends requests without an answer until the word comes
+    /// back; each request lets the client read one more packet.
     fn synchronize(&mut self, body: &[u8]) -> bool {
         if let Some(word) = body.strip_prefix(SYNC_REQUEST) {
             self.reply(word);
@@ -306,7 +306,7 @@ impl<'t> Session<'t> {
             }
         }
         self.library = Some(library);
-        self.reply_error("the request makes no sense");
+        self.reply_error("the request is invalid");
     }
 
     /// Adds features that the library does not know to its list.

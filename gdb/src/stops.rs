@@ -13,14 +13,15 @@ use crate::target::{DebugTarget, Refusal, Watchpoint};
 pub(crate) struct StopSets {
     /// Breakpoints that gdb inserted as software breakpoints (`Z0`).
     pub(crate) software: BTreeSet<u64>,
-    /// Breakpoints that gdb inserted as hardware breakpoints (`Z1`). The target treats them alike.
+    /// Breakpoints that gdb inserted as hardware breakpoints (`Z1`). The target treats hardware
+    /// and software breakpoints alike.
     pub(crate) hardware: BTreeSet<u64>,
     /// Watchpoints that gdb inserted.
     pub(crate) watchpoints: BTreeSet<Watchpoint>,
     /// The conditions from gdb, by address and whether the breakpoint is a hardware one.
     pub(crate) conditions: BTreeMap<(u64, bool), Vec<Condition>>,
     target_breakpoints: BTreeSet<u64>,
-    /// The conditions in the target. Breakpoints without an entry have none.
+    /// The conditions in the target. Breakpoints without an entry have no conditions.
     target_conditions: BTreeMap<u64, Vec<Condition>>,
     target_watchpoints: BTreeSet<Watchpoint>,
 }
@@ -41,7 +42,7 @@ impl StopSets {
     /// target keeps it. Other code that runs before the step is done can hit it.
     ///
     /// # Errors
-    /// The target's refusal to set a stop. Earlier ones stay set and are remembered as set.
+    /// The target's refusal to set a stop. Earlier stops stay set and are remembered as set.
     pub(crate) fn apply_all(
         &mut self,
         target: &mut dyn DebugTarget,
@@ -105,7 +106,8 @@ impl StopSets {
         Ok(())
     }
 
-    /// The conditions at an address, of which one must be true. `None` if a breakpoint there has none.
+    /// The conditions at an address, of which one must be true. `None` if a breakpoint there has no
+    /// conditions.
     fn wanted_conditions(&self, address: u64) -> Option<Vec<Condition>> {
         let mut wanted = Vec::new();
         for (set, hardware) in [(&self.software, false), (&self.hardware, true)] {

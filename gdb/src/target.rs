@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::condition::Condition;
 use crate::registers::Registers;
 
-/// Asks whether to stop now. After its first `true` it returns `true` until the run is over.
+/// Asks whether to stop now. After the first `true`, the function returns `true` until the run is over.
 ///
 /// A call costs about one system call, which checks the client's connection. A target should call it every few thousand
 /// instructions, and at least every 50 ms, so that ^C is answered at once.
@@ -45,8 +45,8 @@ pub enum WatchKind {
 pub struct Watchpoint {
     /// The first watched guest-virtual address.
     pub address: u64,
-    /// Number of watched bytes. It is never zero, never goes past the end of the address space, and need not fit debug
-    /// registers.
+    /// Number of watched bytes. The length is never zero, never passes the end of the address space, and need
+    /// not fit debug registers.
     pub length: u64,
     /// The accesses that stop the run.
     pub kind: WatchKind,
@@ -55,7 +55,7 @@ pub struct Watchpoint {
 /// A thread that does not run while the target stands still: one that the guest's system has suspended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SleepingThread {
-    /// Its number in gdb. Not 1, which is the CPU's, and not 0.
+    /// The thread's number in gdb. Not 1, which is the CPU's, and not 0.
     pub number: u32,
     /// A description that gdb shows too.
     pub description: String,
@@ -108,7 +108,8 @@ pub trait DebugTarget {
     /// The server asks once per stop, and caches the answer until the target moves or is written to.
     fn read_registers(&mut self) -> Result<Registers, Refusal>;
 
-    /// Replaces all registers. They differ from the result of [`Self::read_registers`] only in the user's changes.
+    /// Replaces all registers. The new registers differ from the result of [`Self::read_registers`] only in
+    /// the user's changes.
     fn write_registers(&mut self, registers: &Registers) -> Result<(), Refusal>;
 
     /// Reads guest-virtual memory as a debugger: no permission checks, no accessed bits, no side effects. Returns how
@@ -128,7 +129,8 @@ pub trait DebugTarget {
         Threads::default()
     }
 
-    /// The registers with which a sleeping thread continues, as far as they are known. The others are zero.
+    /// The registers with which a sleeping thread continues, as far as they are known. Unknown registers
+    /// are zero.
     fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
         Err(Refusal::new(format!("there is no thread {number}")))
     }
@@ -145,8 +147,9 @@ pub trait DebugTarget {
     /// Undoes [`Self::set_breakpoint`].
     fn clear_breakpoint(&mut self, address: u64);
 
-    /// Sets the conditions of the breakpoint at this address. The breakpoint then stops a run only if one of them is
-    /// true, or always if there are none. Called when they change.
+    /// Sets the conditions of the breakpoint at this address. The breakpoint then stops a run only if a
+    /// condition is true, or always if there is no condition. gdb's server calls this when the conditions
+    /// change.
     ///
     /// A target that ignores this stops too often, and gdb then evaluates the conditions itself.
     fn set_conditions(&mut self, _address: u64, _conditions: &[Condition]) {}
@@ -160,7 +163,7 @@ pub trait DebugTarget {
     /// Executes exactly one instruction. Returns [`Stop::Step`], [`Stop::Watchpoint`], or [`Stop::HistoryEnd`] if the
     /// target was already at the end.
     ///
-    /// A step that takes long, because the target must replay to it, may poll. It either completes, or returns
+    /// A long step, for which the target must replay, may poll. The step either completes, or returns
     /// [`Stop::Interrupted`] without moving the target.
     ///
     /// Breakpoints at the instruction and at the next one do not count: gdb removes a breakpoint before it steps off. A
@@ -183,8 +186,8 @@ pub trait DebugTarget {
     /// Executes one instruction, and then more while RIP is in `range` and nothing else stops the target. Returns
     /// [`Stop::Step`] when RIP has left the range.
     ///
-    /// `breakpoints` are the breakpoints in the target, for an implementation that steps, as this default does. A
-    /// target that can do better than read its registers after each instruction should.
+    /// `breakpoints` are the breakpoints in the target, for an implementation that steps, as this default
+    /// does. This default reads the registers after each instruction; a faster target should replace it.
     fn step_range(
         &mut self,
         range: Range<u64>,
@@ -234,7 +237,8 @@ pub trait DebugTarget {
         None
     }
 
-    /// A message for gdb's user although nothing failed ("a scratch branch starts here"). Each is returned once.
+    /// A message for gdb's user although nothing failed ("a scratch branch starts here"). Each message is
+    /// returned once.
     ///
     /// The server asks after every movement and every `monitor` command, the only times when gdb prints a server's
     /// text. Until then, a message about an accepted write waits in the target.

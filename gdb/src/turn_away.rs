@@ -9,7 +9,7 @@ use crate::listener::Stream;
 
 /// How long one read waits for a client. gdb asks its first question at once, and leaves at once after the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Most reads of up to [`CHUNK_BYTES`] before the server leaves a client that keeps talking.
+/// The largest number of reads of up to [`CHUNK_BYTES`] before the server leaves a client that keeps talking.
 const MAX_READS: usize = 8;
 const CHUNK_BYTES: usize = 4096;
 
@@ -35,7 +35,7 @@ fn tell(stream: &mut Stream, sentence: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads until `is_last` accepts a chunk. Returns whether one was accepted.
+/// Reads until `is_last` accepts a chunk. Returns whether `is_last` accepted a chunk.
 fn read_until(stream: &mut Stream, is_last: &mut dyn FnMut(&[u8]) -> bool) -> io::Result<bool> {
     let mut chunk = [0; CHUNK_BYTES];
     for _ in 0..MAX_READS {

@@ -54,7 +54,7 @@ fn a_step_reports_the_frame_registers() {
     assert_eq!(reply, "T05thread:p01.01;06:0000000000000000;07:0080000000000000;10:0710000000000000;");
     assert_eq!(stop_kind(&reply), "T05thread:p01.01;");
     assert_eq!(client.rip(), LOOP);
-    // One read of the whole register file per stop serves any number of requests.
+    // The server reads the whole register file once per stop, for any number of requests.
     client.request("g");
     client.request("p0");
     assert_eq!(client.close().1.register_reads, 1);
@@ -307,7 +307,7 @@ fn sleeping_threads_are_looked_at_and_never_changed_or_moved() {
     }
     // A step of the thread is a step of the CPU. gdb 13 shows the sentence of a refused write only if it is printed.
     client.send(b"vCont;s:p1.7;c:p1.-1");
-    let sentence = "a thread that sleeps cannot be changed: thread 1 is the CPU\n";
+    let sentence = "only the CPU can be changed, not a sleeping thread: select thread 1\n";
     assert_eq!(client.reply(), format!("O{}", hex(sentence)));
     assert_eq!(stop_kind(&client.reply()), "T05thread:p01.01;");
     assert_eq!(client.request("Hgp1.1"), "OK");

@@ -61,7 +61,7 @@ fn sections(output: &str) -> Vec<&str> {
     output.split("\n> ").skip(1).collect()
 }
 
-/// Runs one script. Each line has texts that gdb's answer must contain.
+/// Runs one script. Each line of the script has texts that gdb's answer must contain.
 fn check(toy: Toy, script: &[(&str, &[&str])]) {
     let lines: Vec<_> = script.iter().map(|(line, _)| *line).collect();
     let Some(sessions) = run_gdb("127.0.0.1:0", toy, &[&lines]) else { return };
@@ -128,7 +128,8 @@ fn instructions_are_stepped_both_ways() {
             ("reverse-stepi", &["0x0000000000001000"]),
             ("reverse-stepi", &["No more reverse-execution history"]),
             ("p $pc", &["0x1000"]),
-            // A step that arrives at a breakpoint hits it. A breakpoint does not hold up a step that leaves it.
+            // A step that arrives at a breakpoint hits it. A step that starts at a breakpoint does not stop
+            // there.
             ("break *0x1009", &[]),
             ("stepi 2", &["Breakpoint 1, 0x0000000000001009"]),
             ("stepi", &["0x000000000000100b"]),

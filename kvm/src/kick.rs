@@ -6,7 +6,8 @@
 //! The branch counter's overflow is a signal with the same effect. While the counter is armed, the timer serves as
 //! watchdog for lost overflows.
 //!
-//! Each thread that runs a vCPU has one timer. It is made at first use and deleted when the thread ends.
+//! Each thread that runs a vCPU has one timer. The timer is made at first use and deleted when the
+//! thread ends.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -63,7 +64,7 @@ pub(crate) fn forget_overflow() {
     OVERFLOWED.set(false);
 }
 
-/// Kicks the calling thread out of the guest as long as it exists. The vCPU must outlive it.
+/// Kicks the calling thread out of the guest as long as it exists. The vCPU must outlive the kick.
 #[must_use]
 pub(crate) struct Alarm {
     /// The timer and the vCPU belong to the thread.

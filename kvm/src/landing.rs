@@ -6,9 +6,9 @@
 //!  count > target            beyond: overshot; the caller restores what was before, and tries again
 //! ```
 //!
-//! The margin adapts to the lateness of overflows: it doubles after an overflow that came too late, and shrinks while
-//! none does. Very late and lost overflows do not change it. They are rare, and a margin for them would cost more at
-//! every landing.
+//! The margin adapts to the lateness of overflows: it doubles after an overflow that came too late, and
+//! shrinks while none does. Very late and lost overflows do not change the margin. Such overflows are
+//! rare, and a margin for them would cost more at every landing.
 //!
 //! A place is the exit of a breakpoint: its instruction has not begun, so it is not a half-done repeated instruction. A
 //! point in an interrupt shadow is never a place. This module does not know how the guest is entered; [`Guest`] is its
@@ -17,7 +17,8 @@
 use crate::error::Error;
 use engine_contract::{LandingPlace, Landings};
 
-/// A landing's interface to a processor and its counter. It is called while the guest stands still, before each entry.
+/// A landing's interface to a processor and its counter. The landing calls the interface while the guest
+/// stands still, before each entry.
 pub(crate) trait Guest {
     /// The guest's current place.
     fn place(&mut self) -> Result<Place, Error>;
@@ -83,8 +84,8 @@ impl Margin {
         Margin { usual: Margin::AT_FIRST, in_a_row: 0 }
     }
 
-    /// The margin for the next try. It doubles with each miss of one place, until the landing goes only from hit to
-    /// hit.
+    /// The margin for the next try. The margin doubles with each miss of one place, until the landing goes
+    /// only from hit to hit.
     fn branches(&self) -> u64 {
         self.usual << self.in_a_row.min(40)
     }
@@ -170,7 +171,7 @@ impl Landing {
         let rejected = std::mem::take(&mut self.goal.not_here);
         match place.left {
             Left::Breakpoint => seen.hits += 1,
-            // The instruction may have begun. If it has not, the breakpoint hits at once.
+            // The instruction may have begun. If the instruction has not begun, the breakpoint hits at once.
             Left::Signal => return false,
             Left::Other => {
                 guest.pass_breakpoint(rejected);

@@ -25,13 +25,14 @@
 //! [`engine_contract::LandingPlace`], which also has the number of conditional branches if they are counted. See the
 //! kernel's Documentation/virt/kvm/api.rst.
 //!
-//! Where to start reading: [`KvmCpu::run`] is the run loop. Below it, `exits` handles the guest's exits, and `stopping`
-//! stops a guest that makes none. `landing` finds such a place again by its count of branches, and `search` without a
-//! count. `vcpu` is the bare vCPU, `state` converts states, `counter` counts branches, and `probe` tests a host's KVM.
-//! `KVM.md` describes how a whole machine is recorded and replayed.
+//! Where to start reading: [`KvmCpu::run`] is the run loop. Below the run loop, `exits` handles the guest's
+//! exits, and `stopping` stops a guest that makes no exits. `landing` finds such a place again by its count
+//! of branches, and `search` without a count. `vcpu` is the bare vCPU, `state` converts states, `counter`
+//! counts branches, and `probe` tests a host's KVM. `KVM.md` describes how a whole machine is recorded and
+//! replayed.
 //!
-//! Three system calls are made by hand. They are F_SETOWN_EX, which neither nix nor libc has; the ioctl for a perf
-//! event's period, which perf-event2 lacks; and KVM_INTERRUPT, which kvm-ioctls lacks.
+//! Three system calls are made by hand. The libraries lack these calls: F_SETOWN_EX (nix and libc), the ioctl
+//! for a perf event's period (perf-event2), and KVM_INTERRUPT (kvm-ioctls).
 
 mod counter;
 mod error;

@@ -1,7 +1,8 @@
 //! Tests this host's KVM with small guests, which show whether it is the processor's own virtualisation.
 //!
-//! On some hosts, `/dev/kvm` emulates the kernel mode of its guests in software: slowly, incompletely, and with silent
-//! errors. No capability shows this, but running a few instructions does.
+//! On some hosts, `/dev/kvm` emulates the kernel mode of its guests in software: slowly, incompletely, and
+//! with silent errors. No capability shows whether KVM executes as hardware does, but a few executed
+//! instructions do.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use engine_contract::{End, LandingPlace, Leave};
 pub enum Probe {
     /// The guest ran as on hardware.
     Works,
-    /// It ran differently, and how.
+    /// The guest ran differently, and how.
     Fails(String),
 }
 
@@ -30,7 +31,7 @@ pub struct Capabilities {
     pub missing: Option<&'static str>,
     /// Whether written pages can be reported by a ring.
     pub dirty_ring: bool,
-    /// Most vCPUs that the kernel recommends.
+    /// The largest number of vCPUs that the kernel recommends.
     pub vcpus: usize,
 }
 
@@ -57,13 +58,13 @@ pub fn refuse_imitation() -> Result<(), Error> {
 pub fn model() -> Result<CpuModel, Error> {
     let stuck = |why| Error::Stuck { rip: CODE, why };
     match update_fault().map_err(stuck)?[..] {
-        [code] if code & WRITE != 0 => Ok(CpuModel::V2Kvm),
-        [_] => Ok(CpuModel::V2KvmTcg),
+        [code] if code & WRITE != 0 => Ok(CpuModel::V2_1Kvm),
+        [_] => Ok(CpuModel::V2_1KvmTcg),
         _ => Err(stuck("a page fault did not reach the guest's handler".to_string())),
     }
 }
 
-/// Runs the small guests. Returns their names and results.
+/// Runs the small guests. Returns the guests' names and results.
 pub fn probe() -> Vec<(&'static str, Probe)> {
     let guests: [(&str, Guest); 4] = [
         ("kernel-mode instructions", kernel_mode),
@@ -85,7 +86,8 @@ const GDT: u64 = 0x5000;
 const STACK: u64 = 0x7000;
 const TABLES: u64 = 0x8000;
 const RESULT_PORT: u16 = 0x10;
-/// Longer than a guest of a few instructions takes, even on an emulated and busy host. A guest that hangs is stopped.
+/// This time is longer than a guest of a few instructions takes, even on an emulated and busy host. A guest
+/// that hangs is stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A vCPU at `CODE` in kernel mode, in 64-bit mode with the first 2 MiB mapped for kernel and user mode.

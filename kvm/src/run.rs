@@ -1,5 +1,5 @@
-//! The run loop. It enters the guest, passes its accesses on, and delivers interrupts at the same boundaries as the
-//! software CPU. It stops at exits, when time is up, or at a landing place.
+//! The run loop. The loop enters the guest, passes its accesses on, and delivers interrupts at the same
+//! boundaries as the software CPU. The loop stops at exits, when time is up, or at a landing place.
 
 use std::time::Instant;
 
@@ -34,7 +34,8 @@ const RESUME_FLAG: u64 = 1 << 16;
 pub struct KvmCpu {
     vm: Vm,
     vcpu: Vcpu,
-    /// The newest state if `ahead` is set, and otherwise a copy at the last stop. It also emulates instructions.
+    /// The newest state if `ahead` is set, and otherwise a copy at the last stop. This software CPU also
+    /// emulates instructions.
     soft: Cpu,
     /// Whether the software CPU's state is newer than the vCPU's.
     ahead: bool,
@@ -124,7 +125,7 @@ impl KvmCpu {
         self.vcpu.set_stops(rips)
     }
 
-    /// Statistics so far.
+    /// The engine's statistics so far.
     pub fn statistics(&self) -> Statistics {
         self.statistics
     }

@@ -85,7 +85,7 @@ fn segment_of(segment: &kvm_segment) -> Segment {
     Segment { selector, base, limit, attributes }
 }
 
-/// The APIC base. KVM uses it only to decide whether CPUID shows an APIC.
+/// The APIC base. KVM uses the APIC base only to decide whether CPUID shows an APIC.
 pub(crate) fn apic_base(enabled: bool) -> u64 {
     if enabled { APIC_BASE } else { APIC_BASE & !APIC_ENABLE }
 }

@@ -57,7 +57,7 @@ pub(crate) enum Exit {
 /// A vCPU.
 pub(crate) struct Vcpu {
     fd: VcpuFd,
-    /// Breakpoints for the first debug registers. The last one is for [`Vcpu::set_debug`].
+    /// Breakpoints for the first debug registers. The last register is for [`Vcpu::set_debug`].
     breakpoints: [Option<u64>; MAX_BREAKPOINTS],
     /// A debugger's stops, for debug registers that are free.
     stops: Vec<u64>,
@@ -120,7 +120,7 @@ impl Vcpu {
         exit
     }
 
-    /// Completes the current instruction without executing the next. It may make further exits.
+    /// Completes the current instruction without executing the next. Completing may cause further exits.
     pub(crate) fn complete_instruction(&mut self, cr8: u64) -> Exit {
         self.fd.set_kvm_immediate_exit(1);
         self.enter(false, cr8)
@@ -154,7 +154,7 @@ impl Vcpu {
             VcpuExit::FailEntry(reason, _) => {
                 Exit::Stuck(format!("the processor refuses to enter the guest (reason {reason:#x})"))
             }
-            other => Exit::Stuck(format!("an exit that was not asked for: {other:?}")),
+            other => Exit::Stuck(format!("an unexpected exit: {other:?}")),
         }
     }
 
@@ -281,7 +281,7 @@ impl Vcpu {
             if let Some(rip) = rip {
                 debug.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
                 debug.arch.debugreg[number] = rip;
-                // G0 and so on.
+                // The bits G0 to G3 of DR7.
                 debug.arch.debugreg[7] |= 2 << (2 * number);
             }
         }

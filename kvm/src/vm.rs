@@ -12,14 +12,14 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use crate::error::{Error, failed};
 
-/// Three pages that Intel's processors need for real mode. They lie below the firmware's usual place, where there is no
-/// RAM.
+/// Three pages that Intel's processors need for real mode. The pages lie below the firmware's usual place,
+/// where there is no RAM.
 const TSS_ADDRESS: usize = 0xfffb_d000;
 /// One more page for the same purpose.
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
-/// Ranges of model-specific registers that KVM itself implements as the architecture says: SYSENTER, PAT, EFER and
-/// SYSCALL, bases of FS and GS. All others exit and are emulated as on the software CPU.
+/// Ranges of model-specific registers that KVM itself implements as the architecture says: SYSENTER, PAT,
+/// EFER and SYSCALL, bases of FS and GS. All other registers exit and are emulated as on the software CPU.
 const NATIVE_MSRS: [(u32, u32); 4] =
     [(0x174, 0x176), (0x277, 0x277), (0xc000_0080, 0xc000_0084), (0xc000_0100, 0xc000_0102)];
 
@@ -106,7 +106,8 @@ impl Vm {
         Ok(())
     }
 
-    /// Gives the guest no performance counters. The host keeps all counters. An older KVM needs no such call.
+    /// Gives the guest no performance counters. The host keeps all counters. An older KVM needs no call to
+    /// hide counters.
     fn hide_counters(&self) {
         const KVM_CAP_PMU_CAPABILITY: u32 = 212;
         let mut cap = kvm_enable_cap { cap: KVM_CAP_PMU_CAPABILITY, ..Default::default() };

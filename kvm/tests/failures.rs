@@ -9,7 +9,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 const CODE: u64 = 0x1000;
 const DATA: u64 = 0x8000;
 
-/// A vCPU in real mode at `code`. Skips the test if there can be none.
+/// A vCPU in real mode at `code`. Skips the test if the host can have no vCPU.
 fn guest(code: &[u8]) -> Option<KvmCpu> {
     if let Err(error) = kvm::capabilities().map(|_| ()).and_then(|()| kvm::refuse_imitation()) {
         skip::test(error);

@@ -37,7 +37,11 @@ pub const SID: [Artefact; 2] = newer("kernel-sid/vmlinuz", "initrd-busybox-sid.g
 pub const SID_RT: [Artefact; 2] = newer("kernel-sid-rt/vmlinuz", "initrd-busybox-sid-rt.gz");
 /// The real-time kernel of Debian 12.
 pub const BOOKWORM_RT: [Artefact; 2] = newer("kernel-bookworm-rt/vmlinuz", "initrd-busybox-bookworm-rt.gz");
-/// The busybox program in these initial RAM disks. The host can run it, too.
+/// GNU Mach for amd64. The guest is missing if the package manager does not have this package.
+pub const GNU_MACH: Artefact = Artefact { path: "gnumach", recipe: "guest-images/other-kernels" };
+/// Xen, with the same reservation.
+pub const XEN: Artefact = Artefact { path: "xen", recipe: "guest-images/other-kernels" };
+/// The busybox program in these initial RAM disks. The host can run this program, too.
 pub const BUSYBOX_PROGRAM: Artefact =
     Artefact { path: "busybox/bin/busybox", recipe: "guest-images/initramfs" };
 /// The benchmark workloads.
@@ -65,7 +69,7 @@ impl Artefact {
         existing(self.path, self.recipe)
     }
 
-    /// Whether it has been built.
+    /// Whether the guest has been built.
     pub fn exists(&self) -> bool {
         repository().join("guest-images/out").join(self.path).exists()
     }
@@ -146,7 +150,8 @@ pub fn with_files(initrd: &Artefact, folder: &Path, to: &Path) {
     std::fs::write(to, packed.stdout).expect("the folder is ours");
 }
 
-/// Makes the kernel of a few instructions (`small_guest.s`). It ends by the debug-exit port, and takes a second at most.
+/// Makes the kernel of a few instructions (`small_guest.s`). The kernel ends by the debug-exit port, and
+/// takes a second at most.
 pub fn small_kernel(directory: &Path) -> PathBuf {
     let path = directory.join("small");
     let made = Command::new("gcc")

@@ -37,12 +37,12 @@ impl Left {
         left
     }
 
-    /// Where it is.
+    /// The lab's folder.
     pub fn folder(&self) -> &Path {
         self.0.path()
     }
 
-    /// Everything that may explain a failure.
+    /// The contents of all small files of the lab, which may explain a failure.
     pub fn small_files(&self) -> String {
         let files = std::fs::read_dir(self.folder()).expect("the folder is there").flatten();
         let small = files.filter(|file| file.metadata().is_ok_and(|file| file.len() < 100_000));
@@ -59,8 +59,9 @@ impl Left {
     }
 }
 
-/// The executables of these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`. Builds these packages alone. They
-/// need other features of `iced-x86`, so a build together with `tests` would build ttvm once more.
+/// The executables of these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`. Builds these
+/// packages alone. The packages need other features of `iced-x86`, so a build together with `tests` would
+/// build ttvm once more.
 pub fn built(names: &[&str]) -> Vec<(String, PathBuf)> {
     let packages = ["silicon", "cuts", "ttvm-kvm"].map(|name| ["--package", name]).concat();
     let output = Command::new(env!("CARGO"))
@@ -76,7 +77,7 @@ pub fn built(names: &[&str]) -> Vec<(String, PathBuf)> {
     let executables = messages.filter_map(|message| {
         let (name, kind) = (message["target"]["name"].as_str()?, message["target"]["kind"][0].as_str()?);
         let path = message["executable"].as_str()?;
-        // A program's and a library's own tests have its name, too.
+        // The unit tests of a program or library have the same name.
         let is_tests = message["profile"]["test"].as_bool()?;
         let is_meant = names.contains(&name) && (kind == "test") == is_tests;
         is_meant.then(|| (name.to_string(), path.into()))

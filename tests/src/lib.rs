@@ -1,8 +1,9 @@
-//! The harness of the whole-system tests. It builds machines from the guests in `guest-images/out`, types at their consoles
-//! by a script, and saves and restores whole machines. It reads no clock and no host randomness, so every run of a test is
-//! the same run. Only [`network`] and [`terminal`] do, because they test the outside.
+//! The harness of the whole-system tests. The harness builds machines from the guests in `guest-images/out`,
+//! types at their consoles by a script, and saves and restores whole machines. The harness reads no clock and
+//! no host randomness, so every run of a test is the same run. Only [`network`] and [`terminal`] do, because
+//! they test the outside.
 //!
-//! It is not a test framework: each function panics with a sentence if the test should fail.
+//! The harness is not a test framework: each function panics with a sentence if the test should fail.
 
 #![forbid(unsafe_code)]
 

@@ -17,7 +17,7 @@ pub struct ListedSymbol {
 }
 
 impl ListedSymbol {
-    /// All such lines of what the guest printed.
+    /// All such lines of the guest's output.
     pub fn all(console: &str) -> Vec<ListedSymbol> {
         console.lines().filter_map(ListedSymbol::parse).collect()
     }
@@ -37,7 +37,7 @@ impl ListedSymbol {
         self.name.starts_with(".L")
     }
 
-    /// Whether our symbols have this one.
+    /// Whether our symbols include this symbol.
     pub fn is_in(&self, symbols: &Symbols) -> bool {
         symbols.all_named(&self.name).any(|symbol| {
             let module = symbol.module.map(|number| &symbols.modules()[number]);
@@ -56,7 +56,7 @@ pub struct ListedProcess {
 }
 
 impl ListedProcess {
-    /// All such lines of what the guest printed.
+    /// All such lines of the guest's output.
     pub fn all(console: &str) -> Vec<ListedProcess> {
         console.lines().filter_map(ListedProcess::parse).collect()
     }
@@ -69,7 +69,8 @@ impl ListedProcess {
     }
 }
 
-/// Fails unless the processes equal the guest's latest list. Its `ps` has ended since, and some `sleep` sleeps.
+/// Fails unless the processes equal the guest's latest list. The guest's `ps` has ended since, and some
+/// `sleep` sleeps.
 pub fn assert_same_processes(processes: &Processes, listed: &[ListedProcess]) {
     assert_eq!(processes.damage, None);
     for line in listed {

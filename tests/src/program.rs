@@ -24,7 +24,7 @@ fn build_ttvm() -> PathBuf {
     target.join("release/ttvm")
 }
 
-/// Runs `ttvm` without input. Returns its exit code, its output and its messages.
+/// Runs `ttvm` without input. Returns the program's exit code, its output and its messages.
 pub fn run(directory: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut program = Command::new(ttvm());
     let done = program.current_dir(directory).args(arguments).stdin(Stdio::null()).output();

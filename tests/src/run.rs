@@ -53,7 +53,7 @@ pub fn run_to_power_off(machine: &mut Machine<Instructions>, script: &mut Script
     script.text()
 }
 
-/// Fails unless the console shows `text`. Prints the console then.
+/// Prints the console and fails, unless the console shows `text`.
 pub fn assert_shows(script: &Script, text: &str) {
     assert!(script.text().contains(text), "no '{text}' on the console:\n{}", last_lines(script));
 }

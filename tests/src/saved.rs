@@ -50,13 +50,13 @@ impl Saved {
         machine.restore(&self.state.clone().into(), &maps).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Writes it to a file.
+    /// Writes the saved machine to a file.
     pub fn write(&self, path: &Path) {
         let bytes = postcard::to_stdvec(self).expect("plain data in memory always serializes");
         std::fs::write(path, bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
 
-    /// Reads it from a file.
+    /// Reads a saved machine from a file.
     pub fn read(path: &Path) -> Saved {
         let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         postcard::from_bytes(&bytes).expect("it was written by this program")

@@ -8,7 +8,7 @@ use crate::guests::{BUSYBOX, CLOUD, Guest};
 use crate::record::record;
 use machine::script::Script;
 
-/// A recording in memory, once it is made. It has no folders: `record` makes no checkpoints.
+/// A recording in memory, once it is made. The recording has no folders: `record` makes no checkpoints.
 pub struct Shared(OnceLock<Made>);
 
 struct Made {

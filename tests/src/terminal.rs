@@ -18,7 +18,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Opens it in this directory. Its shell looks for programs in `path` first.
+    /// Opens a terminal in this directory. The terminal's shell looks for programs in `path` first.
     pub fn open(directory: &Path, path: &Path) -> Terminal {
         let terminal = Terminal { socket: directory.join("tmux.socket") };
         let paths = std::env::var("PATH").unwrap_or_default();

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::gdb::batch::said;
 use crate::guests::repository;
 
-/// A Python with drgn and perfetto, made by scripts/setup. `TTVM_TEST_PYTHON` may name another one.
+/// A Python with drgn and perfetto, made by scripts/setup. `TTVM_TEST_PYTHON` may name another Python.
 pub fn python() -> Option<PathBuf> {
     let usual = repository().join("guest-images/out/python/bin/python");
     let path = std::env::var_os("TTVM_TEST_PYTHON").map_or(usual, PathBuf::from);
@@ -21,7 +21,7 @@ pub fn vmlinux(release: &str) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-/// Runs a command that must succeed. Returns its output.
+/// Runs a command that must succeed. Returns the command's output.
 pub fn output(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", said(&output));

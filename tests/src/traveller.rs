@@ -1,5 +1,5 @@
-//! The recorded run of the kernel `travel.elf`, which the tests of recordings and of time travel share. It has two million
-//! steps with timer interrupts, keys and halts.
+//! The recorded run of the kernel `travel.elf`, which the tests of recordings and of time travel share. The
+//! run has two million steps with timer interrupts, keys and halts.
 
 use std::path::{Path, PathBuf};
 
@@ -16,8 +16,8 @@ use machine::script::Script;
 /// The guest's RAM size.
 pub const MEMORY_BYTES: u64 = 8 << 20;
 
-/// Steps between two looks of a recorder with checkpoints. At each look it may take a checkpoint, and keeps a state for the
-/// end.
+/// Steps between two looks of a recorder with checkpoints. At each look the recorder may take a checkpoint,
+/// and keeps a state for the end.
 pub const SLICE_STEPS: u64 = 1000;
 
 /// The recording, and addresses in the guest.

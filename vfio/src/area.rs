@@ -11,8 +11,8 @@ pub const PAGE_BYTES: usize = 4096;
 /// Number of bytes that a device sees change at once: a descriptor of most devices, or half of one.
 pub const CHUNK_BYTES: usize = 16;
 
-/// Zeroed memory. All accesses are volatile or atomic, and by aligned words, because the device may access the same
-/// word.
+/// Zeroed memory. All accesses to the area are volatile or atomic, and by aligned words, because the device
+/// may access the same word.
 #[derive(Debug)]
 pub struct Area {
     base: NonNull<u8>,
@@ -41,7 +41,7 @@ impl Area {
         Ok(Area { base: base.cast(), bytes })
     }
 
-    /// Its address in this process, for mappings by the kernel.
+    /// The address of the byte at `offset` in this process, for mappings by the kernel.
     pub fn address(&self, offset: usize) -> u64 {
         assert!(offset < self.bytes, "outside of the area");
         self.base.as_ptr() as u64 + offset as u64
@@ -73,8 +73,8 @@ impl Area {
             offset.is_multiple_of(CHUNK_BYTES) && offset + CHUNK_BYTES <= self.bytes,
             "outside of the area"
         );
-        // SAFETY: the chunk lies in the mapping and is aligned, as just checked. The mapping lives as long as `self`.
-        // All accesses are by whole words.
+        // SAFETY: the chunk lies in the mapping and is aligned, as just checked. The mapping lives as long as
+        // `self`. All accesses to the area are by whole words.
         unsafe { AtomicU128::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
@@ -95,8 +95,8 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: the mapping belongs to this value, and nothing refers to it any more. Functions that can access it
-        // were closed before, or hold the pages themselves.
+        // SAFETY: the mapping belongs to this value, and nothing refers to it any more. Functions that can
+        // access the memory were closed before, or hold the pages themselves.
         let _ = unsafe { munmap(self.base.cast(), self.bytes) };
     }
 }
@@ -132,7 +132,7 @@ mod tests {
         let device = std::thread::spawn(move || {
             // SAFETY: the area lives until this thread has ended.
             let chunk = unsafe { AtomicU128::from_ptr(bytes as *mut u128) };
-            // SAFETY: as above; it is the chunk's last byte.
+            // SAFETY: as above; the byte is the chunk's last byte.
             let counter = unsafe { AtomicU8::from_ptr((bytes + CHUNK_BYTES - 1) as *mut u8) };
             for _ in 0..ROUNDS {
                 counter.fetch_add(1, Ordering::AcqRel);

@@ -31,7 +31,7 @@ const MAP_WRITE: u32 = 2;
 pub enum Interrupts {
     /// No interrupts.
     Off,
-    /// The interrupt line. After each interrupt it is masked until [`Function::unmask_line`].
+    /// The interrupt line. After each interrupt the line is masked until [`Function::unmask_line`].
     Line,
     /// One message.
     Msi,
@@ -48,7 +48,7 @@ pub enum Event {
     Removal,
 }
 
-/// A PCI function. While it lives, no other program has the function.
+/// A PCI function. While the value lives, no other program has the function.
 pub struct Function {
     address: String,
     regions: Vec<(u64, u64)>,
@@ -64,7 +64,8 @@ pub struct Function {
 const REMOVAL_TOKEN: u64 = u64::MAX;
 
 impl Function {
-    /// Opens the function at `address`, such as 0000:00:1d.0, and resets it if possible. It must be bound to vfio-pci.
+    /// Opens the function at `address`, such as 0000:00:1d.0, and resets it if possible. The function must be
+    /// bound to vfio-pci.
     pub fn open(address: &str) -> Result<Function, Error> {
         let sysfs = Path::new("/sys/bus/pci/devices").join(address);
         if !sysfs.exists() {
@@ -74,8 +75,8 @@ impl Function {
         }
         let link = std::fs::read_link(sysfs.join("iommu_group")).map_err(|_| {
             Error(format!(
-                "the PCI function {address} is behind no IOMMU: switch it on in the firmware, and give the host's kernel \
-                 intel_iommu=on or amd_iommu=on"
+                "the PCI function {address} is behind no IOMMU: enable the IOMMU in the firmware, and boot the host \
+                 with intel_iommu=on or amd_iommu=on"
             ))
         })?;
         let number = link.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -93,11 +94,11 @@ impl Function {
         }
         let open = |path: &str| {
             OpenOptions::new().read(true).write(true).open(path).map_err(|error| match error.raw_os_error() {
-                Some(libc::EACCES | libc::EPERM) => {
-                    Error(format!("no permission to open {path}: give yourself the file, or be root"))
-                }
+                Some(libc::EACCES | libc::EPERM) => Error(format!(
+                    "no permission to open {path}: change its owner with chown, or run ttvm as root"
+                )),
                 Some(libc::EBUSY) => {
-                    Error(format!("{path} is busy: another program has a device of that group"))
+                    Error(format!("{path} is busy: another program has a device of that group; end it"))
                 }
                 Some(libc::ENOENT) => {
                     Error(format!("there is no {path}: load the modules vfio_iommu_type1 and vfio-pci"))
@@ -127,7 +128,7 @@ impl Function {
         let regions = (0..info.num_regions.min(9))
             .map(|index| ioctls::region(&device, index).unwrap_or_default())
             .collect();
-        // Some functions cannot be reset. They stay as the last user left them.
+        // Some functions cannot be reset. Such functions stay as the last user left them.
         let _ = ioctls::reset_device(&device);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|errno| failed("wait for", errno))?;
         let mut function = Function {
@@ -145,7 +146,7 @@ impl Function {
         Ok(function)
     }
 
-    /// Its address on the host.
+    /// The function's address on the host.
     pub fn address(&self) -> &str {
         &self.address
     }

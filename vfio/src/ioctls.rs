@@ -111,7 +111,8 @@ pub fn reset_device(device: &File) -> nix::Result<()> {
 pub fn map(container: &File, iova: u64, address: u64, size_bytes: u64, flags: u32) -> nix::Result<()> {
     let argsz = size::<vfio_iommu_type1_dma_map>();
     let map = vfio_iommu_type1_dma_map { argsz, flags, vaddr: address, iova, size: size_bytes };
-    // SAFETY: the kernel reads the value. It then lets devices write memory that only `Area` accesses.
+    // SAFETY: the kernel reads the value. Then the kernel lets devices write memory that only `Area`
+    // accesses.
     unsafe { map_dma(container.as_raw_fd(), &map) }?;
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! Exception flag bits and rounding modes, which both halves of the crate share.
 //!
-//! The six exception flags have the same bit positions in MXCSR and in the x87 status word. Their masks have the same
-//! order in MXCSR (from bit 7) and in the x87 control word (from bit 0). SDM vol. 1, 8.1.3, 10.2.3.
+//! The six exception flags have the same bit positions in MXCSR and in the x87 status word. The exceptions'
+//! masks have the same order in MXCSR (from bit 7) and in the x87 control word (from bit 0). SDM vol. 1,
+//! 8.1.3, 10.2.3.
 
 /// Invalid operation.
 pub const IE: u32 = 1;
@@ -17,7 +18,8 @@ pub const UE: u32 = 16;
 pub const PE: u32 = 32;
 /// All six exception flags.
 pub const ALL_FLAGS: u32 = 0x3f;
-/// Exceptions detected before the operation is computed. Unmasked, they prevent a result (SDM vol. 1, 4.9.2).
+/// Exceptions detected before the operation is computed. If unmasked, such an exception prevents a result
+/// (SDM vol. 1, 4.9.2).
 pub const PRE_COMPUTATION: u32 = IE | DE | ZE;
 
 /// A rounding mode; the discriminants are the RC encoding of MXCSR, the x87 control word and `imm8` operands.

@@ -1,7 +1,8 @@
 //! Exact arithmetic on finite, nonzero values, and the only code that rounds.
 //!
-//! It knows no formats, flags or NaNs. A value is kept in 128 bits. Bits that do not fit are *jammed* (or-ed) into the
-//! lowest bit. This is enough for every rounding decision, because results keep at most 64 bits.
+//! The type knows no formats, flags or NaNs. A value is kept in 128 bits. Bits that do not fit are *jammed*
+//! (or-ed) into the lowest bit. The jammed bit is enough for every rounding decision, because results keep
+//! at most 64 bits.
 
 use crate::env::Rounding;
 
@@ -21,7 +22,7 @@ pub(crate) struct Rounded {
     pub exp: i32,
     pub sig: u64,
     pub inexact: bool,
-    /// Whether the magnitude was increased. The x87 reports this in C1.
+    /// Whether the magnitude was increased. The x87 reports this increase in C1.
     pub up: bool,
 }
 
@@ -53,8 +54,9 @@ impl Exact {
 
     /// `a + b`, or `None` if the sum is exactly zero.
     ///
-    /// The sum is exact, except for the jammed bit, under two conditions. Both significands leave their lowest bit free
-    /// for the carry, and their lower 62 bits are free where they can cancel. Operands and binary64 products meet both.
+    /// The sum is exact, except for the jammed bit, under two conditions. Both significands leave their
+    /// lowest bit free for the carry, and their lower 62 bits are free where they can cancel. Operands and
+    /// binary64 products meet both conditions.
     pub fn sum(a: Exact, b: Exact) -> Option<Exact> {
         let (big, small) = if (a.exp, a.sig) >= (b.exp, b.sig) { (a, b) } else { (b, a) };
         let distance = (big.exp - small.exp) as u32;

@@ -22,9 +22,10 @@
 //!                                     exact.rs
 //! ```
 //!
-//! Everything is hand-written integer arithmetic: no library matches every bit and flag of x87 and SSE, including NaNs.
-//! For hot operations, a *fast path* uses the host's `+ - * /` and square root. IEEE 754 fixes their results. The fast
-//! path is taken only if neither the result nor any observable flag can depend on anything else (see [`sse::arith`]).
+//! Everything is hand-written integer arithmetic: no library matches every bit and flag of x87 and SSE,
+//! including NaNs. For hot operations, a *fast path* uses the host's `+ - * /` and square root. IEEE 754
+//! fixes the results of these host operations. The fast path is taken only if neither the result nor any
+//! observable flag can depend on anything else (see [`sse::arith`]).
 //!
 //! This crate does not decode instructions and knows no register files. The caller handles the x87 stack with its
 //! faults and tags, and delivers #XM and #MF. The crate reports which exceptions an operation raised and whether a

@@ -97,7 +97,8 @@ fn executed() -> [(CpuModel, Executed); 4] {
     models
 }
 
-/// Notes which models execute an instruction. If a family lowers it, at least one model must execute it.
+/// Notes which models execute an instruction. If a family lowers the instruction, at least one model must
+/// execute it.
 fn note(models: &mut [(CpuModel, Executed)], code_size: CodeSize, bytes: &[u8]) {
     let (mut is_lowered, mut is_executed) = (false, false);
     for (model, executed) in models {
@@ -119,7 +120,8 @@ fn note(models: &mut [(CpuModel, Executed)], code_size: CodeSize, bytes: &[u8]) 
     assert_eq!(is_lowered, is_executed, "{bytes:02x?} in {code_size:?} code");
 }
 
-/// For each other model, the instructions that it executes in addition to `ttvm-v2`'s, and the ones that it lacks.
+/// For each other model, the instructions that it executes in addition to `ttvm-v2`'s, and the instructions
+/// that it lacks.
 const OTHERWISE: [(CpuModel, &[&str], &[&str]); 4] = [
     (CpuModel::V2, &[], &[]),
     (CpuModel::V2_1, HINTS, TBM),

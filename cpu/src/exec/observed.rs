@@ -18,7 +18,7 @@ impl Cpu {
         std::mem::replace(&mut self.observer, observer)
     }
 
-    /// Reports the instruction at RIP to the observer if it wants the fetch. Must be called right before the
+    /// Reports the instruction at RIP to the observer if it wants the fetch. Call this right before the
     /// instruction is executed.
     pub(super) fn observe_fetch(&mut self) {
         if self.core.observing.fetches.is_nothing() || !self.core.sees_fetch_at_rip() {

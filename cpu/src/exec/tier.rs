@@ -17,13 +17,13 @@ pub enum Tier {
         /// The optimisations that the translator uses.
         parts: Parts,
     },
-    /// The translator for everything, with every result that the host's instructions leave undefined inverted. For
-    /// tests that no undefined result reaches the guest.
+    /// The translator for everything, with every result that the host's instructions leave undefined
+    /// inverted. This tier is for tests that no undefined result reaches the guest.
     Inverted,
 }
 
-/// Executions of a block by the interpreter before it is translated. Most blocks that run this often continue to run,
-/// and a translation stays valid until its bytes change.
+/// Executions of a block by the interpreter before it is translated. Most blocks that run this often continue
+/// to run, and a translation stays valid until the block's bytes change.
 const WARM: u32 = 12;
 
 impl Default for Tier {
@@ -41,8 +41,8 @@ impl fmt::Display for UnknownTier {
         let parts = Part::ALL.map(Part::name).join(", ");
         write!(
             formatter,
-            "{} is not interpreter, translator or plain, the latter two with parts such as translator,-{} or \
-             plain,+{}; parts are {parts}",
+            "{} is no tier: write interpreter, translator or plain; the last two take parts, like translator,-{} or \
+             plain,+{}; the parts are {parts}",
             self.0,
             Part::Groups.name(),
             Part::Links.name()
@@ -52,8 +52,8 @@ impl fmt::Display for UnknownTier {
 
 impl std::error::Error for UnknownTier {}
 
-/// Parses `interpreter`, `translator`, or `plain` for a translator without optimisations. `,-PART` removes a part and
-/// `,+PART` adds one.
+/// Parses `interpreter`, `translator`, or `plain` for a translator without optimisations. `,-PART` removes a
+/// part and `,+PART` adds a part.
 impl FromStr for Tier {
     type Err = UnknownTier;
 

@@ -186,8 +186,8 @@ impl Cpu {
                     self.core.rip = self.core.next_rip(rip, self.code.block(token).ops[number].start);
                     left = self.enter(|translator, guest, steps| translator.resume(miss.again, guest, steps));
                 }
-                // The exit may come from the check of the block's second page, which may be mapped elsewhere by now. An
-                // instruction that missed the TLB ran after that check.
+                // The exit may come from the check of the block's second page, which may be mapped elsewhere
+                // by now. After a TLB miss of the instruction itself, this check has already passed.
                 At::Instruction { rip, token, missed: None, .. }
                     if self.code.block(token).second_page.is_some() =>
                 {
@@ -197,7 +197,7 @@ impl Cpu {
                 }
                 At::Instruction { rip, token, number, resume, .. } => {
                     self.core.rip = rip;
-                    // Count from the start of the block.
+                    // Count the block's steps from its start.
                     self.core.block_steps -= number as u64;
                     // The TLB lookup may have set bits of page-table entries that lie in the code after this
                     // instruction. The instruction itself was fetched before.

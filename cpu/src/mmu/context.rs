@@ -13,7 +13,7 @@ pub const KINDS: usize = 3;
 /// Stands in for the RAM offset of an entry if there is none.
 pub const NO_ENTRY: u64 = u64::MAX;
 
-/// What translations depend on besides the tables themselves.
+/// The conditions, besides the tables themselves, that translations depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ContextKey {
     pub cr3: u64,
@@ -131,9 +131,10 @@ impl Kind<'_> {
         (self.slots[number], self.entries[number]) = (TlbSlot::EMPTY, NO_ENTRY);
     }
 
-    /// Enters a page into its first slot; the caller has made sure that its second slot does not hold the page. The
-    /// displaced page moves to its own second slot, unless it was already there. It moves only once: otherwise an
-    /// unused page could stay while two used pages displace each other repeatedly.
+    /// Enters a page into its first slot; the caller has made sure that its second slot does not hold the
+    /// page. The displaced page moves to its own second slot, unless it was already there. A displaced page
+    /// moves only once: otherwise an unused page could stay while two used pages displace each other
+    /// repeatedly.
     pub fn enter(&mut self, first: usize, slot: TlbSlot, entry: u64) {
         let second = first ^ SECOND_SLOT;
         let displaced = std::mem::replace(&mut self.slots[first], slot);
@@ -202,7 +203,7 @@ impl Kind<'_> {
 /// All kinds of access.
 pub const ACCESSES: [Access; KINDS] = [Access::Read, Access::Write, Access::Execute];
 
-/// What is known about a page that page tables were read from.
+/// Facts about a page that page tables were read from.
 #[derive(Clone, Copy, Default)]
 pub struct TableInfo {
     /// A walk continued from an entry of this page, or ended at a large page here.

@@ -1,12 +1,13 @@
-//! The software TLB. It is invisible to the guest: a change of a page-table entry immediately drops the translations
-//! that came from the entry. So a guest never sees a stale translation, and INVLPG, CR3 writes and similar instructions
-//! need not drop any.
+//! The software TLB. The TLB is invisible to the guest: a change of a page-table entry immediately drops the
+//! translations that came from the entry. So a guest never sees a stale translation, and INVLPG, CR3 writes
+//! and similar instructions need not drop any.
 //!
-//! This is cheap for the following reasons. Pages that walks read are flagged [`PageFlags::PAGE_TABLE`], which keeps
-//! them out of the store fast path. A store to such a page compares the entry before and after. No translation derives
-//! from an absent entry. A changed last-level entry drops the few slots that its translations can be in. A changed
-//! entry of a higher level drops all translations that derive from the tables below. The TLB counts the slots that
-//! derive from each table. Often, for example when a process ends, the count is zero.
+//! Dropping translations is cheap for the following reasons. Pages that walks read are flagged
+//! [`PageFlags::PAGE_TABLE`], which keeps them out of the store fast path. A store to such a page compares
+//! the entry before and after. No translation derives from an absent entry. A changed last-level entry drops
+//! the few slots that its translations can be in. A changed entry of a higher level drops all translations
+//! that derive from the tables below. The TLB counts the slots that derive from each table. Often, for
+//! example when a process ends, the count is zero.
 //!
 //! A page has two slots that may hold it. The fast path looks only in the first. A page that is displaced from its
 //! first slot moves to its second, where the slow path and generated code find it.
@@ -67,9 +68,9 @@ impl Mmu {
         }
     }
 
-    /// Chooses the slots for the current privilege: user, supervisor without access to user pages, supervisor, or user
-    /// with alignment checks. The last has slots for instruction fetches only, so that data accesses leave the fast
-    /// path.
+    /// Chooses the slots for the current privilege: user, supervisor without access to user pages,
+    /// supervisor, or user with alignment checks. With alignment checks there are slots for instruction
+    /// fetches only, so data accesses leave the fast path.
     #[inline(always)]
     pub(crate) fn set_index(&mut self, user: bool, smap: bool, aligned: bool) {
         self.index = if user {
@@ -712,7 +713,8 @@ mod tests {
             select(&mut bench, root);
             assert_eq!(bench.held(PAGE), [true; KINDS], "of {root}");
         }
-        // One more replaces the one that was unused for the longest time, which then starts empty.
+        // One more context replaces the context that was unused for the longest time; the new
+        // context starts empty.
         select(&mut bench, 40);
         bench.enter(PAGE);
         bench.check_counts();

@@ -8,7 +8,7 @@ use super::tlb::{Level, Mmu};
 use crate::registers::cr0;
 use crate::state::CpuState;
 
-/// What a walk found besides the translation.
+/// A walk's results besides the translation.
 #[derive(Default)]
 pub(crate) struct Findings {
     /// RAM pages that became page tables: stores to them must take the slow path from now on.

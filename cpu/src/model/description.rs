@@ -1,4 +1,4 @@
-//! What makes a CPU model: what it executes, and what it says about itself.
+//! The parts of a CPU model: its instructions, and its answers to CPUID.
 
 use iced_x86::CpuidFeature as F;
 
@@ -12,9 +12,9 @@ pub(crate) type NumberedLeaf = (u32, Option<u32>, Leaf);
 
 /// A CPU model. No description is made from another, so a feature that a new model has cannot get into an old one.
 pub(crate) struct Description {
-    /// Features of the instructions that are executed. CPUID may hide some of them.
+    /// Features of the instructions that are executed. CPUID may hide some of these instructions.
     pub features: Features,
-    /// All leaves of CPUID that say something, in order, for a local APIC that is on and CR4.OSXSAVE = 0.
+    /// All leaves of CPUID that are not zero, in order, if the local APIC is on and CR4.OSXSAVE = 0.
     pub cpuid: &'static [NumberedLeaf],
     /// Bits of CR4 that exist. Setting another is #GP.
     pub cr4: u64,
@@ -49,6 +49,7 @@ pub(super) const fn brand(text: &[u8; 16]) -> Leaf {
     [word(text, 0), word(text, 4), word(text, 8), word(text, 12)]
 }
 
-/// Hints of newer processors, and reading the shadow stack's pointer. They use reserved NOPs and a prefix of WBINVD, so that
-/// programs need not ask for them: no processor leaves them undefined (SDM vol. 2, table A-3).
+/// Hints of newer processors, and reading the shadow stack's pointer. These instructions use reserved NOPs
+/// and a prefix of WBINVD. Programs need not check CPUID first, because no processor leaves these encodings
+/// undefined (SDM vol. 2, table A-3).
 pub(super) const HINTS: Features = Features::of(&[F::CET_SS, F::CLDEMOTE, F::PREFETCHITI, F::WBNOINVD]);

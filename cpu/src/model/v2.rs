@@ -13,13 +13,14 @@ pub(super) const SIGNATURE: u32 = 0x00b0_0f21;
 /// Physical address bits.
 pub(super) const PHYSICAL_BITS: u32 = 40;
 
-/// All that the software CPU has.
+/// All features of the software CPU.
 pub(super) const V2: Description = Description {
     features: V2_INSTRUCTIONS,
     cpuid: &[
         (0, None, vendor(0xd)),
-        // SSE3 PCLMULQDQ SSSE3 CX16 PCID SSE4.1 SSE4.2 x2APIC MOVBE POPCNT TSC-deadline AES XSAVE, hypervisor; FPU DE PSE TSC
-        // MSR PAE CX8 APIC SEP MTRR PGE CMOV PAT PSE36 CLFLUSH MMX FXSR SSE SSE2.
+        // ECX: SSE3 PCLMULQDQ SSSE3 CX16 PCID SSE4.1 SSE4.2 x2APIC MOVBE POPCNT TSC-deadline AES XSAVE,
+        // hypervisor. EDX: FPU DE PSE TSC MSR PAE CX8 APIC SEP MTRR PGE CMOV PAT PSE36 CLFLUSH MMX FXSR SSE
+        // SSE2.
         (
             1,
             None,
@@ -74,18 +75,19 @@ pub(super) const V2: Description = Description {
     inert_msrs: &[],
 };
 
-/// What processors of silicon under KVM say and do alike. Instructions that CPUID hides are executed all the same.
+/// The features that all real processors have in common under KVM. The CPU also executes instructions that
+/// CPUID hides.
 pub(super) const V2_KVM: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
-/// The same where an emulation is below KVM. Only [quirks](crate::quirks) tell it from [`V2_KVM`].
+/// As `V2_KVM`, for a KVM that runs inside an emulator. Only [quirks](crate::quirks) tell it from [`V2_KVM`].
 pub(super) const V2_KVM_TCG: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
 const V2_KVM_CPUID: &[NumberedLeaf] = &[
     (0, None, vendor(0xd)),
-    // SSE3 PCLMULQDQ SSSE3 CX16 SSE4.1 SSE4.2 MOVBE POPCNT AES, hypervisor; FPU DE PSE MSR PAE CX8 APIC SEP MTRR PGE CMOV PAT
-    // PSE36 CLFLUSH MMX FXSR SSE SSE2.
+    // ECX: SSE3 PCLMULQDQ SSSE3 CX16 SSE4.1 SSE4.2 MOVBE POPCNT AES, hypervisor. EDX: FPU DE PSE MSR PAE CX8
+    // APIC SEP MTRR PGE CMOV PAT PSE36 CLFLUSH MMX FXSR SSE SSE2.
     (
         1,
         None,
@@ -200,7 +202,8 @@ const V2_INSTRUCTIONS: Features = Features::of(&[
     F::SSE4_2,
     F::SSSE3,
     F::SYSCALL,
-    // BEXTR with an immediate, which CPUID does not announce. It takes no bits, whatever the immediate.
+    // BEXTR with an immediate, which CPUID does not announce. This BEXTR takes no bits, whatever the
+    // immediate.
     F::TBM,
     F::TSC,
     F::XSAVE,

@@ -1,8 +1,9 @@
-//! `ttvm-v2.1`: what `ttvm-v2` executes, with an identity that newer kernels start on without a complaint.
+//! `ttvm-v2.1`: the instructions of `ttvm-v2`, with an identity that newer kernels accept without a warning.
 //!
-//! Linux 6.12 and later took `ttvm-v2` for a Zen 5 that lacks microcode and a machine-check architecture. This model says
-//! that it is a Zen 1, as QEMU's `EPYC` does; that nothing speculates (BTC_NO, SRSO_NO); and that it has a machine-check
-//! architecture, whose banks are none, as no hardware here fails.
+//! Linux 6.12 and later took `ttvm-v2` for a Zen 5 that lacks microcode and a machine-check architecture.
+//! This model identifies itself as a Zen 1, as QEMU's `EPYC` does. CPUID says that nothing speculates
+//! (BTC_NO, SRSO_NO). The model has a machine-check architecture without banks, because no hardware fails
+//! here.
 //!
 //! Nothing here changes any more: recordings name this model.
 
@@ -67,7 +68,8 @@ pub(super) const V2_1: Description = Description {
         (0x8000_0006, None, [0x6400_6400, 0x6400_6400, 0x0200_6140, 0x0020_8140]),
         // Invariant TSC.
         (0x8000_0007, None, [0, 0, 0, 1 << 8]),
-        // 40 physical and 48 linear address bits; BTC_NO: no branch is taken for one of another kind; one core.
+        // 40 physical and 48 linear address bits; BTC_NO: no branch is predicted as a branch of another kind;
+        // one core.
         (0x8000_0008, None, [48 << 8 | PHYSICAL_BITS, 1 << 29, 0, 0]),
         // LFENCE is always serializing; a null selector clears the segment's base; SRSO_NO: no return is predicted.
         (0x8000_0021, None, [1 << 2 | 1 << 6 | 1 << 29, 0, 0, 0]),

@@ -210,7 +210,7 @@ impl Core {
         let wide = self.state.tr.kind() & 8 != 0;
         let (esp, ss) = if wide {
             let at = 4 + 8 * u64::from(cpl);
-            // One check covers both fields, so that the fault does not depend on the order.
+            // One check covers both fields, so the fault does not depend on the order.
             self.check_tss_limit(at, 6)?;
             (self.tss_field(bus, at, 4)?, self.tss_field(bus, at + 4, 2)?)
         } else {

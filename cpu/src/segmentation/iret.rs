@@ -132,7 +132,7 @@ impl Core {
         self.check_target(&code, frame.rip)?;
         let rflags = self.returned_flags(size, frame.rflags);
         let cpl = (frame.cs & 3) as u8;
-        // 64-bit mode always pops SS:RSP. Other modes pop it when they return to an outer level.
+        // 64-bit mode always pops SS:RSP. Other modes pop SS:RSP when they return to an outer level.
         if !self.is_64bit() && cpl == self.cpl {
             self.set_stack_pointer(self.frame.regs[4].wrapping_add(3 * size));
             self.set_segment(SegReg::Cs, code);

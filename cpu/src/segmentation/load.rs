@@ -53,8 +53,8 @@ impl Core {
         }
     }
 
-    /// The upper half of a 16-byte system descriptor of long mode: bits 32-63 of the base or offset. Its type field
-    /// must be zero.
+    /// The upper half of a 16-byte system descriptor of long mode: bits 32-63 of the base or offset. The
+    /// upper half's type field must be zero.
     pub(crate) fn upper_half(&mut self, bus: &mut dyn Bus, selector: u16, located: &Located) -> Res<u64> {
         if self.find_descriptor(bus, selector, 16)?.is_none() {
             return Err(self.selector_fault(GP, selector));
@@ -67,8 +67,9 @@ impl Core {
         Ok(upper & 0xffff_ffff)
     }
 
-    /// The base of a local descriptor table or TSS. In long mode it has 64 bits and must be canonical, else
-    /// #GP(selector) (SDM vol. 3, 3.5.2 and 8.2.3; APM vol. 3, LLDT and LTR).
+    /// The base of a local descriptor table or TSS. In long mode the base has 64 bits. A base that
+    /// is not canonical raises #GP(selector) (SDM vol. 3, 3.5.2 and 8.2.3; APM vol. 3, LLDT and
+    /// LTR).
     pub(crate) fn system_segment_base(
         &mut self,
         bus: &mut dyn Bus,

@@ -1,4 +1,4 @@
-//! Hardware task switches (SDM vol. 3, chapter 8). They exist outside long mode only.
+//! Hardware task switches (SDM vol. 3, chapter 8). Task switches exist outside long mode only.
 //!
 //! The order follows section 8.3: check the new TSS, save the old task, change busy bits and link, then load registers.
 //! From then on, faults belong to the new task. Segment registers that are not loaded yet hold their selector but are

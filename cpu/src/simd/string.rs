@@ -96,7 +96,7 @@ fn ones(count: usize) -> u16 {
     ((1_u32 << count) - 1) as u16
 }
 
-/// A bit for each element of `y` that satisfies a condition. Bits beyond its end stay clear.
+/// A bit for each element of `y` that satisfies a condition. Bits beyond the end of `y` stay clear.
 fn each(y: &[i32], holds: impl Fn(i32) -> bool) -> u16 {
     y.iter().enumerate().fold(0, |bits, (n, &element)| bits | u16::from(holds(element)) << n)
 }

@@ -143,7 +143,7 @@ impl Bench {
         if let Some(base) = encoded.base {
             before.gpr[base] = self.host.data_address() + offset as u64 - encoded.displacement;
         }
-        // The native code uses these registers itself.
+        // The native code uses RSP and R15 itself.
         (before.gpr[4], before.gpr[15]) = (self.guest.initial().gpr[4], 0);
         let window = self.memory_operand(encoded.instruction.mnemonic(), &mut before);
         let range = offset..(offset + WINDOW).min(DATA_BYTES);
@@ -151,8 +151,8 @@ impl Bench {
         self.guest.write_data(offset as u64, &window[..range.len()]);
 
         let mut theirs = before.clone();
-        // SAFETY: operands lie in the data area, aligned if necessary. All exceptions are masked. Encodings use neither
-        // RSP nor R15.
+        // SAFETY: operands lie in the data area, aligned if necessary. All floating-point exceptions are
+        // masked. Encodings use neither RSP nor R15.
         unsafe { self.host.run(&mut theirs) };
         theirs.flags &= FLAGS;
         let mut start = self.guest.initial();

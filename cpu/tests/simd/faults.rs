@@ -29,9 +29,9 @@ const CR4_OSXSAVE: u64 = 1 << 18;
 /// The registers that an instruction uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
-    /// Only XMM registers or MXCSR.
+    /// Instructions that use only XMM registers or MXCSR.
     Sse,
-    /// Only MMX registers.
+    /// Instructions that use only MMX registers.
     Mmx,
     /// Both.
     Both,
@@ -387,7 +387,7 @@ fn segment_limits_hold_for_large_operands() {
 
 #[test]
 fn masked_stores_fault_for_their_whole_operand() {
-    // The manual leaves this to the implementation; the test expects what processors do.
+    // The manual leaves this case to the implementation; the test expects the behaviour of processors.
     const MASKMOVDQU: [u8; 4] = [0x66, 0x0f, 0xf7, 0xca];
     for mask in [0x80_u128 << 56, 0x80 << 64, 0] {
         let (outcome, _) = on_memory(&MASKMOVDQU, &[], |state| {

@@ -82,9 +82,9 @@ impl Guest {
 
 /// The outcome of one instruction.
 pub struct Outcome {
-    /// The state after it, or after the delivery of its exception.
+    /// The state after the instruction, or after the delivery of its exception.
     pub state: CpuState,
-    /// The exception that it raised.
+    /// The exception that the instruction raised.
     pub vector: Option<u8>,
 }
 

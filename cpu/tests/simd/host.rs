@@ -58,8 +58,9 @@ impl Host {
     /// RSP and R15.
     pub unsafe fn run(&mut self, state: &mut State) {
         let code = self.code.as_ref().expect("code was loaded").as_ptr();
-        // SAFETY: the page holds a function of this type. Its prologue saves what the calling convention preserves, and
-        // its epilogue restores this and returns. The caller promises that the instruction between them behaves.
+        // SAFETY: the page holds a function of this type. The function's prologue saves the registers that
+        // the calling convention preserves; its epilogue restores them and returns. The caller promises that
+        // the instruction between them behaves.
         unsafe {
             let function: extern "sysv64" fn(*mut State) = std::mem::transmute(code);
             function(state);

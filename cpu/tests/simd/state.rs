@@ -53,7 +53,7 @@ impl State {
         }
         let mut gpr = std::array::from_fn(|_| quad(random));
         if random.below(2) == 0 {
-            // Lengths of strings.
+            // Values that serve as lengths of strings.
             gpr[0] = random.below(40).wrapping_sub(20);
             gpr[2] = random.below(40).wrapping_sub(20);
         }

@@ -114,7 +114,8 @@ fn alignment_is_checked_at_level_3_where_both_bits_ask_for_it() {
     assert_eq!(m.run_to_handler(), 6, "level 0");
 }
 
-/// A translation left by unchecked code does not let accesses of checked code pass, and vice versa.
+/// A translation that code without alignment checks entered does not let accesses of checked code pass, and
+/// vice versa.
 #[test]
 fn the_check_comes_and_goes_with_the_flag() {
     let mut m = checked(&[], OPERAND + 2);
@@ -135,7 +136,8 @@ fn the_check_comes_and_goes_with_the_flag() {
         }
         a.int3().unwrap();
     });
-    // The first POPFQ sets the flag. After it the aligned addition passes, and the misaligned one faults.
+    // The first POPFQ sets the flag. After this POPFQ the aligned addition passes, and the misaligned
+    // addition faults.
     assert_eq!(m.run_to_handler(), ALIGNMENT);
     assert_eq!(m.ram().load_u32(OPERAND), 1 | 2 << 16);
 }

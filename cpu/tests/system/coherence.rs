@@ -8,7 +8,7 @@ use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// A page that a test remaps, and two RAM pages for it.
+/// A page that a test remaps, and two RAM pages to which the page is mapped.
 const PAGE: u64 = 0x9_0000;
 const LEFT: u64 = 0xa_0000;
 const RIGHT: u64 = 0xb_0000;
@@ -135,7 +135,8 @@ fn code_whose_entry_changed_in_another_address_space_is_other_code() {
     assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
 }
 
-/// An instruction of a hot loop lies in two pages. Its second page is remapped, then written, then unmapped.
+/// An instruction of a hot loop lies in two pages. The instruction's second page is remapped, then written,
+/// then unmapped.
 #[test]
 fn an_instruction_across_pages_is_what_both_hold() {
     let mut m = two_roots();
@@ -189,8 +190,8 @@ fn an_instruction_across_pages_is_what_both_hold() {
     assert_eq!(m.state.gpr[3], sum);
 }
 
-/// Under one root a page is written as data. Under the other it becomes a table. Then it is written again under the
-/// first root.
+/// Under one root a page is written as data. Under the other root the page becomes a table. Then the page is
+/// written again under the first root.
 #[test]
 fn a_page_that_became_a_table_elsewhere_is_written_as_one() {
     let mut m = two_roots();
@@ -478,7 +479,8 @@ fn copies_onto_page_tables_change_translations() {
     }
 }
 
-/// A copy onto its own tail repeats a pattern; a copy onto its own head moves the bytes. Both work across a page's end.
+/// A copy onto its own tail repeats a pattern; a copy onto its own head moves the bytes. Both copies work
+/// across a page's end.
 #[test]
 fn copies_within_a_page_go_byte_by_byte() {
     for (distance, expected) in [(1_i64, b"aaaaaaaa"), (3, b"abcabcab"), (-1, b"abcdefgh")] {

@@ -29,7 +29,7 @@ fn a_marked_halt_reads_the_time_and_goes_on_behind_the_mark() {
     assert_eq!((m.state.rip, m.counts.steps, m.state.halted), (CODE + 1, 1, true));
 }
 
-/// Runs MOV CRn, RAX. Returns whether it succeeded.
+/// Runs MOV CRn, RAX. Returns whether the write succeeded.
 fn write(m: &mut Machine, number: u8, value: u64) -> bool {
     m.state.gpr[0] = value;
     m.state.halted = false;

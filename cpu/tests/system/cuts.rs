@@ -5,8 +5,8 @@ use iced_x86::code_asm::*;
 
 use crate::harness::*;
 
-/// Runs a machine's steps in one piece, and again step by step with empty caches before each step. Both must reach the
-/// same state.
+/// Runs a machine's steps in one piece, and again step by step with empty caches before each step. Both runs
+/// must reach the same state.
 fn both_ways(make: impl Fn() -> Machine, steps: u64) -> CpuState {
     let mut whole = make();
     whole.run_steps(steps);
@@ -112,8 +112,8 @@ fn accessed_bits_that_a_fetch_sets_in_its_own_code_change_the_code() {
         let second = 0x10_0000;
         let place = entry(second);
         assert_eq!(place & !0xfff, table, "the page table maps itself");
-        // `mov al, imm8` ends with the entry's low byte, which is 7, or 27h after use. The rest of the entry decodes as
-        // `xor [rcx], al; add [rax], al; add [rax], al`. After it come `add bl, bl; ret`.
+        // `mov al, imm8` ends with the entry's low byte, which is 7, or 27h after use. The rest of the entry
+        // decodes as `xor [rcx], al; add [rax], al; add [rax], al`. After the entry come `add bl, bl; ret`.
         m.put(place - 1, &[0xb0]);
         m.put64(place, table | 7);
         m.put(place + 8, &[0xdb, 0xc3]);

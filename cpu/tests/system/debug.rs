@@ -106,8 +106,9 @@ fn debugged(user: bool) -> Machine {
     m
 }
 
-/// A data breakpoint that MOV SS hits waits for the next instruction. With INT1 it makes one debug exception. With the
-/// others it is a trap before the handler's first instruction, from user code too.
+/// A data breakpoint that MOV SS hits waits for the next instruction. Before INT1 the two make one debug
+/// exception. Before other instructions the breakpoint is a trap before the handler's first instruction, from
+/// user code too.
 #[test]
 fn mov_ss_holds_a_data_breakpoint_back_into_the_next_instruction() {
     const READS_AND_WRITES: u64 = 3 << 16;

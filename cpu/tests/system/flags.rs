@@ -62,8 +62,8 @@ fn execute(instruction: &[u8], flags: u64, inputs: &[Input]) -> Vec<Output> {
     (0..inputs.len()).map(output).collect()
 }
 
-/// An instruction's encodings for operands of 8, 16, 32 and 64 bits. `opcode` is that of the 32-bit form; the 8-bit
-/// form is one less. `rest` follows.
+/// An instruction's encodings for operands of 8, 16, 32 and 64 bits. `opcode` is the opcode of the 32-bit
+/// form; the 8-bit form's opcode is one less. `rest` follows.
 fn widths(opcode: &[u8], rest: &[u8]) -> [(u32, Vec<u8>); 4] {
     let (last, before) = opcode.split_last().expect("there is one");
     let byte = [before, &[last - 1], rest].concat();
@@ -314,7 +314,7 @@ fn one_step(name: &str, bits: u32, value: u64, carry: bool) -> (u64, bool) {
     }
 }
 
-/// Every count in CL. OF is that of a shift by one bit.
+/// Tests every count in CL. OF has the value of a shift by one bit.
 #[test]
 fn shifts_and_rotates() {
     let names = ["rol", "ror", "rcl", "rcr", "shl", "shr", "sar"];
@@ -360,8 +360,8 @@ fn shifted(name: &str, bits: u32, input: &Input, before: u64) -> (u64, u64) {
     (merged(bits, input[0], value), flags)
 }
 
-/// SHLD and SHRD of RAX by RBX. OF is that of a shift by one, AF is clear. 16-bit counts above 16 shift in the operand
-/// again.
+/// SHLD and SHRD of RAX by RBX. OF has the value of a shift by one; AF is clear. 16-bit counts above 16 shift
+/// in the operand again.
 #[test]
 fn double_shifts() {
     for (name, opcode, left) in [("shld", 0xa5, true), ("shrd", 0xad, false)] {
@@ -402,8 +402,8 @@ fn double_shifted(bits: u32, left: bool, input: &Input, count: u64) -> (u64, u64
     (value, flags)
 }
 
-/// BSF and BSR. PF is that of the result, and all others but ZF are clear. If no bit is set, the destination does not
-/// change.
+/// BSF and BSR. PF follows the result, and all other flags except ZF are clear. If no bit is set, the
+/// destination does not change.
 #[test]
 fn bit_scans() {
     for (name, opcode) in [("bsf", 0xbc), ("bsr", 0xbd)] {

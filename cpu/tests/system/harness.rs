@@ -1,7 +1,7 @@
 //! A machine of RAM and a fake bus, with descriptor tables and page tables at fixed places.
 //!
-//! Every vector's handler is a single HLT at [`handler`]. A test runs until the CPU halts. Then RIP shows the handler,
-//! and the stack shows the frame.
+//! Every vector's handler is a single HLT at [`handler`]. A test runs until the CPU halts. After a delivery,
+//! RIP then shows the handler, and the stack shows the frame.
 
 use cpu::{Bus, BusSignals, Counts, Cpu, CpuState, Parts, SegReg, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
@@ -112,7 +112,7 @@ pub struct Machine {
     pub bus: FakeBus,
     /// The state from which the next [`Machine::run`] starts.
     pub state: CpuState,
-    /// The counts from which it starts.
+    /// The counts from which the next run starts.
     pub counts: Counts,
 }
 

@@ -214,9 +214,9 @@ fn a_task_gate_takes_an_exception_with_its_error_code() {
     assert_eq!(m.ram().load_u32(TSS + 32), CODE as u32, "the fault's address");
 }
 
-/// Two tasks that fault as soon as they are entered, each with a vector whose task gate leads to the other. Each task's
-/// TSS lies over its own descriptor, so that leaving the task makes it available again: EDI is the descriptor's upper
-/// half.
+/// Two tasks that fault as soon as they are entered, each with a vector whose task gate leads to the other.
+/// Each task's TSS lies over its own descriptor. So leaving the task makes the task available again: EDI is
+/// the descriptor's upper half.
 #[test]
 fn tasks_that_lead_to_each_other_for_ever_shut_the_cpu_down() {
     const TABLE: u64 = 0x9_0000;
@@ -322,7 +322,7 @@ fn paging_with_32_bit_entries() {
 #[test]
 fn a_translation_of_one_page_size_is_not_used_under_another() {
     let mut m = paged_32bit();
-    // The page table identity-maps the code, as the large page did that it replaces.
+    // The page table identity-maps the code, like the large page before.
     m.put32(TABLES, (TABLES as u32 + 0x2000) | 7);
     for page in 0..1024 {
         m.put32(TABLES + 0x2000 + 4 * page, (page as u32) << 12 | 7);

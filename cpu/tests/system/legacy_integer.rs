@@ -185,8 +185,8 @@ fn enter_and_leave_push_and_pop_an_offset_of_the_operand_size() {
 
 #[test]
 fn jumps_beyond_the_last_offset_go_on_at_the_first() {
-    // The jump is executed at the first offset of one segment, then at the last of another. It is the same code at the
-    // same linear address.
+    // The jump is executed at the first offset of one segment, then at the last of another. Both jumps are
+    // the same code at the same linear address.
     let long = &[0xe9, 0x20, 0, 0, 0][..];
     let short = &[O16, 0xe9, 0x20, 0][..];
     for (code, last) in [(long, 0xffff_fff0_u64), (short, 0xfff0)] {

@@ -6,7 +6,7 @@ use iced_x86::code_asm::*;
 
 use crate::harness::{CODE, DATA, Machine};
 
-/// One model of each kind that executes something otherwise.
+/// One model of each kind that executes some instructions differently.
 const MODELS: [CpuModel; 3] = [CpuModel::V2, CpuModel::V2Kvm, CpuModel::V2KvmTcg];
 const STACK_FAULT: u8 = 12;
 const GENERAL_PROTECTION: u8 = 13;
@@ -153,7 +153,7 @@ fn control_bits_of_hidden_features_are_reserved() {
     }
 }
 
-/// What RDMSR of a register raises, and the value in EDX:EAX where it raises nothing.
+/// The exception that RDMSR of a register raises, or the value in EDX:EAX.
 fn read_msr(model: CpuModel, index: u32) -> Result<u64, u8> {
     let mut m = machine(model);
     m.code(64, |a| {

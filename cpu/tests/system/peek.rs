@@ -12,7 +12,7 @@ const TABLES_END: u64 = 0xa_0000;
 const MOVED: u64 = 0x40_0000;
 /// In a large page in both spaces.
 const SAME: u64 = DATA + 0x1008;
-/// Absent in both spaces.
+/// An address that is not mapped in either space.
 const ABSENT: u64 = 0x3f00_0000;
 /// Virtual and physical address of a place in a large page that is mapped elsewhere.
 const LARGE: (u64, u64) = (0x80_0000 + 0x8_1010, 0x8_1010);

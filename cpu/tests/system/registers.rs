@@ -109,7 +109,7 @@ fn there_are_no_banks_of_machine_checks() {
     assert!(!write_msr(&mut m, 0x179, 0));
 }
 
-/// Runs WRMSR. Returns whether it succeeded.
+/// Runs WRMSR. Returns whether the write succeeded.
 fn write_msr(m: &mut Machine, index: u32, value: u64) -> bool {
     m.state.halted = false;
     m.state.rip = CODE;

@@ -1,5 +1,5 @@
-//! Compares string instructions with a model that handles one element at a time: registers, memory, flags, ports and
-//! steps. Each case runs in one piece, and cut after each step.
+//! Compares string instructions with a model that handles one element at a time: registers, memory, flags,
+//! ports and steps. Each case runs twice: in one piece, and cut after each step.
 
 use cpu::{Counts, CpuState, SegReg, Stop};
 
@@ -201,7 +201,7 @@ impl Model {
             return;
         }
         let address_bits = form.address_bits.into();
-        // Processors write these back even if the count is zero.
+        // Processors write these registers back even if the count is zero.
         let written_first: &[usize] = match form.verb {
             Movs => &[RCX, RSI, RDI],
             Stos => &[RCX, RDI],

@@ -11,7 +11,7 @@ use crate::harness::*;
 const PAGE: u64 = 0x9_0000;
 const LEFT: u64 = 0xa_0000;
 const RIGHT: u64 = 0xb_0000;
-/// Other tables for the lowest addresses, from the lowest level up. They map PAGE to RIGHT.
+/// Other tables for the lowest addresses, from the lowest level up. These tables map PAGE to RIGHT.
 const OTHERS: u64 = 0xc_0000;
 
 /// Writes the page's routine, at its start, and its word.
@@ -105,8 +105,8 @@ fn a_large_page_that_becomes_a_table_is_one() {
 
 #[test]
 fn a_table_with_many_writes_is_still_a_table() {
-    // For each level, a table of another address space. Its upper half is written so often that the page counts as
-    // other memory.
+    // For each level, a table of another address space. The table's upper half is written so often that the
+    // page counts as other memory.
     for (level, count) in (0..4).flat_map(|level| [(level, 40), (level, 200)]) {
         let mut m = machine();
         let root = OTHERS + 0x3000;
@@ -229,8 +229,8 @@ fn code_that_may_only_be_executed_cannot_be_read() {
     }
 }
 
-/// A walk sets accessed bits in every entry on the way and, for a write, the dirty bit in the last entry. It changes
-/// nothing else. Its own writes make only the tables' pages dirty.
+/// A walk sets accessed bits in every entry on the way and, for a write, the dirty bit in the last entry. A
+/// walk changes nothing else. The walk's own writes make only the tables' pages dirty.
 #[test]
 fn walks_set_accessed_and_dirty_bits_and_nothing_else() {
     const PRESENT: u64 = 7;

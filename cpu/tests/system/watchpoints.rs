@@ -102,7 +102,7 @@ fn ranges_may_have_any_length_and_end_where_addresses_end() {
         let hits = hits_of_write(&mut m, DATA, &[point]);
         assert_eq!(hits.iter().map(|hit| hit.address).collect::<Vec<_>>(), [DATA.max(address)]);
     }
-    // Also through the last page of the address space.
+    // The same access, through the last page of the address space.
     let top = 0xffff_ffff_ffff_f000_u64;
     m.put64(TABLES + 8 * 511, (TABLES + 0x1000) | 7);
     m.put64(TABLES + 0x1000 + 8 * 511, (TABLES + 0x2000) | 7);
@@ -120,7 +120,7 @@ fn ranges_may_have_any_length_and_end_where_addresses_end() {
 #[test]
 fn a_breakpoint_where_nothing_is_stops_with_and_without_traps() {
     let nowhere = 0x1234_5000_0000;
-    // Also code that ends at the last byte of a page whose successor is absent.
+    // The second case: code that ends at the last byte of a page before an unmapped page.
     let before = DATA + 0x2ffe;
     for (flags, debug_control) in [(TF, 0), (0, 0x402), (0, 0)] {
         for rip in [nowhere, before, 0x8000_0000_0000_0000] {
@@ -156,7 +156,7 @@ fn a_breakpoint_where_nothing_is_does_not_stop_under_rf() {
     }
 }
 
-/// An instruction whose fetch or load causes a page fault. It restarts once the page is there.
+/// An instruction whose fetch or load causes a page fault. The instruction restarts once the page is mapped.
 #[test]
 fn a_breakpoint_counts_once_where_its_instruction_faults_first() {
     let data = DATA + 0x3000;

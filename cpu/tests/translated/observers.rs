@@ -42,7 +42,7 @@ struct Seen {
 struct Log {
     wants: Wants,
     seen: Vec<Seen>,
-    /// If set, stops the run at every happening whose number is a multiple.
+    /// Stops the run at every happening whose number is a multiple of this value.
     stops_at_every: Option<usize>,
 }
 
@@ -305,7 +305,7 @@ fn place(space: AddressKind, first: u64, bytes: u64) -> Place {
     Place { space, addresses: first..=first + bytes - 1 }
 }
 
-/// Wants of all kinds. Some of them follow from the happenings of the run.
+/// Wants of all kinds. Some wants follow from the happenings of the run.
 fn choices(random: &mut Random, all: &[Seen]) -> Vec<Wants> {
     let rips: Vec<u64> = all.iter().map(|seen| seen.at.rip).collect();
     let mut rip = || rips[random.below(rips.len() as u64) as usize];

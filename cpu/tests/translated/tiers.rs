@@ -315,8 +315,8 @@ fn map(m: &Machine, linear: u64, ram: u64, pages: u64, free: &mut u64) {
 
 #[test]
 fn a_library_is_at_home_at_every_address() {
-    // Addresses of all kinds of encodings. There are more of each kind than a block has places, and some are used twice
-    // in a round.
+    // Addresses of all kinds of encodings. There are more addresses of each kind than a block has places, and
+    // some addresses are used twice in a round.
     let bases = [
         0x7f12_3456_7000,
         0x7f12_3470_1000,
@@ -380,8 +380,8 @@ fn a_library_is_at_home_at_every_address() {
     assert_eq!(end.gpr[7], ROUNDS * bases.len() as u64);
     let mut library = vec![0; 0x3000];
     make().ram().read_bytes(DATA, &mut library);
-    // The library begins with a seven-byte LEA and has a five-byte call. Each run found its word, and every other run a
-    // return address.
+    // The library begins with a seven-byte LEA and has a five-byte call. Each run found its word, and every
+    // second run found a return address.
     let displacement = i32::from_le_bytes(library[3..7].try_into().expect("there are four")) as u64;
     let call = library.iter().position(|&byte| byte == 0xe8).expect("there is a call") as u64;
     let calls = std::iter::repeat_n(bases, ROUNDS as usize).flatten();
@@ -673,9 +673,9 @@ fn an_entry_that_a_walk_changes_is_executed_as_changed() {
     assert!(end.halted && end.rip == code + 18, "{:#x}", end.rip);
 }
 
-/// A page table is executed. The last byte of the page before, and the entry of page 0, which is 7, make ADD [RDI],AL.
-/// The lookup of page 0 changes the entry to 67h, which would make ADD [RDI],AH. But the instruction was fetched
-/// before.
+/// A page table is executed. The last byte of the page before, and the entry of page 0, which is 7, make ADD
+/// [RDI],AL. The lookup of page 0 changes the entry to 67h, which would make ADD [RDI],AH. But the CPU has
+/// fetched the instruction before the change.
 #[test]
 fn an_entry_that_its_own_instruction_looks_up_is_executed_as_fetched() {
     let make = || {
@@ -706,7 +706,8 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
         |a| a.test(dl, bl).unwrap(),
         |a| a.shr(rdx, 3).unwrap(),
     ];
-    // What the next block does before it shows the flags: change an operand, read some flags, set some, or exit.
+    // The next block's action before it shows the flags: change an operand, read some flags, set some flags,
+    // or exit.
     let others: [Part; 10] = [
         |_| {},
         |a| a.mov(rdx, r12).unwrap(),
@@ -719,7 +720,7 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
         |a| a.bt(rsi, 3).unwrap(),
         |a| a.shl(rsi, cl).unwrap(),
     ];
-    // In one block or two; shown by generated code or by the interpreter.
+    // Setter and reader are in one block or in two; generated code or the interpreter shows the flags.
     let ways = [(false, false), (false, true), (true, false), (true, true)];
     for (setter, other) in setters.iter().flat_map(|setter| others.map(|other| (setter, other))) {
         for (branches, interpreted) in ways {
@@ -765,7 +766,8 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
 #[test]
 fn bit_manipulation_of_anything_into_anything() {
     type Part = fn(&mut CodeAssembler);
-    // Operands in registers that the host has, in others, and in memory, in both sizes. R12 counts.
+    // Operands in guest registers with a host register, in guest registers in the frame, and in memory, in
+    // both sizes. R12 counts.
     let parts: [Part; 22] = [
         |a| a.andn(eax, ebx, dword_ptr(r13)).unwrap(),
         |a| a.andn(r9, r10, rdx).unwrap(),

@@ -86,7 +86,8 @@ fn compare(guest: &mut Guest, bytes: &[u8], code: Code, cases: u64, seed: u64) -
     let mut wrong = 0;
     for _ in 0..cases {
         let before = Machine::random(&mut random, does_not_wait(code));
-        // SAFETY: an x87 instruction with its memory operand at RCX. If it waits, no exception is pending.
+        // SAFETY: an x87 instruction with its memory operand at RCX. If the instruction waits, no
+        // exception is pending.
         let theirs = unsafe { host.run(&before) };
         let (ours, vector) = guest.run_machine(&before, bytes);
         if vector.is_some() || !same(code, &ours, &theirs) {
@@ -115,7 +116,7 @@ fn same(code: Code, ours: &Machine, theirs: &Machine) -> bool {
     if is_transcendental(code) {
         let borderline = theirs.registers[..2].iter().any(|&register| is_borderline(register));
         if borderline && theirs.control & UE == 0 {
-            // One side has an underflow more, and its result looks entirely different.
+            // One side has an additional underflow, so its result looks entirely different.
             return true;
         }
         let uncertain = C1 | if borderline { UE } else { 0 };

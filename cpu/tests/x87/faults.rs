@@ -58,7 +58,8 @@ fn vector(state: &CpuState, instruction: &[u8]) -> Option<u8> {
     vector
 }
 
-/// Second bytes of the encodings that do not exist, by first byte. Bytes below C0 address \[ECX\].
+/// Second bytes of the encodings that do not exist, by first byte. Second bytes below C0 mean the memory
+/// operand \[ECX\].
 const RESERVED: [&[std::ops::RangeInclusive<u8>]; 8] = [
     &[],
     &[0x09..=0x09, 0xd1..=0xd7, 0xe2..=0xe3, 0xe6..=0xe7, 0xef..=0xef],

@@ -26,7 +26,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Prepares `instruction`. Its memory operand, if any, must be at RCX.
+    /// Prepares `instruction`. The instruction's memory operand, if any, must be at RCX.
     pub fn new(instruction: &[u8]) -> Host {
         let map = || MmapMut::map_anon(4096).expect("anonymous memory");
         let (mut page, data) = (map(), map());
@@ -42,8 +42,8 @@ impl Host {
     ///
     /// # Safety
     ///
-    /// It must be an x87 instruction that accesses only the x87 state, the arithmetic flags, AX and [`MEMORY_BYTES`] at
-    /// RCX. If it waits, no unmasked exception may be pending.
+    /// The instruction must be an x87 instruction that accesses only the x87 state, the arithmetic flags, AX
+    /// and [`MEMORY_BYTES`] at RCX. If the instruction waits, no unmasked exception may be pending.
     pub unsafe fn run(&mut self, machine: &Machine) -> Machine {
         self.data[..MEMORY_BYTES].copy_from_slice(&machine.memory);
         let mut registers = Registers {

@@ -4,9 +4,9 @@ use seeded::Operands;
 
 /// Bytes of the memory operand. The longest operand is FSAVE's.
 pub const MEMORY_BYTES: usize = 128;
-/// Stands for the address of the instruction under test.
+/// A value in place of the address of the instruction under test.
 pub const POINTER_TO_CODE: u64 = u64::MAX;
-/// Stands for the address of the memory operand.
+/// A value in place of the address of the memory operand.
 pub const POINTER_TO_DATA: u64 = u64::MAX - 1;
 /// The arithmetic flags.
 pub const ARITHMETIC: u64 = 0x8d5;

@@ -11,8 +11,9 @@ pub(crate) const ADDENDS: usize = 4;
 /// Number for a value that is not in a register: the operand of a shift whose flags have not been written.
 pub(crate) const KEPT: u8 = 31;
 
-/// The part of a CPU that generated code reads and writes. All generated code uses its address as frame pointer, so its
-/// layout is fixed. The most used fields are within one byte's reach of [`Frame::ANCHOR`].
+/// The part of a CPU that generated code reads and writes. All generated code uses the frame's address as
+/// frame pointer, so the layout is fixed. The most used fields are within one byte's reach of
+/// [`Frame::ANCHOR`].
 #[repr(C)]
 #[derive(Clone)]
 pub struct Frame {
@@ -57,7 +58,7 @@ pub struct Frame {
     pub(crate) missed: [u64; 2],
     /// The XMM registers.
     pub xmm: [u128; 16],
-    /// The TLB addends that loads in small loops expect: the ones that they last found.
+    /// The TLB addends that loads in small loops expect: the addends of the previous round.
     pub(crate) expected: [u64; EXPECTED],
 }
 
@@ -124,8 +125,8 @@ impl FlagImage {
 /// A tag that no page address equals.
 const NO_PAGE: u64 = 1;
 
-/// One slot of the software TLB: a virtual page that may be accessed without a page walk, and its place in this
-/// process.
+/// A slot of the software TLB: a virtual page that may be accessed without a page walk, and the page's place
+/// in this process.
 ///
 /// Only [`TlbSlot::map`] makes a slot that names a page, and it checks that the page lies in RAM. RAM must outlive
 /// every user of the slot.
@@ -178,9 +179,9 @@ impl TlbSlot {
     pub(crate) const ADDEND: i32 = std::mem::offset_of!(TlbSlot, addend) as i32;
 }
 
-/// The slots of one privilege. Each kind of access has its own, so that a copy never needs one slot for both pages.
-/// They are aligned like the array, so that generated code finds a page's second slot by changing one bit of the first
-/// slot's address.
+/// The slots of one privilege. Each kind of access has its own slots, so a copy never needs one slot for both
+/// pages. The slots are aligned like the array, so generated code finds a page's second slot by changing one
+/// bit of the first slot's address.
 #[repr(C, align(16384))]
 #[derive(Clone)]
 pub struct TlbSlots {

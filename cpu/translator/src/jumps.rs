@@ -59,8 +59,8 @@ impl Jumps {
             self.0[first] = new;
             return;
         }
-        // Either of two neighbours may be the old entry's first slot. The same address can also be remembered for
-        // another page of RAM.
+        // Either of two neighbours may be the old entry's first slot. The table can also hold the same
+        // address with another page of RAM.
         self.0[first ^ 1] = old;
         self.0[first] = new;
     }

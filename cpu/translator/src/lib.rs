@@ -48,7 +48,7 @@ pub use x86_64::{Translation, Translator};
 /// Longest block that can be translated, in instructions.
 pub const MAX_INSTRUCTIONS: usize = 48;
 
-/// Most steps that one run of generated code may take.
+/// The largest number of steps that one run of generated code may take.
 pub const MAX_STEPS: u64 = 1 << 23;
 
 /// How to treat flags and registers that an instruction of the host leaves undefined.
@@ -56,16 +56,17 @@ pub const MAX_STEPS: u64 = 1 << 23;
 pub enum Undefined {
     /// Keep the values of the host's processor.
     AsOnTheHost,
-    /// Invert them, at a cost: for tests that no undefined value reaches the guest's state on any processor.
+    /// Invert undefined results, at a cost: for tests that no undefined value reaches the guest's state on
+    /// any processor.
     Inverted,
 }
 
 /// A block of straight-line code in 64-bit mode.
 pub struct Source<'a> {
-    /// Address of its first instruction.
+    /// Address of the block's first instruction.
     pub rip: u64,
-    /// Its instructions, decoded at their addresses. An invalid instruction replaces an op that does something other
-    /// than its instruction says.
+    /// The block's instructions, decoded at their addresses. An invalid instruction replaces an op that does
+    /// something other than its instruction says.
     pub instructions: &'a [Instruction],
     /// The TLB slot of the block's second page, if its last instruction ends in another page. If that page is mapped
     /// differently later, the block exits before its first instruction.
@@ -128,7 +129,7 @@ pub enum At {
     Instruction {
         /// Address of the first instruction of its block.
         rip: u64,
-        /// The caller's name for that block.
+        /// The caller's name for the block of `rip`.
         token: u32,
         /// Number of the instruction in the block.
         number: usize,
@@ -142,11 +143,11 @@ pub enum At {
 /// An access that missed in the TLB, or that crosses pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Miss {
-    /// Its address.
+    /// The address of the access.
     pub address: u64,
-    /// Whether it writes.
+    /// Whether the access writes.
     pub writes: bool,
-    /// Where generated code tries the instruction again.
+    /// The place where generated code tries the instruction again.
     pub again: Resume,
 }
 
@@ -166,10 +167,10 @@ pub struct Resume {
 pub struct Left {
     /// Steps completed.
     pub steps: u64,
-    /// Conditional branches among them.
+    /// The number of conditional branches among these steps.
     pub branches: u64,
-    /// Whether the last step was an STI that set RFLAGS.IF. If so, no interrupt may come before the next instruction
-    /// completes.
+    /// Whether the last step was an STI that set RFLAGS.IF. After such an STI, no interrupt may come before
+    /// the next instruction completes.
     pub shadow: bool,
     /// Where generated code exited.
     pub at: At,

@@ -16,7 +16,7 @@ impl Translation {
 /// Translates blocks and runs them. The type has no values.
 pub enum Translator {}
 
-/// The same interface as on x86-64 hosts.
+/// The interface of the translator on x86-64 hosts.
 #[allow(missing_docs, clippy::unused_self, reason = "none of it can be called")]
 impl Translator {
     pub fn new(_: Undefined, _: Parts) -> Option<Translator> {

@@ -1,6 +1,8 @@
-//! The optimisations of the translator. Each can be switched off, to find the one that translates something wrongly.
+//! The optimisations of the translator. Each optimisation can be switched off, to find the optimisation that
+//! translates something wrongly.
 
-/// An optimisation that can be switched off. Without it, translated code does the same, but more slowly.
+/// An optimisation that can be switched off. Without an optimisation, translated code does the same, but
+/// more slowly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Accesses of a block whose addresses differ by known constants share one TLB check.

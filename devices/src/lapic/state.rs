@@ -22,7 +22,7 @@ pub struct LapicStateV1 {
     svr: u32,
     /// ESR, as latched by the last write to it.
     esr: u32,
-    /// Errors since that write.
+    /// Errors since the last write to ESR.
     errors: u32,
     icr: u64,
     /// CMCI, timer, thermal, performance, LINT0, LINT1, error.

@@ -1,11 +1,12 @@
-//! The local APIC timer. It stores its expiry time and never counts, so its state does not depend on when it was read.
+//! The local APIC timer. The timer stores its expiry time and never counts, so reading the timer does not
+//! change its state.
 
 use serde::{Deserialize, Serialize};
 
 const MODE_PERIODIC: u32 = 1;
 const MODE_TSC_DEADLINE: u32 = 2;
 
-/// The timer's saved state, version 1. Its mode is in the local vector table.
+/// The timer's saved state, version 1. The timer's mode is in the local vector table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimerStateV1 {
     pub(super) initial: u32,

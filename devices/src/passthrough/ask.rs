@@ -16,13 +16,13 @@ pub enum RegionV1 {
 /// How a PCI function may interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InterruptModeV1 {
-    /// Not at all.
+    /// The function cannot interrupt.
     Off,
-    /// By its line.
+    /// By the function's interrupt line.
     Line,
     /// By one message.
     Msi,
-    /// By this number of messages.
+    /// By this number of messages (MSI).
     Msix(u16),
 }
 
@@ -96,8 +96,8 @@ pub struct InterruptV1 {
     pub vector: u16,
 }
 
-/// The input from passed-through devices at one moment. It takes effect in this order: memory writes, interrupts, the
-/// value of a read.
+/// The input from passed-through devices at one moment. The input takes effect in this order: memory writes,
+/// interrupts, the value of a read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInputV1 {
     /// The question that this input answers, if any.
@@ -106,7 +106,8 @@ pub struct DeviceInputV1 {
     pub dma: Vec<DmaV1>,
     /// Interrupts.
     pub interrupts: Vec<InterruptV1>,
-    /// The value of a read, little endian. If it is missing, the answer is not complete: the machine asks again.
+    /// The value of a read, little endian. If the value is missing, the answer is not complete: the machine
+    /// asks again.
     pub value: Option<u64>,
 }
 

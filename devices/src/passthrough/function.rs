@@ -1,5 +1,5 @@
-//! A PCI function of the host. Its configuration space and interrupts are a model; everything behind its BARs is the
-//! real device.
+//! A PCI function of the host. The function's configuration space and interrupts are a model; everything
+//! behind its BARs is the real device.
 //!
 //! The header is emulated and has the real function's identity. The guest moves BARs only in the model. Of the
 //! capabilities the guest sees MSI and MSI-X, both emulated, if the real function has them. All other registers behind
@@ -38,9 +38,9 @@ const MAX_PORTS: u32 = 256;
 pub struct BarDescriptionV1 {
     /// The BAR's number.
     pub index: u8,
-    /// Its size, a power of two.
+    /// The BAR's size, a power of two.
     pub size_bytes: u32,
-    /// Whether it is an I/O port BAR.
+    /// Whether the BAR is an I/O port BAR.
     pub is_ports: bool,
 }
 
@@ -74,11 +74,11 @@ pub struct PciDescriptionV1 {
     pub subsystem: u16,
     /// Its BARs.
     pub bars: Vec<BarDescriptionV1>,
-    /// Whether it has an interrupt line.
+    /// Whether the function has an interrupt line.
     pub has_line: bool,
-    /// Offset of its MSI capability.
+    /// Offset of the function's MSI capability.
     pub msi: Option<u8>,
-    /// Its MSI-X structures.
+    /// The function's MSI-X structures.
     pub msix: Option<MsixDescriptionV1>,
 }
 
@@ -161,7 +161,8 @@ pub(crate) struct PassedParts {
 }
 
 impl PassedFunction {
-    /// Makes the function as firmware leaves it. Its BARs go to `memory` and `ports`; `line` is its interrupt.
+    /// Makes the function as firmware leaves it. The function's BARs go to `memory` and `ports`; `line` is
+    /// its interrupt.
     pub fn new(
         device: u8,
         description: &PciDescriptionV1,
@@ -252,7 +253,7 @@ impl PassedFunction {
         self.config.read(register, data, self.line && self.mode() == InterruptModeV1::Line);
     }
 
-    /// Writes configuration space for the guest. The range lies inside it.
+    /// Writes configuration space for the guest. The range lies inside configuration space.
     pub fn config_write(&mut self, register: usize, data: &[u8], out: &mut Vec<Msi>, told: &mut Vec<AskV1>) {
         if self.config_ask(register, data.len()).is_some() {
             return self.tell(RegionV1::Config, register as u32, data, told);

@@ -1,5 +1,5 @@
-//! Real devices of the host that are passed through to the guest: what the model emulates, and what it asks the real
-//! device.
+//! Real devices of the host that are passed through to the guest: the emulated parts, and the questions to
+//! the real device.
 //!
 //! ```text
 //!  PciBus ── PassedFunction   configuration space, MSI, MSI-X, INTx; BARs are outside   (function.rs)
@@ -7,14 +7,14 @@
 //!         ── Translation      the IOMMU's registers; its page tables are walked outside (translation.rs)
 //! ```
 //!
-//! A model never waits for its device. If the guest reads a value that only the device knows, the owner gets an
-//! [`AskV1`] in place of the value. The owner later hands in the answer, a [`DeviceInputV1`]. Guest writes are
-//! collected as asks too ([`PciBus::take_told`](crate::pci::PciBus::take_told)). They are counted and hashed, so
-//! machines with equal state have written the same to their devices. This module does not know whether a device or a
-//! recording answers.
+//! A model never waits for its device. If the guest reads a value that only the device knows, the owner gets
+//! an [`AskV1`] in place of the value. The owner later hands in the answer, a [`DeviceInputV1`]. Guest writes
+//! are collected as asks too ([`PciBus::take_told`](crate::pci::PciBus::take_told)). The writes are counted
+//! and hashed, so machines with equal state have written the same to their devices. This module does not know
+//! whether a device or a recording answers.
 //!
-//! The [`DeviceInputV1`] also holds the device's writes to memory. The owner puts them into RAM before it hands in the
-//! rest. See `vmm/host/PASSTHROUGH.md`.
+//! The [`DeviceInputV1`] also holds the device's writes to memory. The owner puts these writes into RAM
+//! before it hands in the rest. See `vmm/host/PASSTHROUGH.md`.
 
 mod ask;
 pub(crate) mod function;

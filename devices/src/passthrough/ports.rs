@@ -16,8 +16,8 @@ pub(crate) struct PassedPorts {
     line: Option<IsaLine>,
 }
 
-/// An ISA interrupt line. It is up from an interrupt until the guest next touches the device, as an interrupt handler
-/// does.
+/// An ISA interrupt line. The line stays up from an interrupt until the guest next touches the device, as an
+/// interrupt handler does.
 struct IsaLine {
     irq: u8,
     up: bool,

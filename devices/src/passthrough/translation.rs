@@ -1,8 +1,9 @@
 //! The registers of an IOMMU, by which a guest chooses the memory that passed-through devices may use.
 //!
-//! It has second-level translation of 39 bits, registers for invalidation, and caching mode. In caching mode a driver
-//! reports new mappings as well as removed ones. There is no queued invalidation and no interrupt remapping. Nothing
-//! passes through untranslated: while translation is off, devices reach no memory at all. Faults are not reported.
+//! The IOMMU has second-level translation of 39 bits, registers for invalidation, and caching mode. In
+//! caching mode a driver reports new mappings as well as removed ones. There is no queued invalidation and no
+//! interrupt remapping. Nothing passes through untranslated: while translation is off, devices reach no
+//! memory at all. Faults are not reported.
 //!
 //! The tables are in guest memory; the host side walks them (see [`crate::passthrough`]).
 //!
@@ -128,7 +129,7 @@ impl Translation {
             0x28 | 0x2C => {
                 put(&mut self.state.context, 0x28);
                 if self.state.context & GO != 0 {
-                    // It takes effect at once, with the granularity that the guest asked for.
+                    // The invalidation takes effect at once, with the granularity that the guest asked for.
                     self.state.context &= !GO;
                     let asked = self.state.context >> 61 & 3;
                     self.state.context = self.state.context & !(3 << 59) | asked << 59;

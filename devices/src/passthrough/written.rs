@@ -8,7 +8,7 @@ use super::ask::{AskV1, RegionV1};
 /// Number and hash of the guest's writes to one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WrittenV1 {
-    /// Writes so far.
+    /// The number of writes so far.
     pub count: u64,
     /// Chained XXH3-128 of all writes.
     pub hash: [u8; 16],

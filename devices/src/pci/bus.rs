@@ -138,13 +138,13 @@ impl PciBus {
         self.passed.mmio_read_ask(gpa, size)
     }
 
-    /// Takes the guest's writes to passed-through devices since the last call, oldest first. They are not part of the
-    /// saved state.
+    /// Takes the guest's writes to passed-through devices since the last call, oldest first. These writes are
+    /// not part of the saved state.
     pub fn take_told(&mut self) -> Vec<AskV1> {
         self.passed.take_told()
     }
 
-    /// Takes an input from passed-through devices. Their writes to memory are already in RAM.
+    /// Takes an input from passed-through devices. The devices' writes to memory are already in RAM.
     pub fn take_input(&mut self, input: &DeviceInputV1) {
         self.passed.take_input(input, &mut self.msis);
     }
@@ -211,7 +211,7 @@ impl PciBus {
                     || self.passed.write(false, gpa, data, &mut self.msis))
     }
 
-    /// Takes the messages since the last call, oldest first. The owner hands them to the local APIC.
+    /// Takes the messages since the last call, oldest first. The owner hands the messages to the local APIC.
     pub fn take_msis(&mut self) -> Vec<Msi> {
         std::mem::take(&mut self.msis)
     }
@@ -262,7 +262,8 @@ impl PciBus {
         }
     }
 
-    /// Installs a saved state. The same devices must have been added in the same order. An error changes nothing.
+    /// Installs a saved state. The caller must have added the same devices in the same order. An error
+    /// changes nothing.
     pub fn restore(&mut self, state: &PciBusStateV1) -> Result<(), StateError> {
         if state.functions.len() != self.functions.len() + self.passed.state_count() {
             return Err(StateError::new(format!(

@@ -71,8 +71,8 @@ impl ConfigSpace {
         space
     }
 
-    /// Adds a 32-bit, non-prefetchable memory BAR of a power-of-two size. It is assigned and decoding, as firmware
-    /// leaves it.
+    /// Adds a 32-bit, non-prefetchable memory BAR of a power-of-two size. The BAR is assigned and decoding,
+    /// as firmware leaves it.
     pub fn add_memory_bar(&mut self, index: usize, size_bytes: u32, base: u32) {
         assert!(size_bytes.is_power_of_two() && size_bytes >= 16 && base.is_multiple_of(size_bytes));
         let register = FIRST_BAR + 4 * index;
@@ -81,7 +81,7 @@ impl ConfigSpace {
         self.bytes[COMMAND] |= COMMAND_MEMORY as u8;
     }
 
-    /// Adds an I/O port BAR of a power-of-two size. It is assigned and decoding.
+    /// Adds an I/O port BAR of a power-of-two size. The BAR is assigned and decoding.
     pub fn add_port_bar(&mut self, index: usize, size_bytes: u32, base: u32) {
         assert!(size_bytes.is_power_of_two() && size_bytes >= 4 && base.is_multiple_of(size_bytes));
         let register = FIRST_BAR + 4 * index;

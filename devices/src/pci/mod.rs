@@ -1,12 +1,13 @@
 //! PCI bus 0 behind a host bridge, reached by configuration mechanism 1, with virtio functions and passed-through
 //! functions.
 //!
-//! The bus is a pure state machine. It changes only by guest accesses and by the owner's inputs. Its outputs (messages
-//! for the local APIC, interrupt levels) are collected; the owner reads them after each call. It does not model
-//! bridges, other buses, expansion ROMs or bus errors. Only passed-through functions have I/O port BARs.
+//! The bus is a pure state machine. The bus changes only by guest accesses and by the owner's inputs. The bus
+//! collects its outputs (messages for the local APIC, interrupt levels); the owner reads them after each
+//! call. Not modelled: bridges, other buses, expansion ROMs and bus errors. Only passed-through functions
+//! have I/O port BARs.
 //!
-//! There is no firmware, so [`PciBus::add`] does its work: BARs are assigned and decoding before boot. The guest may
-//! move them to any address that neither RAM nor a chip has ([`PciRevision`]).
+//! There is no firmware, so [`PciBus::add`] does its work: BARs are assigned and decoding before boot. The
+//! guest may move BARs to any address that neither RAM nor a chip has ([`PciRevision`]).
 //!
 //! PCI Local Bus Specification 3.0, section 3.2.2.3.2 (mechanism 1) and chapter 6.
 

@@ -1,7 +1,7 @@
 //! The MSI-X table and pending bit array of one function.
 //!
-//! The enable and function-mask bits are in the capability, in configuration space. Callers pass them as a [`Control`],
-//! so there is only one copy.
+//! The enable and function-mask bits are in the capability, in configuration space. Callers pass the bits as
+//! a [`Control`], so there is only one copy.
 //!
 //! PCI Local Bus Specification 3.0, section 6.8.2 and 6.8.3.
 
@@ -102,7 +102,7 @@ impl Msix {
         }
     }
 
-    /// Follows a change of [`Control`].
+    /// Adjusts the interrupts to a change of [`Control`].
     pub fn control_changed(&mut self, control: Control, out: &mut Vec<Msi>) {
         if !control.enabled() {
             self.pending = 0;

@@ -175,7 +175,7 @@ impl PassedThrough {
         self.devices.len() + usize::from(self.translation.is_some())
     }
 
-    /// Checks saved states without changing anything. Their number must equal this bus's number of states.
+    /// Checks saved states without changing anything. There must be [`Self::state_count`] states.
     pub fn check(&self, states: &[VirtioFunctionStateV1]) -> Result<Parts, StateError> {
         let devices = self.devices.iter().zip(states).map(|(device, state)| match (device, &state.device) {
             (Passed::Function { function, .. }, _) => {

@@ -13,7 +13,7 @@ const SPURIOUS: u8 = 7;
 /// The initialisation word that the data port expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
-    /// None: the data port is the mask register.
+    /// Nothing is expected: the data port is the mask register.
     Mask,
     Icw2,
     Icw3,
@@ -127,8 +127,8 @@ impl Pic8259 {
         self.s.inputs = inputs;
     }
 
-    /// Drives the slave's input. It acts as a level whatever the trigger mode. The slave lowers its output in each
-    /// acknowledge cycle, so no request is lost or seen twice.
+    /// Drives the slave's input. The slave's input acts as a level, whatever the trigger mode. The slave
+    /// lowers its output in each acknowledge cycle, so no request is lost or seen twice.
     pub fn set_cascade(&mut self, input: u8, level: bool) {
         self.s.cascade = u8::from(level) << input;
     }

@@ -44,7 +44,7 @@ pub struct Pic8259StateV1 {
 /// The initialisation word that the data port expects, version 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum ExpectedV1 {
-    /// None: the data port is the mask register.
+    /// Nothing is expected: the data port is the mask register.
     Mask,
     Icw2,
     Icw3,

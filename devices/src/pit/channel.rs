@@ -13,7 +13,7 @@ pub(super) enum CountPhase {
     },
     /// The gate holds the counter still.
     Held {
-        /// The value that the counter shows. Mode 0 continues from it.
+        /// The value that the counter shows. Mode 0 continues from this value.
         value: u32,
         /// Whether the counter has already been through zero (one-shot modes).
         expired: bool,
@@ -36,7 +36,7 @@ pub(super) struct Registers {
     pub(super) access: u8,
     pub(super) gate: bool,
     pub(super) phase: CountPhase,
-    /// The last complete count written. Gate triggers load it.
+    /// The last complete count written. Gate triggers load this count.
     pub(super) reload: u32,
     /// The low byte of a two-byte count, while the high byte is missing.
     pub(super) written_low: Option<u8>,
@@ -218,7 +218,8 @@ impl Channel {
         if self.s.bcd { to_bcd(value) } else { value as u16 }
     }
 
-    /// Writes the first byte of a two-byte count. In mode 0 it stops the counter and pulls the output low.
+    /// Writes the first byte of a two-byte count. In mode 0 the first byte stops the counter and pulls the
+    /// output low.
     fn write_low(&mut self, value: u8, tick: u64) {
         self.s.written_low = Some(value);
         if self.s.mode == 0 {
@@ -241,7 +242,7 @@ impl Channel {
         }
     }
 
-    /// Starts counting `count` at `origin_tick`. Until then a running cycle continues.
+    /// Starts counting `count` at `origin_tick`. Before `origin_tick` a running cycle continues.
     fn start(&mut self, origin_tick: u64, count: u32) {
         let previous = match self.s.phase {
             CountPhase::Counting { current, .. } if self.s.mode != 0 && current.origin_tick < origin_tick => {
@@ -253,7 +254,8 @@ impl Channel {
             CountPhase::Counting { previous, current: Cycle { origin_tick, count, expired: false } };
     }
 
-    /// Loads a new count in a periodic mode. It takes effect when the running period ends (half period in mode 3).
+    /// Loads a new count in a periodic mode. The new count takes effect when the running period ends (half
+    /// period in mode 3).
     fn replace(&mut self, previous: Option<Cycle>, current: Cycle, tick: u64) {
         let count = self.s.reload;
         let (previous, origin_tick) = if tick < current.origin_tick {

@@ -7,8 +7,8 @@ pub(super) struct Cycle {
     pub origin_tick: u64,
     /// The count, 1 to 65536 (10000 in BCD).
     pub count: u32,
-    /// The one-shot modes only: whether the count went through zero before the gate held and released it. Then the
-    /// output does not change again.
+    /// The one-shot modes only: whether the count went through zero before the gate held and released it.
+    /// After that the output does not change again.
     pub expired: bool,
 }
 

@@ -20,7 +20,7 @@ pub struct ChannelStateV1 {
     pub(super) access: u8,
     pub(super) gate: bool,
     pub(super) phase: CountPhaseV1,
-    /// The last complete count written. Gate triggers load it.
+    /// The last complete count written. Gate triggers load this count.
     pub(super) reload: u32,
     /// The low byte of a two-byte count, while the high byte is missing.
     pub(super) written_low: Option<u8>,
@@ -41,7 +41,7 @@ pub enum CountPhaseV1 {
     },
     /// The gate holds the counter still.
     Held {
-        /// The value that the counter shows. Mode 0 continues from it.
+        /// The value that the counter shows. Mode 0 continues from this value.
         value: u32,
         /// Whether the counter has already been through zero (one-shot modes).
         expired: bool,

@@ -16,8 +16,8 @@ use crate::layout::{PCI_FIRST_GSI, PIT_GSI, PIT_IRQ, RTC_IRQ, SCI_IRQ, SERIAL_IR
 use crate::misc_ports::Request;
 
 impl<B: ExpansionBus> Platform<B> {
-    /// Processes everything that is due by `now_ns`, in order of time. The local APIC's timer goes first at each
-    /// instant. Between two line changes all its expiries are one interrupt anyway.
+    /// Processes everything that is due by `now_ns`, in order of time. The local APIC's timer goes first at
+    /// each instant. All expiries of that timer between two line changes make only one interrupt.
     pub(super) fn catch_up(&mut self, now_ns: u64) {
         loop {
             let line_ns = self.line_deadline_ns.filter(|&deadline_ns| deadline_ns <= now_ns);
@@ -62,7 +62,7 @@ impl<B: ExpansionBus> Platform<B> {
         self.interrupt_pending = self.external_interrupt_pending() || self.lapic.pending_vector().is_some();
     }
 
-    /// Whether the 8259 pair interrupts the CPU. It can do so past a disabled local APIC, through LINT0, or through pin
+    /// Whether the 8259 pair interrupts the CPU. The interrupt can pass a disabled local APIC, LINT0, or pin
     /// 0 of the I/O APIC.
     pub(super) fn external_interrupt_pending(&self) -> bool {
         self.pic.interrupt_pending()

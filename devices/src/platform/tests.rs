@@ -192,8 +192,8 @@ fn serial_output_is_interrupt_driven_through_both_controllers() {
     }
 }
 
-/// A driver may answer a transmitter interrupt by sending, without reading IIR. It gets the next interrupt although the
-/// controller is edge triggered.
+/// A driver may answer a transmitter interrupt by sending, without reading IIR. Such a driver gets the next
+/// interrupt although the controller is edge triggered.
 #[test]
 fn sending_without_reading_iir_still_makes_edges() {
     let mut m = machine();
@@ -276,8 +276,8 @@ fn linux_calibrates_through_port_b() {
     assert!((m.now_ns - 5_000_000).abs_diff(10_000_000) < 2_000);
 }
 
-/// The same vector comes from a level-triggered line at one second and from the timer at two. The later one decides the
-/// trigger mode, however far a call advances the time.
+/// The same vector comes from a level-triggered line at one second and from the timer at two. The later
+/// interrupt decides the trigger mode, however far a call advances the time.
 #[test]
 fn events_happen_in_the_order_of_time() {
     for stops in [&[3_000_000_000][..], &[1_500_000_000, 3_000_000_000]] {

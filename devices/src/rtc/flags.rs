@@ -37,7 +37,8 @@ impl Rtc {
         }
     }
 
-    /// The next periodic interrupt. It depends on the divider only, even if SET stops the updates.
+    /// The next periodic interrupt. The periodic interrupt depends on the divider only, even if
+    /// SET stops the updates.
     fn next_periodic_ns(&self, after_ns: u64) -> Option<u64> {
         let rate = self.s.reg_a & A_RATE;
         if rate == 0 || !self.divider_runs() {
@@ -92,8 +93,8 @@ impl Alarm {
         const DAY: u32 = SECONDS_PER_DAY as u32;
         let mut time = second_of_day;
         let mut wait = 0;
-        // Each step skips to the next candidate of the coarsest field that does not match. After a day every time has
-        // been tried.
+        // Each step skips to the next candidate of the coarsest field that does not match. After a day the
+        // loop has tried every time.
         while wait <= DAY {
             let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
             let step = if self.hour.is_some_and(|wanted| wanted != hour) {

@@ -35,11 +35,11 @@ const F_WRITE_ZEROES: u64 = feature(virtio_blk::VIRTIO_BLK_F_WRITE_ZEROES);
 
 /// Largest segment. Together with [`SEG_MAX`] it bounds the size of a request.
 const SIZE_MAX: u32 = 64 << 10;
-/// Most data segments in a request: a direct chain also needs header and status.
+/// The largest number of data segments in a request: a direct chain also needs header and status.
 const SEG_MAX: u32 = QUEUE_SIZE as u32 - 2;
-/// Most data in a request.
+/// The largest number of data bytes in a request.
 const MAX_REQUEST_BYTES: u64 = SIZE_MAX as u64 * SEG_MAX as u64;
-/// Most sectors in one discard or write-zeroes range.
+/// The largest number of sectors in one discard or write-zeroes range.
 const MAX_RANGE_SECTORS: u32 = 16 << 11;
 const MAX_DISCARD_RANGES: u32 = 8;
 const MAX_ZERO_RANGES: u32 = 1;

@@ -38,7 +38,7 @@ struct Span {
 /// A well-formed chain: all its buffers lie in RAM, and the readable buffers come first.
 #[derive(Default)]
 pub(crate) struct Chain {
-    /// Index of the first descriptor. The driver identifies the chain by it.
+    /// Index of the first descriptor. The driver identifies the chain by this index.
     pub head: u16,
     spans: Vec<Span>,
     readable: usize,
@@ -95,7 +95,7 @@ impl Chain {
     }
 }
 
-/// A position in a list of buffers. It moves forward as bytes are copied.
+/// A position in a list of buffers. The position moves forward as bytes are copied.
 pub(crate) struct Cursor<'a, M> {
     mem: &'a M,
     spans: &'a [Span],

@@ -31,7 +31,7 @@ const F_EMERG_WRITE: u64 = feature(2);
 pub(crate) const RECEIVE_QUEUE: usize = 0;
 
 const EMERGENCY_WRITE: usize = 8;
-/// Most output kept for an owner that does not take it. Later output is dropped.
+/// The largest number of output bytes kept for an owner that does not take output. Later output is dropped.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 const CHUNK_BYTES: usize = 4096;
 
@@ -61,7 +61,7 @@ impl Console {
         std::mem::take(&mut self.output)
     }
 
-    /// Sets the size. Returns whether it changed.
+    /// Sets the size. Returns whether the size changed.
     pub(crate) fn resize(&mut self, columns: u16, rows: u16) -> bool {
         let changed = (self.columns, self.rows) != (columns, rows);
         (self.columns, self.rows) = (columns, rows);

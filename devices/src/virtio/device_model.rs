@@ -19,7 +19,7 @@ pub(crate) struct Kind {
     pub config_bytes: u32,
 }
 
-/// A device model. It knows requests and its configuration, but not how the guest accesses them.
+/// A device model. The model knows requests and its configuration, but not how the guest accesses them.
 pub(crate) trait DeviceModel {
     /// See [`Kind`].
     fn kind(&self) -> &'static Kind;
@@ -27,7 +27,7 @@ pub(crate) trait DeviceModel {
     fn features(&self) -> u64;
     /// The configuration, at least [`Kind::config_bytes`] long. The transport cuts off the rest.
     fn config(&self) -> Vec<u8>;
-    /// Handles a driver's write to the configuration. The range lies inside it.
+    /// Handles a driver's write to the configuration. The range lies inside the configuration.
     fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
     /// Serves one queue, with the negotiated features. See [`VirtQueue::serve`] for the result.
     fn serve<M: GuestMemory>(

@@ -100,7 +100,7 @@ impl VirtioFunction {
         VirtioFunction { config, msix: Msix::new(vectors), transport, msix_capability, pci_cfg_capability }
     }
 
-    /// Reads configuration space for the guest. The range lies inside it.
+    /// Reads configuration space for the guest. The range lies inside configuration space.
     pub fn config_read(&mut self, register: usize, data: &mut [u8]) {
         self.config.read(register, data, self.intx_requested());
         if register == self.pci_cfg_capability + PCI_CFG_DATA {
@@ -112,7 +112,7 @@ impl VirtioFunction {
         }
     }
 
-    /// Writes configuration space for the guest. The range lies inside it.
+    /// Writes configuration space for the guest. The range lies inside configuration space.
     pub fn config_write<M: GuestMemory>(
         &mut self,
         mem: &M,
@@ -307,7 +307,8 @@ impl<'a> ConsolePort<'a> {
         self.function.transport.console_mut().map_or(0, |console| console.pending_input())
     }
 
-    /// Takes the guest's output since the last call. It is not part of the saved state: take it before saving.
+    /// Takes the guest's output since the last call. The output is not part of the saved state: take it
+    /// before saving.
     pub fn take_output(&mut self) -> Vec<u8> {
         self.function.transport.console_mut().map(|console| console.take_output()).unwrap_or_default()
     }
@@ -338,8 +339,8 @@ impl<'a> NetworkPort<'a> {
         self.function.deliver(notices, self.msis);
     }
 
-    /// Takes the frames that the guest has sent since the last call. They are not part of the saved state: take them
-    /// before saving.
+    /// Takes the frames that the guest has sent since the last call. The frames are not part of the saved
+    /// state: take them before saving.
     pub fn take_sent(&mut self) -> Vec<SentFrame> {
         self.function.transport.net_mut().map(|net| net.take_sent()).unwrap_or_default()
     }

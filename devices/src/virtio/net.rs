@@ -1,8 +1,8 @@
 //! Virtio network device: Ethernet frames in and out.
 //!
-//! When the driver sends, it may leave checksums and TCP segmentation to the device. [`SentFrame`] keeps the unfinished
-//! work, and the owner's peer completes it. Received frames have no offloads. They wait inside the device until the
-//! driver has buffers for them.
+//! When the driver sends, it may leave checksums and TCP segmentation to the device. [`SentFrame`] keeps the
+//! unfinished work, and the owner's peer completes it. Received frames have no offloads. Received frames wait
+//! inside the device until the driver has buffers for them.
 //!
 //! Sent frames are collected for the owner and are not part of the machine's state: the owner takes them before saving.
 //! The number and a hash of all sent frames are part of the state.
@@ -43,13 +43,14 @@ const F_STATUS: u64 = feature(virtio_net::VIRTIO_NET_F_STATUS);
 pub(crate) const RECEIVE_QUEUE: usize = 0;
 
 const LINK_UP: u16 = virtio_net::VIRTIO_NET_S_LINK_UP as u16;
-/// Most frames that wait inside the device.
+/// The largest number of frames that wait inside the device.
 const MAX_WAITING: usize = 256;
 /// The shortest frame: only an Ethernet header.
 const LEAST_FRAME_BYTES: usize = 14;
 /// The longest frame: the largest IP packet, the Ethernet header, and a VLAN tag.
 const MAX_FRAME_BYTES: usize = 65_535 + 14 + 4;
-/// Offset of the number of buffers of a received frame. The other fields of its header say that no work is left.
+/// Offset of the number of buffers of a received frame. The other fields of the frame's header say that no
+/// work is left.
 const BUFFERS_AT: usize = 10;
 
 /// The device.

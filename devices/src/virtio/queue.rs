@@ -28,7 +28,7 @@ const AVAIL_F_NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
 pub(crate) enum Served {
     /// The device is done with the chain, and has written this many bytes.
     Used(u32),
-    /// It cannot use the chain yet; the chain and all later ones stay available.
+    /// The device cannot use the chain yet; the chain and all later chains stay available.
     NotYet,
 }
 
@@ -254,8 +254,8 @@ impl VirtQueue {
         if count <= self.size() { Ok(count) } else { Err(RingError::AvailableIndex) }
     }
 
-    /// With event index, writes the available entry that the device waits for. Without it the device never suppresses
-    /// notifications, so there is nothing to write.
+    /// With event index, writes the available entry that the device waits for. Without event index the device
+    /// never suppresses notifications, so there is nothing to write.
     fn ask_for_notification<M: GuestMemory>(&mut self, mem: &M) -> Result<(), RingError> {
         if self.ring.event_idx_enabled() {
             self.ring.enable_notification(mem).map_err(|_| RingError::RingOutsideRam)?;

@@ -16,11 +16,12 @@ use crate::pci::error::StateError;
 const KIND: Kind =
     Kind { virtio_type: VIRTIO_ID_RNG as u16, pci_class: 0xFF_00_00, queue_sizes: &[64], config_bytes: 0 };
 
-/// Most bytes for one request. It bounds the work of a notification; the driver learns how many bytes it got.
+/// The largest number of bytes for one request. The limit bounds the work of a notification; the driver
+/// learns how many bytes it got.
 const MAX_REQUEST_BYTES: u64 = 64 << 10;
 const CHUNK_BYTES: usize = 256;
 
-/// The device. Its whole state is the seed and the number of 32-bit words drawn.
+/// The device. The device's whole state is the seed and the number of 32-bit words drawn.
 pub struct Rng {
     generator: Box<ChaCha20Rng>,
 }

@@ -62,9 +62,9 @@ pub struct QueueStateV1 {
     pub vector: u16,
 }
 
-/// The state of one kind of device. Later kinds that are not virtio devices have their state here too, so that the
-/// bus's state keeps its form. Such devices have no transport and no queues. Of these only PCI functions have a
-/// configuration space.
+/// The state of one kind of device. Later kinds that are not virtio devices have their state here too, so
+/// that the bus's state keeps its form. Devices of other kinds have no transport and no queues. Of the other
+/// kinds, only PCI functions have a configuration space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceStateV1 {
     /// Block: the disk's properties that the guest knows, to detect a wrong disk.
@@ -94,7 +94,7 @@ pub enum DeviceStateV1 {
     Net {
         /// The card's Ethernet address.
         mac: [u8; 6],
-        /// Most bytes that a frame carries.
+        /// The largest number of bytes that a frame carries.
         mtu: u16,
         /// Whether the driver may leave TCP segmentation to the device.
         segments: bool,
@@ -107,7 +107,7 @@ pub enum DeviceStateV1 {
     },
     /// A PCI function of the host.
     PassedFunction {
-        /// Whether its interrupt line is up.
+        /// Whether the function's interrupt line is up.
         line: bool,
         /// Digest of the guest's writes to the function.
         written: WrittenV1,

@@ -125,7 +125,8 @@ impl Transport {
         std::mem::take(&mut self.registers.isr)
     }
 
-    /// Reads the common configuration structure, at any offset and width. Bytes beyond its end read as zero.
+    /// Reads the common configuration structure, at any offset and width. Bytes beyond the structure's end
+    /// read as zero.
     pub fn read_common(&self, offset: usize, data: &mut [u8]) {
         copy_window(&self.common(), offset, data);
     }
@@ -152,14 +153,14 @@ impl Transport {
         DriverNotices::default()
     }
 
-    /// Reads the device configuration. Bytes beyond its end read as zero.
+    /// Reads the device configuration. Bytes beyond the structure's end read as zero.
     pub fn read_config(&self, offset: usize, data: &mut [u8]) {
         let mut config = self.device.config();
         config.truncate(self.device.kind().config_bytes as usize);
         copy_window(&config, offset, data);
     }
 
-    /// Writes the device configuration. Writes beyond its end are ignored.
+    /// Writes the device configuration. Writes beyond the structure's end are ignored.
     pub fn write_config(&mut self, offset: usize, data: &[u8]) {
         if offset + data.len() <= self.device.kind().config_bytes as usize {
             self.device.write_config(offset, data);
@@ -392,7 +393,7 @@ impl Transport {
             self.reset();
             return DriverNotices { reset: true, ..DriverNotices::default() };
         }
-        // Bits can be set one by one or at once. Only a reset clears them.
+        // Bits can be set one by one or at once. Only a reset clears status bits.
         let was_live = self.live();
         let mut status = self.registers.status | value & S_BY_DRIVER;
         if !self.set_up() && !self.acceptable(self.registers.driver_features) {
@@ -435,7 +436,7 @@ impl Transport {
     }
 }
 
-/// The low or high half of a feature word. Any other half is zero.
+/// The low or high half of a feature word. For any other selector the result is zero.
 fn half(features: u64, select: u32) -> u32 {
     match select {
         0 => features as u32,
@@ -444,7 +445,7 @@ fn half(features: u64, select: u32) -> u32 {
     }
 }
 
-/// Copies from a structure. Bytes beyond its end read as zero.
+/// Copies from a structure. Bytes beyond the structure's end read as zero.
 fn copy_window(image: &[u8], offset: usize, data: &mut [u8]) {
     for (i, byte) in data.iter_mut().enumerate() {
         *byte = image.get(offset + i).copied().unwrap_or(0);

@@ -1,7 +1,7 @@
 //! A toy recorded machine and a toy client, shared by this crate's tests.
 //!
-//! The toy executes a few real x86-64 instructions over 64 KiB of memory. It stores every state that it was ever in, so
-//! that going back is exact.
+//! The toy executes a few real x86-64 instructions over 64 KiB of memory. The toy stores every earlier state,
+//! so going back is exact.
 
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
@@ -40,7 +40,7 @@ const PROGRAM: &[u8] = &[
     0xeb, 0xf4,                               // 1011: jmp 0x1007
 ];
 
-/// One position: its state, and the access of its instruction.
+/// One position: the toy's state, and the memory access of the instruction there.
 pub struct Moment {
     registers: Registers,
     memory: Arc<Vec<u8>>,
@@ -68,7 +68,8 @@ pub struct Toy {
     pub register_reads: usize,
     /// How often the server asked for its threads.
     pub thread_lists: usize,
-    /// The numbers of its sleeping threads. Each has its number in RIP, and in every byte of its memory.
+    /// The numbers of the toy's sleeping threads. Each thread has its number in RIP, and in every byte
+    /// of its memory.
     pub sleeping: Vec<u32>,
 }
 
@@ -380,7 +381,7 @@ impl Client {
         byte[0]
     }
 
-    /// The next packet from the server, with repetitions expanded. Skips acknowledgements before it.
+    /// The next packet from the server, with repetitions expanded. Skips acknowledgements before the packet.
     pub fn reply(&mut self) -> String {
         let mut first = self.byte();
         while first == b'+' {

@@ -5,14 +5,15 @@ use cpu::Cpu;
 use crate::error::Error;
 use crate::vcpu::{Exit, Vcpu};
 
-/// A counter of the guest's retired conditional branches. One thread uses it: the thread that enters the guest. Apart
-/// from [`BranchCounter::enter`], the guest stands still during a call.
+/// A counter of the guest's retired conditional branches. One thread uses the counter: the thread that enters
+/// the guest. Apart from [`BranchCounter::enter`], the guest stands still during a call.
 pub(crate) trait BranchCounter: Send {
     /// Announces that the calling thread will run the vCPU from now on. The count continues.
     fn move_here(&mut self) -> Result<(), Error>;
-    /// The number of branches so far. It starts at an unknown number, which does not change.
+    /// The number of branches so far. The count starts at an unknown number, which does not change.
     fn count(&mut self) -> Result<u64, Error>;
-    /// Makes the guest exit some time after `branches` more (at least one). Replaces an earlier call.
+    /// Makes the guest exit some time after `branches` more branches (at least one). A new call replaces an
+    /// earlier call.
     fn arm(&mut self, branches: u64) -> Result<(), Error>;
     /// Disarms the counter.
     fn disarm(&mut self) -> Result<(), Error>;

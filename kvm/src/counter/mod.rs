@@ -1,8 +1,9 @@
 //! The guest's retired conditional branches (Jcc, LOOPcc, JrCXZ, taken or not), counted while the vCPU runs.
 //!
-//! They are the only class of events that processors count exactly. The overflow is not exact: it comes some branches
-//! late, occasionally thousands late, and on some hosts never. This code relies on nothing more: an overflow only means
-//! that it is time to read the count. The watchdog's signal means the same ([`crate::kick`]).
+//! Conditional branches are the only class of events that processors count exactly. The overflow is not
+//! exact: it comes some branches late, occasionally thousands late, and on some hosts never. This code relies
+//! on nothing more: an overflow only means that it is time to read the count. The watchdog's signal means the
+//! same ([`crate::kick`]).
 
 pub(crate) mod branch_counter;
 mod event;
@@ -32,7 +33,7 @@ pub enum Counter {
     Simulated {
         /// How late overflows come.
         behaviour: Behaviour,
-        /// The seed for their lateness.
+        /// The seed for the lateness of overflows.
         seed: u64,
     },
 }

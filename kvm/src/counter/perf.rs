@@ -1,8 +1,8 @@
 //! The processor's own counter, through `perf_event_open(2)`.
 //!
-//! The counter is one event of the calling thread, which counts only while the guest runs. Its period is set anew for
-//! each overflow. An overflow sends a signal to the thread ([`crate::kick`]). The count continues regardless of the
-//! period.
+//! The counter is one event of the calling thread, which counts only while the guest runs. The event's period
+//! is set again for each overflow. An overflow sends a signal to the thread ([`crate::kick`]). The count
+//! continues regardless of the period.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -35,9 +35,9 @@ pub(super) enum Whose {
 
 /// An open event that belongs to one thread.
 ///
-/// The crate perf-event2 opens it. All other operations use the descriptor directly, because the crate has no call for
-/// the signal and the period. Its way of reading also executes conditional branches. The self-tests, which count loops
-/// together with the reading, would have to allow for these.
+/// The crate perf-event2 opens the event. All other operations use the descriptor directly, because the crate
+/// has no call for the signal and the period. The crate's way of reading also executes conditional branches.
+/// The self-tests, which count loops together with the reading, would have to allow for these branches.
 pub(super) struct PerfEvent {
     fd: OwnedFd,
 }
@@ -94,8 +94,8 @@ fn builder(event: impl Event, whose: Whose) -> Builder<'static> {
     builder
 }
 
-/// Sends the descriptor's signals to this thread with F_SETOWN_EX. With F_SETOWN, any thread of the process could take
-/// them. Neither nix nor libc has the command.
+/// Sends the descriptor's signals to this thread with F_SETOWN_EX. With F_SETOWN, any thread of the process
+/// could take the signals. Neither nix nor libc has the command F_SETOWN_EX.
 fn set_owner(fd: &OwnedFd, thread: Pid) -> nix::Result<()> {
     const F_SETOWN_EX: libc::c_int = 15;
     const F_OWNER_TID: libc::c_int = 0;
@@ -105,7 +105,7 @@ fn set_owner(fd: &OwnedFd, thread: Pid) -> nix::Result<()> {
         pid: libc::pid_t,
     }
     let owner = OwnerEx { kind: F_OWNER_TID, pid: thread.as_raw() };
-    // SAFETY: the descriptor is open, and the structure is the one that this command takes and lives through the call.
+    // SAFETY: the descriptor is open, and the structure has this command's type and lives through the call.
     Errno::result(unsafe { libc::fcntl(fd.as_raw_fd(), F_SETOWN_EX, &raw const owner) }).map(drop)
 }
 
@@ -149,7 +149,8 @@ impl BranchCounter for Perf {
     }
 
     fn arm(&mut self, branches: u64) -> Result<(), Error> {
-        // Until the period is set, an overflow of the previous period may come. It only costs one read of the count.
+        // Until the period is set, an overflow of the previous period may come. Such an overflow only costs
+        // one read of the count.
         kick::forget_overflow();
         self.event.set_period(branches.max(1)).map_err(failed("arm the branch counter"))
     }
@@ -205,8 +206,8 @@ mod tests {
             }
         }
 
-        /// Waits for a signal that was sent. It comes at once or, if a processor cannot interrupt itself, with the
-        /// kernel's next tick.
+        /// Waits for a signal that was sent. The signal comes at once or, if a processor cannot interrupt
+        /// itself, with the kernel's next tick.
         fn wait_for_overflow(&self) {
             let begun = Instant::now();
             while !kick::overflow_came() {
@@ -217,7 +218,7 @@ mod tests {
         }
     }
 
-    /// On most machines this is all that can be tested of the event for landings.
+    /// On most machines this is the only possible test of the event for landings.
     #[test]
     fn the_event_counts_guests_or_the_thread_itself() {
         const PERF_TYPE_RAW: u32 = 4;

@@ -1,7 +1,7 @@
 //! Tests whether this host's counter of conditional branches can be trusted, for `ttvm doctor`.
 //!
-//! Processors, hypervisors and settings each have their way of spoiling the counter (rr's start-up checks found most of
-//! them). So these tests run before the counter is used.
+//! Processors, hypervisors and settings each have their way of spoiling the counter (rr's start-up checks
+//! found most of them). So the tests here run before the counter is used.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub struct CounterReport {
     pub usable: Result<(), String>,
     /// Advice on what to change.
     pub advice: &'static str,
-    /// The other tests.
+    /// The results of the other tests of the counter.
     pub tests: Vec<CounterTest>,
 }
 
@@ -121,19 +121,20 @@ fn spin_locked(branches: u64) {
 
 const NO_COUNTER: &str = "not tried: there is no counter";
 
-/// Tests how late overflows come. Late overflows cost a repeated landing, and lost ones the watchdog's time. Without
-/// any overflows, every landing would cost both.
+/// Tests how late overflows come. A late overflow costs a repeated landing, and a lost overflow costs the
+/// watchdog's time. Without any overflows, every landing would cost both.
 fn overflows(event: Option<u64>) -> CounterTest {
     const TRIALS: usize = 200;
     let found = match event {
         None => Err(NO_COUNTER.to_string()),
         Some(number) => match skids(number, TRIALS) {
             Err(error) => Err(error.to_string()),
-            Ok(skids) if skids.len() < TRIALS / 2 => Err(format!("{} of {TRIALS} came at all", skids.len())),
+            Ok(skids) if skids.len() < TRIALS / 2 => Err(format!("{} of {TRIALS} arrived", skids.len())),
             Ok(skids) => Ok(describe(&skids, TRIALS)),
         },
     };
-    let advice = if event.is_some() { "landing works, slowly: a watchdog finds what is lost" } else { "" };
+    let advice =
+        if event.is_some() { "landing works, but slowly: a watchdog finds lost interrupts" } else { "" };
     CounterTest { name: "counter's overflow", found, advice }
 }
 
@@ -172,7 +173,8 @@ fn skids(number: u64, trials: usize) -> io::Result<Vec<u64>> {
     Ok(skids)
 }
 
-/// Tests locked instructions. On Zen, speculation over them counts branches twice unless a chicken bit forbids it.
+/// Tests locked instructions. On Zen, speculation over locked instructions counts branches twice, unless a
+/// chicken bit forbids the speculation.
 fn locked_instructions(event: Option<u64>) -> CounterTest {
     let found = match event.map(|number| count_loop(number, spin_locked)) {
         None => Err(NO_COUNTER.to_string()),

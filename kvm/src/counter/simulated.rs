@@ -1,9 +1,10 @@
-//! A counter for tests on machines without a real one. It sees each instruction that the vCPU executes.
+//! A counter for tests on machines without a real one. The counter sees each instruction that the vCPU
+//! executes.
 //!
-//! While a landing waits only for an overflow, the software CPU executes in the vCPU's place, as fast as it can. Once a
-//! breakpoint is set, the vCPU is single-stepped and stops where it would stop without stepping. The guest must not
-//! make exits on the way to an overflow, and must not take exceptions or change privilege while stepped. It must not
-//! load SS or change its own code.
+//! While a landing waits only for an overflow, the software CPU executes in the vCPU's place, as fast as it
+//! can. Once a breakpoint is set, the vCPU is single-stepped and stops where it would stop without stepping.
+//! The guest must not make exits on the way to an overflow, and must not take exceptions or change privilege
+//! while stepped. The guest must not load SS or change its own code.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +23,7 @@ const STEP: u64 = 1 << 14;
 const PATIENCE: u64 = 1 << 28;
 /// Steps of the software CPU between two checks for the watchdog.
 const CHUNK: u64 = 4096;
-/// Most steps that the guest runs beyond the branch of an overflow.
+/// The largest number of steps that the guest runs beyond the branch of an overflow.
 const EXTRA_STEPS: u64 = 8;
 
 /// The kinds of instructions.
@@ -30,8 +31,8 @@ const EXTRA_STEPS: u64 = 8;
 enum Kind {
     /// A conditional branch, which is counted.
     Branch,
-    /// An instruction that cannot be stepped. It would take several steps, or show the trap flag to the guest, or clear
-    /// it. The vCPU runs to a breakpoint after it instead.
+    /// An instruction that cannot be stepped. Such an instruction would take several steps, or show the trap
+    /// flag to the guest, or clear the flag. The vCPU runs to a breakpoint after it instead.
     Unsteppable {
         next: u64,
     },

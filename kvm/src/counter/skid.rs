@@ -3,13 +3,14 @@
 /// The behaviour of a simulated counter's overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Behaviour {
-    /// Most branches that a normal overflow comes late. Nine in ten come within a twentieth of this number.
+    /// The largest number of branches that a normal overflow comes late. Nine in ten come within a
+    /// twentieth of this number.
     pub largest_skid: u64,
     /// One overflow in this many is lost.
     pub lost_one_in: u64,
     /// One overflow in this many comes later than normal ones.
     pub overshoot_one_in: u64,
-    /// Most branches that such an overflow comes late.
+    /// The largest number of branches that an overshooting overflow comes late.
     pub largest_overshoot: u64,
 }
 

@@ -191,7 +191,7 @@ fn landings_are_exact_whatever_the_counter_does() {
     }
     let Landings { landed, overshot, lost_overflows, largest_skid, hits } = world.seen;
     assert!(landed >= LANDINGS && tries == LANDINGS + overshot, "{:?}", world.seen);
-    // The counter must have been as bad as intended.
+    // The simulated counter must have been as late as intended.
     let enough = LANDINGS / 100;
     assert!(overshot > enough && lost_overflows > enough / 2 && largest_skid > 10_000, "{:?}", world.seen);
     assert!(hits < LANDINGS * 200, "{:?}", world.seen);
@@ -270,7 +270,8 @@ fn hits_after_as_many_branches_are_told_apart() {
             let mut arrival =
                 land(&mut world.vcpu, goal_of(visit, false), &mut world.margin, &mut world.seen);
             if !changes_register {
-                // All have the same registers, so the caller must compare RAM and continue from each wrong one.
+                // All visits have the same registers, so the caller must compare RAM and continue from each
+                // wrong visit.
                 for earlier in &visits[..number] {
                     assert!(world.is_at(earlier), "visit {number}");
                     let goal = goal_of(visit, true);

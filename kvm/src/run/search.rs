@@ -20,7 +20,7 @@ const STEPS_PER_BREAKPOINT: u64 = 200;
 const STEPS_PER_LANDING: u64 = 1 << 33;
 
 impl KvmCpu {
-    /// Checks whether the guest is at the landing place. If not, sets the breakpoint there.
+    /// Checks whether the guest is at the landing place. Otherwise sets a breakpoint at the place.
     pub(super) fn look_for(&mut self, run: &mut Run<'_>, goal: LandingPlace) -> Result<Option<End>, Error> {
         let synced = self.vcpu.synced();
         if synced.regs.rip == goal.rip && nothing_under_way(&synced.events) {
@@ -73,7 +73,7 @@ impl KvmCpu {
                 Stop::Budget => {
                     break Err(Error::Stuck {
                         rip: self.soft.rip(),
-                        why: "it never comes to the place where it was interrupted".to_string(),
+                        why: "it does not reach the interrupted instruction again".to_string(),
                     });
                 }
                 stop => break Ok(Some(End::Stop(stop))),

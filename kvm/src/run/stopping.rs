@@ -1,9 +1,10 @@
 //! Stops a guest that makes no exits, for a caller that must act in real time.
 //!
-//! A kick says that time is up. `KvmCpu` then sets breakpoints on places near the guest where it can be stopped. A
-//! replay without a count of branches stops each time that the guest passes the place. So `KvmCpu` does not take the
-//! first place that is passed. It tries a few, and takes one that is passed seldom. Such a place is after a loop rather
-//! than inside, or in a caller rather than in a function that a loop calls.
+//! A kick says that time is up. `KvmCpu` then sets breakpoints on places near the guest where it can be
+//! stopped. A replay without a count of branches stops each time that the guest passes the place. So `KvmCpu`
+//! does not take the first place that is passed. `KvmCpu` tries a few places, and takes a place that the
+//! guest passes seldom. Such a place is after a loop rather than inside, or in a caller rather than in a
+//! function that a loop calls.
 
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ mod place;
 
 /// The largest number of callers whose return sites are candidates.
 const MOST_CALLERS: usize = 12;
-/// Most kicks to wait for a loop that ends by itself: half a second.
+/// The largest number of kicks to wait for a loop that ends by itself: half a second.
 const LONGEST_DELAY: u32 = 1000;
 
 const LONG_CODE: u16 = 1 << 13;

@@ -1,5 +1,5 @@
-//! The machine around the CPU. It answers every access with known values, logs all accesses, and interrupts as a case
-//! demands.
+//! The machine around the CPU. The board answers every access with known values, logs all accesses, and
+//! interrupts as a case demands.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use cpu::{Bus, BusSignals};
 
 use crate::machine::{MMIO, MMIO_BYTES};
 
-/// An OUT here requests an interrupt with the written vector. It is not logged.
+/// An OUT here requests an interrupt with the written vector. This OUT is not logged.
 const INTERRUPT_PORT: u16 = 0xf0;
-/// An OUT here requests an NMI. It is not logged.
+/// An OUT here requests an NMI. This OUT is not logged.
 const NMI_PORT: u16 = 0xf1;
 /// A read at or above this offset of the device's memory requests an interrupt.
 const INTERRUPTING_READS: u64 = 0xf00;
@@ -53,7 +53,7 @@ pub struct TestBoard {
     pub interrupt: Option<u8>,
     pub nmi: bool,
     pub cr8: u64,
-    /// The content of device memory for reads. Writes do not change it.
+    /// The content of device memory for reads. Writes do not change this content.
     pub device: Vec<u8>,
     inputs: u32,
 }

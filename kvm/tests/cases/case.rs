@@ -54,13 +54,14 @@ impl On {
 
     pub fn applies_to(self, engine: Engine) -> bool {
         let (kvm, model) = (matches!(engine, Engine::Kvm(_)), engine.model());
+        let is_tcg = matches!(model, cpu::CpuModel::V2KvmTcg | cpu::CpuModel::V2_1KvmTcg);
         match self {
             On::NewModel => model == cpu::CpuModel::V2_1,
             On::KvmModels => !matches!(model, cpu::CpuModel::V2 | cpu::CpuModel::V2_1),
-            On::TcgModel => model == cpu::CpuModel::V2KvmTcg,
+            On::TcgModel => is_tcg,
             On::Soft => !kvm,
             On::Kvm => kvm,
-            On::KvmOnTcg => kvm && model == cpu::CpuModel::V2KvmTcg,
+            On::KvmOnTcg => kvm && is_tcg,
         }
     }
 }

@@ -204,7 +204,8 @@ impl Check<'_> {
     }
 }
 
-/// How the run ended, and the program's state there. For a handler, that is the interrupted state in its frame.
+/// How the run ended, and the program's state there. In a handler, the program's state is the interrupted
+/// state in the handler's frame.
 fn end_of(machine: &Machine, stop: Stop) -> (Outcome, CpuState) {
     let mut state = machine.state.clone();
     if stop == Stop::Shutdown {

@@ -1,5 +1,5 @@
-//! The small machine for a case, on either engine. It has RAM with descriptor and page tables at fixed places, device
-//! memory after RAM, and a HLT as handler of each vector.
+//! The small machine for a case, on either engine. The machine has RAM with descriptor and page tables at
+//! fixed places, device memory after RAM, and a HLT as handler of each vector.
 
 use std::time::Duration;
 
@@ -273,7 +273,7 @@ fn segment(selector: u16, descriptor: u64) -> Segment {
     Segment { selector, base: 0, limit: u32::MAX, attributes: (descriptor >> 40) as u16 & 0xf0ff }
 }
 
-/// An interrupt gate to the vector's handler. Its low half is the same in 16- and 8-byte tables.
+/// An interrupt gate to the vector's handler. The gate's low half is the same in 16- and 8-byte tables.
 fn gate(vector: u64) -> u64 {
     let level = if USER_VECTORS.contains(&vector) { DPL3 } else { 0 };
     HANDLERS + 16 * vector | u64::from(KERNEL_CS) << 16 | 0x8e00 << 32 | level

@@ -88,7 +88,7 @@ fn list_differences(cases: &[Case], engines: &[Engine]) {
     }
 }
 
-/// Runs every case on these engines. All must end as the table says.
+/// Runs every case on these engines. All cases must end as the table says.
 fn assert_all(engines: &[Engine]) {
     let cases = table();
     let failures: Vec<String> = engines.iter().flat_map(|engine| run_all(&cases, *engine)).collect();

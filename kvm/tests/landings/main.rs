@@ -1,8 +1,8 @@
 //! Landings of a KVM vCPU by counted branches, from random places to random later ones. The counter's overflows come
 //! late, much too late, or never. Each landing must give the software CPU's state.
 //!
-//! `TTVM_LANDINGS` is their number. Without a KVM that executes as hardware does, the test says so, and fails if the
-//! number was given. The same algorithm is tested on the software CPU (`kvm/src/landing/tests.rs`).
+//! `TTVM_LANDINGS` is the number of landings. Without a KVM that executes as hardware does, the test says so,
+//! and fails if the number was given. `kvm/src/landing/tests.rs` tests the algorithm on the software CPU.
 
 mod guest;
 
@@ -14,7 +14,7 @@ use engine_contract::{End, LandingPlace, Leave};
 use guest::{Random, Reference, Snapshot};
 use kvm::{Behaviour, Counter, KvmCpu};
 
-/// Most steps between two places.
+/// The largest number of steps between two places.
 const FARTHEST: u64 = 400_000;
 /// Number of places at which landings may begin.
 const KEPT: usize = 8;

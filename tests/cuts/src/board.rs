@@ -1,5 +1,5 @@
-//! The board around the CPU: ports, device memory, time and interrupt lines. All of these follow from the step count alone,
-//! so a cut run and an uncut run meet the same devices.
+//! The board around the CPU: ports, device memory, time and interrupt lines. The board's answers follow from
+//! the step count alone, so a cut run and an uncut run meet the same devices.
 
 use cpu::{Bus, BusSignals};
 use guest_ram::RamView;
@@ -7,7 +7,7 @@ use guest_ram::RamView;
 use crate::layout::{PAGE, RAM_BYTES};
 use seeded::mix;
 
-/// The board's state between two accesses. It is compared and restored with the guest.
+/// The board's state between two accesses. The state is compared and restored together with the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
     /// The vector that the interrupt controller asks for.
@@ -18,7 +18,7 @@ pub struct Lines {
     pub stop: bool,
     /// Task priority.
     pub cr8: u64,
-    /// The one MSR that the board has.
+    /// The value of the board's only MSR.
     pub apic_base: u64,
     /// How often a halted CPU was woken.
     pub wakes: u32,
@@ -28,12 +28,12 @@ pub struct Lines {
 
 /// The board.
 pub struct Board {
-    /// Its state.
+    /// The state of the board.
     pub lines: Lines,
     ram: RamView,
 }
 
-/// Its MSR, the APIC's base.
+/// The board's MSR, the APIC's base.
 pub const APIC_BASE: u32 = 0x1b;
 
 /// The effect of a write to a port, by the low bits of the port's number. Every write is also noted.

@@ -14,9 +14,9 @@ use crate::ways::{self, Snapshot, Steps, Way};
 /// A kind of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Short programs in every mode, with any instruction. They are compared with single steps.
+    /// Short programs in every mode, with any instruction. Each run is compared with single steps.
     Anything,
-    /// Long programs of hot loops. They are compared with the interpreter's run from cut to cut.
+    /// Long programs of hot loops. Each run is compared with the interpreter's run from cut to cut.
     Loops,
 }
 
@@ -86,9 +86,9 @@ pub enum News {
 pub struct Summary {
     /// Programs run.
     pub programs: u64,
-    /// Steps of these programs, each counted once however often it was run.
+    /// Steps of the programs; repeated runs of a program count once.
     pub steps: u64,
-    /// Programs by the mode they began in.
+    /// The number of programs by the mode in which they began.
     pub modes: BTreeMap<String, u64>,
     /// The differences.
     pub differences: Vec<Difference>,

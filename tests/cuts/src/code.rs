@@ -396,7 +396,7 @@ impl Writer {
                 let bit = self.rng.pick(&[0, 1, 2, 5, 6, 12, 13, 63]);
                 self.put(&[bit]);
             }
-            // A second entry's value.
+            // Copies the value of another entry.
             1 => {
                 let from = self.entry_address();
                 let memory = self.absolute(from);
@@ -520,8 +520,8 @@ impl Writer {
         }
     }
 
-    /// Accesses close to each other through one register, or through two with almost the same value. Between them the code
-    /// changes the register, the page's entry or the rights. Often at a page's end.
+    /// Accesses close to each other through one register, or through two with almost the same value. Between
+    /// the accesses the code changes the register, the page's entry or the rights. Often at a page's end.
     fn neighbours(&mut self) {
         if self.bits != Bits::B64 {
             return self.stack();
@@ -600,8 +600,9 @@ impl Writer {
         }
     }
 
-    /// A loop: an instruction sets flags from registers. Others leave the flags alone, may change those registers and may
-    /// fault. Then a branch uses the flags. A translator that computes flags late must still have the operands.
+    /// A loop: an instruction sets flags from registers. Other instructions leave the flags alone, may change
+    /// those registers and may fault. Then a branch uses the flags. A translator that computes flags late
+    /// must still have the operands.
     fn late_flags(&mut self) {
         if self.bits != Bits::B64 {
             return self.branch();
@@ -1023,7 +1024,7 @@ impl Writer {
                 self.put(&to.to_le_bytes());
             }
             (_, 1) => {
-                // RETF to a pushed place.
+                // Pushes a place, and jumps there by RETF.
                 let register = self.free_register();
                 self.immediate(register, to.into());
                 self.put(&[0x50 | register]);

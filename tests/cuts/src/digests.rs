@@ -1,6 +1,6 @@
-//! Digests of programs' results. One processor of a vendor makes them, and every other processor compares. The tree keeps
-//! the digests of each vendor in `golden/`. A recording made on one vendor's processor replays on another's only if they
-//! are equal.
+//! Digests of programs' results. One processor of a vendor makes the digests, and every other processor
+//! compares its own. The tree keeps the digests of each vendor in `golden/`. A recording made on one vendor's
+//! processor replays on another vendor's only if the digests are equal.
 
 use std::fmt::Write;
 use std::num::NonZeroUsize;

@@ -13,7 +13,7 @@ use crate::ways::{self, Snapshot};
 
 /// Instructions shown before the one behind which the guests differ.
 const SHOWN: u64 = 8;
-/// The largest number of ends that are tried one after the other. With more ends, it bisects.
+/// The largest number of ends that are tried one after the other. With more ends, the function bisects.
 const ONE_BY_ONE: u64 = 2000;
 /// Lines of differences shown.
 const LINES: usize = 24;
@@ -30,7 +30,7 @@ pub fn difference<T: Tier>(kind: Kind, seed: u64, found: &Difference) -> String 
         found.way,
         program.length(),
     );
-    // The same program ended earlier: the first end that differs names the step.
+    // Run the program with earlier ends: the first end that differs names the step.
     let ended_at = |length| {
         let shortened = program.shortened(length);
         let expected = kind.reference(&shortened);

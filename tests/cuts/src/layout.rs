@@ -5,7 +5,7 @@ pub const RAM_BYTES: u64 = 0x2_0000;
 /// Bytes of a page.
 pub const PAGE: u64 = 0x1000;
 
-/// Interrupt table of protected and long mode. Real mode's is at 0.
+/// Interrupt table of protected and long mode. The interrupt table of real mode is at 0.
 pub const IDT: u64 = 0x1000;
 /// Global descriptor table.
 pub const GDT: u64 = 0x2000;

@@ -1,10 +1,11 @@
-//! The cut fuzzer. Replay is exact only if a cut in a run changes nothing that the guest can see: no budget, no checkpoint,
-//! no restore. This package makes random small guests in every mode ([`program`], [`code`]), and runs each guest in several
-//! ways ([`ways`]). It compares state, RAM, counts and devices wherever two runs pass the same step ([`campaign`]). For a
-//! difference it finds the instruction ([`explain`]).
+//! The cut fuzzer. Replay is exact only if a cut in a run changes nothing that the guest can see: no budget,
+//! no checkpoint, no restore. This package makes random small guests in every mode ([`program`], [`code`]),
+//! and runs each guest in several ways ([`ways`]). The package compares state, RAM, counts and devices
+//! wherever two runs pass the same step ([`campaign`]). For a difference the package finds the instruction
+//! ([`explain`]).
 //!
-//! [`loops`] makes the other kind of programs: hot loops in 64-bit mode. They test what the CPU remembers of often executed
-//! code. They take millions of steps, and most steps are not compared one by one.
+//! [`loops`] makes the other kind of programs: hot loops in 64-bit mode. The loops test the CPU's memory of
+//! often executed code. A program takes millions of steps, and most steps are not compared one by one.
 //!
 //! A way works with anything that implements [`tier::Tier`].
 

@@ -49,8 +49,8 @@ pub struct LoopWriter {
     rng: Rng,
     /// Privileged instructions are allowed.
     kernel: bool,
-    /// Inner loops also change code and page-table entries, and go through other addresses. Otherwise only outer loops do.
-    /// These changes take most of such a program's time.
+    /// Inner loops also change code and page-table entries, and go through other addresses. Otherwise only
+    /// outer loops change them. These changes take most of such a program's time.
     wild: bool,
     /// The written bytes, from `start` on.
     code: Vec<u8>,
@@ -90,7 +90,8 @@ pub fn code(rng: &mut Rng, kernel: bool) -> Vec<(u64, Vec<u8>)> {
     vec![(CODE, loops.code), (CODE_END - PAGE, leaves.code)]
 }
 
-/// A handler. For a fault it continues at the loop's end, for any other vector where the event came.
+/// A handler. After a fault the handler continues at the loop's end, after any other vector where
+/// the event came.
 pub fn handler(vector: u64, error_code: bool) -> Vec<u8> {
     let mut code = Vec::new();
     if error_code {
@@ -408,7 +409,7 @@ impl LoopWriter {
                     self.put(&by_copy(opcode, register, wide));
                 }
                 8 => self.put(&[0x48 | copy >> 3, 0x83, 0xc0 | copy & 7, distance]),
-                // 32 bits of the base: this clears the upper half.
+                // Adds to the lower 32 bits of the base, which clears the upper half.
                 9 => self.put(&[0x40 | copy >> 3, 0x83, 0xc0 | copy & 7, distance]),
                 10 => self.put(&by_copy(0x8d, copy, 8)),
                 _ => self.put(&[0x48 | copy >> 3, 0xff, 0xc0 | copy & 7]),
@@ -442,7 +443,7 @@ impl LoopWriter {
                 let base = self.rng.pick(&[3, 6, 7]);
                 self.put(&[0x0f, 0x01, 0x38 | base]);
             }
-            // out 8, al; in eax, 16: the board notes the step. RDTSC shows it.
+            // out 8, al; in eax, 16: the board notes the step. RDTSC shows the noted step.
             5 => self.put(&[0xe6, 8]),
             6 => self.put(&[0xe5, 16]),
             _ => self.put(&[0x0f, 0x31]),

@@ -17,13 +17,14 @@ struct Arguments {
     /// Chooses the programs.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only the program of this number.
+    /// Run only the program of this number.
     #[arg(long)]
     program: Option<u64>,
     /// Programs of hot loops, which take many more steps in the same time.
     #[arg(long)]
     loops: bool,
-    /// The interpreter alone, instead of the translator. Both are compared with the interpreter's single steps.
+    /// The interpreter alone, instead of the translator. Interpreter and translator are compared with the
+    /// interpreter's single steps.
     #[arg(long, conflicts_with = "inverted")]
     interpreter: bool,
     /// The translator, with every undefined result of the host's instructions inverted.
@@ -32,8 +33,8 @@ struct Arguments {
     /// Threads.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Runs the programs of `tests/cuts/golden` and prints a digest of each one's end. With a number N, runs every Nth of
-    /// them.
+    /// Runs the programs of `tests/cuts/golden` and prints a digest of each one's end. With a number N, runs
+    /// every Nth program.
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1")]
     digests: Option<NonZeroUsize>,
     /// Differences after which to stop.

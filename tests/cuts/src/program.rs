@@ -29,7 +29,7 @@ pub enum Mode {
 /// How linear addresses become physical at the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Paging {
-    /// They are physical.
+    /// Paging is off: addresses are physical.
     Off,
     /// 32-bit paging: 4 KiB and 4 MiB pages.
     Narrow,
@@ -129,7 +129,7 @@ impl Program {
         Program { mode, paging, state, ram, events, cuts }
     }
 
-    /// The program of hot loops of a seed and a number.
+    /// The program of hot loops that a seed and a number determine.
     pub fn looping(seed: u64, number: u64) -> Program {
         let (mode, paging) = (Mode::Long, Paging::Long);
         let rng = stream(seed ^ 2, number);
@@ -144,13 +144,13 @@ impl Program {
         let length =
             if rng.percent(50) { 20_000 + rng.below(200_000) } else { 500_000 + rng.below(2_500_000) };
         let mut events = events(&mut rng, length);
-        // Most of these would end the loops.
+        // Most events that write RAM would end the loops.
         events.retain(|event| !matches!(event.1, Event::WriteRam(_)) || event.0 % 8 == 0);
         let cuts = cuts(&mut rng, length, &events);
         Program { mode, paging, state, ram, events, cuts }
     }
 
-    /// The same program, ended earlier.
+    /// This program, ended earlier.
     pub fn shortened(&self, length: u64) -> Program {
         let mut program = self.clone();
         program.events.retain(|event| event.0 <= length);
@@ -224,7 +224,7 @@ impl Image {
 
     fn code(&mut self) {
         let bits = self.mode.bits();
-        // Code is at each page's start and end. Noise between them would cost time only.
+        // Code is at each page's start and end. Noise between start and end would only cost time.
         for page in (CODE..CODE_END).step_by(PAGE as usize) {
             let other = self.rng.pick(&[Bits::B16, Bits::B32, Bits::B64]);
             let bits = if self.rng.percent(90) { bits } else { other };
@@ -246,8 +246,8 @@ impl Image {
         }
     }
 
-    /// Loops as code, and handlers that continue with them. Everything except the data is mapped one to one, with all
-    /// rights.
+    /// The loops as code, and handlers that continue the loops. Everything except the data is mapped one to
+    /// one, with all rights.
     fn loops(&mut self, kernel: bool) {
         for (at, code) in loops::code(&mut self.rng, kernel) {
             self.put(at, &code);

@@ -15,13 +15,14 @@ pub trait Tier {
     fn state(&self) -> CpuState;
     /// Guest memory.
     fn ram(&self) -> &GuestRam;
-    /// The counts so far.
+    /// The CPU's counts so far.
     fn counts(&self) -> Counts;
     /// Runs to a step count, or until something else stops it.
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop;
 }
 
-/// The software CPU with its interpreter alone. It makes the single steps that are the reference.
+/// The software CPU with its interpreter alone. The interpreter makes the single steps that are
+/// the reference.
 pub struct Interpreted(Cpu);
 
 /// The software CPU with its translator, which translates everything at once.

@@ -1,4 +1,4 @@
-//! The ways to run a program. All must have the same result.
+//! The ways to run a program. All ways must have the same result.
 
 use cpu::{Counts, CpuState, Stop};
 use guest_ram::GuestRam;
@@ -19,7 +19,7 @@ pub enum Way {
     Whole,
     /// Cut at the program's cuts.
     Cut,
-    /// Cut at the program's cuts. Many of them continue in a new CPU with empty caches over a copy of RAM.
+    /// Cut at the program's cuts. After many cuts, a new CPU with empty caches continues over a copy of RAM.
     Cold,
     /// A new CPU after every step, for some steps behind some of the cuts.
     ColdSteps,
@@ -85,7 +85,7 @@ impl<T: Tier> Guest<T> {
         })
     }
 
-    /// Steps so far.
+    /// The number of steps so far.
     pub fn steps(&self) -> u64 {
         self.cpu.counts().steps
     }
@@ -110,7 +110,8 @@ impl<T: Tier> Guest<T> {
             && snapshot.ram.chunks(PAGE as usize).enumerate().all(page_equal)
     }
 
-    /// Goes back to a snapshot and keeps the caches. Like the Timeline, it writes only pages that differ.
+    /// Goes back to a snapshot and keeps the caches. Like the Timeline, the function writes only pages that
+    /// differ.
     fn go_back(&mut self, snapshot: &Snapshot) {
         for (number, page) in snapshot.ram.chunks(PAGE as usize).enumerate() {
             let mut own = [0; PAGE as usize];
@@ -130,7 +131,7 @@ impl<T: Tier> Guest<T> {
             match self.cpu.run(&mut self.board, steps) {
                 Stop::Budget => assert_eq!(self.cpu.counts().steps, steps, "a budget is exact"),
                 Stop::Bus => self.board.lines.stop = false,
-                // A sleeping CPU is woken only when it must go on. If it is cut in its sleep, it sleeps on.
+                // A sleeping CPU is woken only when it must go on. A CPU that is cut in its sleep sleeps on.
                 Stop::Halted if self.cpu.counts().steps < steps => self.wake(),
                 Stop::Halted => {}
                 Stop::Shutdown => self.over = true,
@@ -172,7 +173,8 @@ impl<T: Tier> Guest<T> {
     }
 }
 
-/// The guest at each of its program's cuts, run step by step, or from cut to cut. It ends early when the guest is over.
+/// The guest at each of its program's cuts, run step by step, or from cut to cut. The list ends early when
+/// the guest is over.
 pub fn reference<T: Tier>(program: &Program, steps: Steps) -> Vec<Snapshot> {
     let mut guest = Guest::<T>::start(program);
     let mut snapshots = Vec::new();

@@ -17,7 +17,7 @@ mod common;
 
 use common::{Toy, packet};
 
-/// Always readable, like a client that has sent everything in advance.
+/// A file that is always readable, like the socket of a client that has sent everything in advance.
 static READABLE: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").expect("every Unix has one"));
 
 struct Client {

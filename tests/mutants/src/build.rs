@@ -35,7 +35,8 @@ pub struct Program {
     pub folder: PathBuf,
 }
 
-/// `mutants` are numbered from 1. `tests` are the packages whose tests are wanted.
+/// Builds all test programs of a copy of the tree with `mutants`, which are numbered from 1. `tests` are the
+/// packages whose tests are wanted.
 pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSet<String>) -> Result<Built> {
     let tree = work.join("tree");
     copy(repository, &tree, mutants)?;
@@ -60,8 +61,8 @@ pub fn build(repository: &Path, work: &Path, mutants: &[Mutant], tests: &BTreeSe
     }
 }
 
-/// The mutants that cannot be built beside others, and the mutants that the compiler refused in an earlier run. The next
-/// run starts from both.
+/// The mutants that cannot be built beside others, and the mutants that the compiler refused in an earlier
+/// run. The next run starts from these two lists.
 fn refused_before(known: &Path, mutants: &[Mutant]) -> Result<BTreeMap<u32, String>> {
     let codes: BTreeMap<String, String> =
         fs::read(known).map_or_else(|_| Ok(BTreeMap::new()), |text| serde_json::from_slice(&text))?;

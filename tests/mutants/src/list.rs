@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// A change of the source. Its number is its place in the list, counted from 1.
+/// A change of the source. The change's number is its place in the list, counted from 1.
 #[derive(Debug, Deserialize)]
 pub struct Mutant {
     /// `FILE:LINE:COLUMN: WHAT in FUNCTION`.
@@ -34,7 +34,7 @@ pub struct Span {
     pub start: Place,
 }
 
-/// Both are counted from 1.
+/// Line and column are counted from 1.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Place {
     pub line: usize,

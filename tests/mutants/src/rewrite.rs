@@ -16,10 +16,10 @@ use crate::list::{Genre, Mutant, Place};
 
 /// A mutant's number, and its replacement text.
 type Change = (u32, String);
-/// The mutants of a file by the changed place. The list may have several for one place.
+/// The mutants of a file by the changed place. One place may have several mutants.
 type Changes = BTreeMap<(Genre, Place), Vec<Change>>;
 
-/// A file with its mutants in it.
+/// A source file with its mutants.
 pub struct Rewritten {
     pub text: String,
     /// Every mutant in the text, with the number of its place.
@@ -41,7 +41,7 @@ pub fn rewrite<'a>(
     let mut finder = Finder { changes, sites: Vec::new() };
     finder.visit_file(&file);
     let mut sites = finder.sites;
-    // Outer ones first; the sort is stable, and the finder puts the outer of two equal ranges first.
+    // Outer sites come first: the sort is stable, and the finder puts the outer of two equal ranges first.
     sites.sort_by_key(|site| (site.range.start, std::cmp::Reverse(site.range.end)));
     let places = sites.iter().flat_map(Site::places).collect();
     let text = Renderer { source, sites: &sites }.render(0..source.len(), 0);
@@ -272,7 +272,8 @@ impl Renderer<'_> {
                 let choice = choose(&|_, new| format!("*l {new} *r"), format!("*l {} *r", raw(operator)));
                 format!("(match (&({}), &({})) {{ (l, r) => {choice} }})", part(left), part(right))
             }
-            // The left side decides alone if it is `false` for `&&` or `true` for `||`. A mutant swaps the two.
+            // The left side decides alone if it is `false` for `&&` or `true` for `||`. A mutant swaps `&&`
+            // and `||`.
             Form::Lazy { left, is_and, right } => format!(
                 "({{ let l: bool = {}; if l {} ({at} == {}) {{ {} }} else {{ l }} }})",
                 part(left),

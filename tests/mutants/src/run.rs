@@ -125,7 +125,7 @@ pub fn judge(work: &Path, worker: usize, tests: &[Test], mutant: u32, place: u32
     Ok(Verdict::Missed)
 }
 
-/// The tests of one process: few and fast tests at first, because most mutants fail one of these.
+/// The tests of one process: few and fast tests at first, because most mutants fail a fast test.
 fn chunks<'a, 't>(tests: &[&'a Test<'t>]) -> Vec<Vec<&'a Test<'t>>> {
     let mut chunks = Vec::new();
     let mut budget = Duration::from_millis(20);
@@ -161,7 +161,7 @@ fn run(
 ) -> Result<Outcome> {
     let most_computing = Duration::from_secs(2) + usual * 3;
     let patience = Duration::from_secs(5) + usual * 10;
-    // A stopped test leaves its files there.
+    // A stopped test leaves its files in the directory.
     let temporary = work.join(format!("tmp.{worker}"));
     let _ = fs::remove_dir_all(&temporary);
     fs::create_dir_all(&temporary)?;

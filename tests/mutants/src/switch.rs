@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// The environment has not been asked yet.
+/// The program has not read the environment variable yet.
 const UNKNOWN: u32 = u32::MAX;
 /// No mutant is active, and the places that are reached are noted.
 const RECORD: u32 = u32::MAX - 1;
@@ -12,7 +12,7 @@ const PLACES: usize = 1 << 16;
 static ACTIVE: AtomicU32 = AtomicU32::new(UNKNOWN);
 static SEEN: [AtomicBool; PLACES] = [const { AtomicBool::new(false) }; PLACES];
 
-/// The number of the active mutant, for a place with mutants. 0 is none.
+/// The number of the active mutant, for a place with mutants. 0: no mutant is active.
 #[inline(always)]
 pub fn at(place: u32) -> u32 {
     match ACTIVE.load(Relaxed) {

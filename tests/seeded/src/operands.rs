@@ -25,7 +25,8 @@ impl Operands {
         self.0.bits()
     }
 
-    /// A number below `bound`. It is a remainder: digests of many results hold these very numbers.
+    /// A number below `bound`. The number must stay a remainder, because digests of many results
+    /// depend on it.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.bits() % bound
     }

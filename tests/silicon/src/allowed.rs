@@ -1,6 +1,7 @@
-//! Every allowed difference from the real processor, with its reason and the manual's words. The list is complete: anything
-//! else is a failure. `compare.rs` leaves out state of the operating system: IF, IOPL, RF, reserved bytes of FXSAVE images.
-//! It also leaves out the P bit that Linux sets in error codes of kernel addresses.
+//! Every allowed difference from the real processor, with its reason and the manual's words. The list is
+//! complete: anything else is a failure. `compare.rs` leaves out state of the operating system: IF, IOPL, RF,
+//! reserved bytes of FXSAVE images. `compare.rs` also leaves out the P bit that Linux sets in error codes of
+//! kernel addresses.
 //!
 //! "SDM" is Intel's Software Developer's Manual, "APM" AMD's Architecture Programmer's Manual.
 
@@ -19,7 +20,7 @@ pub type Uses = BTreeMap<String, u64>;
 enum Scope {
     /// RFLAGS bits.
     Flags(u64),
-    /// Which of two exceptions was raised.
+    /// The two exceptions differ, and the manual permits either.
     Exception,
     /// Last places of x87 results, and C1, which tells whether the last rounding was upwards.
     Extended { ulps: u64 },
@@ -33,7 +34,7 @@ enum Scope {
 struct Rule {
     /// Short name, as the report prints it.
     name: &'static str,
-    /// Where the manual says so.
+    /// The place in the manual that permits the difference.
     #[allow(dead_code, reason = "for the reader")]
     manual: &'static str,
     applies: fn(&Case, &Pair<'_>) -> bool,
@@ -160,7 +161,8 @@ pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     let largest = exponents.iter().any(|&exponent| exponent >= 0x7ffe);
     let limits = if smallest { UNDERFLOW } else { 0 } | if largest { OVERFLOW } else { 0 };
     if (soft.status() ^ native.status()) & limits != 0 {
-        // Unmasked exceptions change these, too (SDM vol. 1, 8.1.8 and 8.1.9).
+        // Unmasked exceptions also change opcode and pointers (SDM vol. 1, 8.1.8 and
+        // 8.1.9).
         soft.set_opcode(native.opcode());
         soft.set_data_pointer(native.data_pointer());
     }

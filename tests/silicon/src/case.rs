@@ -25,7 +25,7 @@ pub struct Case {
     pub instruction: Instruction,
     /// The instruction.
     pub bytes: [u8; MAX_LENGTH],
-    /// First byte of its slot.
+    /// First byte of the case's slot.
     pub slot: u64,
     /// Registers before; `rip` is the instruction's address.
     pub registers: Registers,
@@ -40,7 +40,7 @@ pub struct Case {
 pub struct Write {
     /// Where.
     pub address: u64,
-    /// How many of `bytes` count.
+    /// The number of valid bytes in `bytes`.
     pub length: usize,
     /// What.
     pub bytes: [u8; 64],
@@ -100,7 +100,7 @@ impl<'a> Generator<'a> {
         adjust(rng, case, &steering);
         let stack = &mut case.registers.gpr[4];
         if (CODE..CODE + CODE_BYTES).contains(stack) {
-            // The two sides have different jumps out of the slots there.
+            // In the slots, the jumps differ between the processor and the software CPU.
             *stack = DATA + PAGE;
         }
     }
@@ -219,7 +219,8 @@ fn place(rng: &mut Rng, case: &mut Case, bytes: &[u8; 24], code: Code, fs_base: 
     !own_memory && !is_odd_movbe(case) && !aims_itself(&case.instruction) && offered(&case.instruction)
 }
 
-/// Whether a bit test's register is both the address and the bit offset. Such an operand cannot be aimed.
+/// Whether a bit test's register is both the address and the bit offset. The memory operand then cannot
+/// be directed at a chosen place.
 fn aims_itself(instruction: &Instruction) -> bool {
     use Mnemonic::*;
     let full = |register: Register| register.full_register();
@@ -231,8 +232,9 @@ fn aims_itself(instruction: &Instruction) -> bool {
             .any(|&register| full(register) == full(instruction.op1_register()))
 }
 
-/// With REX.W and a redundant 66 prefix, Intel's processors split a 64-bit MOVBE into two accesses. They also use the last
-/// segment prefix, even one that 64-bit mode ignores. No compiler writes that.
+/// With REX.W and a redundant 66 prefix, Intel's processors split a 64-bit MOVBE into two accesses. These
+/// processors also use the last segment prefix, even a prefix that 64-bit mode ignores. No compiler makes
+/// such a MOVBE.
 fn is_odd_movbe(case: &Case) -> bool {
     let (instruction, prefixes) = (&case.instruction, &case.bytes[..6]);
     instruction.mnemonic() == Mnemonic::Movbe
@@ -266,8 +268,8 @@ fn immediate(rng: &mut Rng) -> u64 {
     }
 }
 
-/// The place of a memory operand. Most lie inside the data, aligned for the instruction. Some cross a page, or lie on the
-/// read-only page, on the unmapped page or nowhere.
+/// The place of a memory operand. Most operands lie inside the data, aligned for the instruction. Some
+/// operands cross a page, or lie on the read-only page, on the unmapped page or nowhere.
 fn target(rng: &mut Rng, instruction: &Instruction, bytes: u64) -> u64 {
     let room = if bytes > 64 { bytes } else { 64 };
     let inside = DATA + room + rng.below(DATA_BYTES - 2 * room);
@@ -445,7 +447,7 @@ fn adjust_string(rng: &mut Rng, case: &mut Case) {
     };
     case.registers.gpr[1] = if narrow { count | rng.bits() << 32 } else { count };
     case.steps = count.max(1);
-    // Makes runs of equal elements for the comparing ones.
+    // Makes runs of equal elements, for instructions that compare.
     if rng.percent(60) {
         let value = rng.below(256) as u8;
         case.writes.iter_mut().for_each(|write| write.bytes[..48].fill(value));

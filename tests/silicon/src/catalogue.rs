@@ -1,5 +1,5 @@
-//! All encodings that the CPU model offers to user-mode code, by the decoder's `Code`. To find them, it decodes every
-//! combination of mandatory prefix, REX.W or VEX fields, opcode map, opcode and ModRM byte.
+//! All encodings that the CPU model offers to user-mode code, by the decoder's `Code`. The catalogue decodes
+//! every combination of mandatory prefix, REX.W or VEX fields, opcode map, opcode and ModRM byte.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use iced_x86::{Code, CpuidFeature, Decoder, DecoderOptions, FlowControl, Instruc
 pub struct Form {
     bytes: [u8; 8],
     length: u8,
-    /// Where the REX byte or the first byte behind the VEX escape is, if any.
+    /// The position of the REX byte, or of the first byte behind the VEX escape, if there is one.
     pub rex: Option<u8>,
     /// The first three bytes are a VEX prefix.
     pub vex: bool,
@@ -37,7 +37,7 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// The instructions of these mnemonics, whatever their case; all when there are none.
+    /// The instructions with these mnemonics in any letter case; all instructions if the list is empty.
     pub fn of(only: &[String]) -> Catalogue {
         let name = |code: Code| format!("{:?}", code.mnemonic());
         Catalogue::collect(|code| {

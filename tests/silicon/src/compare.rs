@@ -14,7 +14,7 @@ pub const COMPARED_FLAGS: u64 = 0x8d5 | 0x400 | 0x4000 | 0x4_0000 | 0x20_0000;
 /// First address that Linux does not give to processes.
 const USER_END: u64 = 0x7fff_ffff_f000;
 
-/// Both sides' results of one case.
+/// The processor's and the software CPU's results of one case.
 pub struct Pair<'a> {
     /// The processor's.
     pub native: &'a Outcome,

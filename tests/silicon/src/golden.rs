@@ -23,7 +23,8 @@ const BATCHES: u64 = 13;
 /// Zstandard's level: recording is rare.
 const LEVEL: i32 = 19;
 
-/// Instructions that leave flags or results undefined: half of the cases. A change here is one of the file's, too.
+/// Instructions that leave flags or results undefined: half of the cases. A change here needs new golden
+/// vectors.
 const OPEN: [&str; 32] = [
     "and", "or", "xor", "test", "andn", "bextr", "blsi", "blsmsk", "blsr", "bzhi", "lzcnt", "tzcnt", "bsf",
     "bsr", "bswap", "bt", "btc", "btr", "bts", "mul", "imul", "div", "idiv", "shl", "shr", "sar", "rol",
@@ -89,7 +90,7 @@ impl Golden {
         zstd::encode_all(&*postcard::to_stdvec(self).map_err(io::Error::other)?, LEVEL)
     }
 
-    /// How many cases there are.
+    /// The number of cases.
     pub fn len(&self) -> u64 {
         self.parts.iter().map(|part| part.batches.len() as u64 * BATCH).sum()
     }
@@ -109,7 +110,7 @@ impl Golden {
         self.seed
     }
 
-    /// The instructions of a part. Fails if their cases differ from the recorded cases.
+    /// The instructions of a part. Fails if the instructions' cases differ from the recorded cases.
     pub fn catalogue(&self, part: usize) -> io::Result<Catalogue> {
         let part = &self.parts[part];
         let catalogue = Catalogue::of(&part.only);
@@ -155,7 +156,7 @@ pub struct Recorder<R> {
 }
 
 impl<R: Reference> Recorder<R> {
-    /// Nothing is recorded yet.
+    /// Makes a recorder without any results.
     pub fn new(reference: R) -> Recorder<R> {
         Recorder { reference, batches: Vec::new() }
     }
@@ -191,7 +192,7 @@ impl<R: Reference> Reference for Recorder<R> {
     }
 }
 
-/// Recorded results, as a reference. Their cases come in order.
+/// Recorded results, as a reference. The results' cases come in order.
 pub struct Results<'a> {
     golden: &'a Golden,
     part: usize,

@@ -6,7 +6,8 @@
 pub const PAGE: u64 = 0x1000;
 /// First byte of the code area.
 pub const CODE: u64 = 0x1000_0000;
-/// Distance between the code of two cases. It is no power of two, so instructions cross lines and pages.
+/// Distance between the code of two cases. The distance is no power of two, so instructions cross lines
+/// and pages.
 pub const CODE_STRIDE: u64 = 61;
 /// Cases per batch: the code area holds one each.
 pub const BATCH: u64 = 4096;
@@ -16,7 +17,7 @@ pub const CODE_BYTES: u64 = (BATCH * CODE_STRIDE).next_multiple_of(PAGE) + PAGE;
 pub const PAD_BACK: u64 = 0;
 /// Where the instruction may start in its slot.
 pub const START_FIRST: u64 = 6;
-/// How many places it may start at.
+/// The number of places where a case may start.
 pub const START_COUNT: u64 = 24;
 /// Where the landing pad for forward branches lies.
 pub const PAD_AHEAD: u64 = 54;

@@ -1,11 +1,11 @@
-//! Compares the software CPU with the processor it runs on. Both execute random user-mode instructions from random
-//! registers and memory. Everything visible is compared.
+//! Compares the software CPU with the processor it runs on. Processor and software CPU execute random
+//! user-mode instructions from random registers and memory. Everything visible is compared.
 //!
 //! [`catalogue`] knows which encodings there are, [`case`] makes random cases of them, [`native`] and
 //! [`soft`] execute one each, [`compare`] and [`allowed`] judge. A run is repeated by its seed; one case by
-//! its batch and number. What the manuals leave open ([`open`]) is compared on Intel's processors only;
-//! [`golden`] has results of one for all other hosts. It does not test privileged instructions, other modes
-//! than 64-bit user mode, or time.
+//! its batch and number. Results that the manuals leave open ([`open`]) are compared on Intel's processors
+//! only; [`golden`] has an Intel processor's results for all other hosts. Not tested: privileged
+//! instructions, other modes than 64-bit user mode, and time.
 
 #![deny(unsafe_code)]
 
@@ -40,18 +40,18 @@ use crate::reference::{Disturbed, Reference};
 use crate::report::Report;
 use crate::runner::{Runner, Showing};
 
-/// What to run.
+/// The cases to run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Executions, rounded up to whole batches.
     pub count: u64,
     /// Chooses the cases.
     pub seed: u64,
-    /// Only these mnemonics; all when empty.
+    /// Run only instructions with these mnemonics; all if the list is empty.
     pub only: Vec<String>,
     /// Processes.
     pub jobs: u64,
-    /// Only this batch.
+    /// Run only this batch.
     pub batch: Option<u64>,
     /// Of that batch, only the cases up to this one.
     pub case: Option<u64>,
@@ -66,7 +66,7 @@ pub struct Options {
 /// Whose processor the CPU is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vendor {
-    /// This host's: in full if it is Intel's, else in what the manuals define.
+    /// This host's processor: in full if it is Intel's, else in what the manuals define.
     OfThisHost,
     /// This host's, with every open result changed: [`Disturbed`].
     Other,
@@ -178,8 +178,8 @@ fn compare_with(
     Ok(runner.report)
 }
 
-/// Records golden vectors on this processor, and compares the software CPU with them. The caller must have one thread only,
-/// since this forks.
+/// Records golden vectors on this processor, and compares the software CPU with the vectors. The caller must
+/// have one thread only, since this forks.
 pub fn record() -> io::Result<(Golden, Summary)> {
     if !open::is_intel() {
         return Err(io::Error::other("golden vectors are recorded on an Intel processor"));
@@ -216,14 +216,14 @@ fn record_here(native: Native, progress: &process::Progress) -> io::Result<Golde
     })
 }
 
-/// Which golden vectors.
+/// The golden vectors to compare with.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Which {
-    /// Only this part.
+    /// Run only this part.
     pub part: Option<usize>,
-    /// Only this batch.
+    /// Run only this batch.
     pub batch: Option<usize>,
-    /// Of each batch, only the cases up to this one.
+    /// Run the cases of each batch only up to this case.
     pub case: Option<u64>,
 }
 

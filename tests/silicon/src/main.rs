@@ -19,13 +19,13 @@ struct Arguments {
     /// Chooses the cases.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only this mnemonic; may be repeated.
+    /// Run only instructions with this mnemonic; may be repeated.
     #[arg(long)]
     only: Vec<String>,
     /// Processes to use.
     #[arg(long, default_value_t = 2)]
     jobs: u64,
-    /// Only this batch.
+    /// Run only this batch.
     #[arg(long)]
     batch: Option<u64>,
     /// Of that batch, only the cases up to this one.
@@ -46,20 +46,20 @@ enum Other {
     Sweep,
     /// Records golden vectors on this processor, which must be Intel's.
     Record {
-        /// Where to; the place in the tree when not given.
+        /// The file to write; by default the file in the tree.
         file: Option<PathBuf>,
     },
     /// Compares the software CPU with golden vectors, on any processor.
     Replay {
-        /// Where they are; the place in the tree when not given.
+        /// The file with the golden vectors; by default the file in the tree.
         file: Option<PathBuf>,
         /// Only this part.
         #[arg(long)]
         part: Option<usize>,
-        /// Only this batch.
+        /// Run only this batch.
         #[arg(long)]
         batch: Option<usize>,
-        /// Of each batch, only the cases up to this one.
+        /// Run the cases of each batch only up to this case.
         #[arg(long)]
         case: Option<u64>,
     },

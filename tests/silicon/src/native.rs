@@ -1,5 +1,6 @@
-//! Executes one instruction on the real processor, in this process. It loads every register and jumps to the instruction.
-//! It gets control back through the jump behind the instruction or through a signal handler.
+//! Executes one instruction on the real processor, in this process. The module loads every register and jumps
+//! to the instruction. Control comes back through the jump behind the instruction or through a signal
+//! handler.
 //!
 //! All of the crate's `unsafe` is here and in [`crate::process`]. A stray store by a tested instruction can
 //! in principle damage this process, so callers fork first.
@@ -78,7 +79,7 @@ global_asm!(
     ".globl silicon_ahead",
     ".globl silicon_back",
     ".globl silicon_leave",
-    // A function without arguments. It keeps the registers that the C calling convention preserves.
+    // A function without arguments. The function keeps the registers that the C calling convention preserves.
     "silicon_enter:",
     "push rbx",
     "push rbp",
@@ -142,15 +143,15 @@ unsafe extern "C" {
     fn silicon_leave();
 }
 
-/// The address of the jump stubs, behind the cases' slots. A slot reaches them with a 5-byte jump. They jump to the
-/// trampoline, which may be anywhere.
+/// The address of the jump stubs, behind the cases' slots. A slot reaches the stubs with a 5-byte jump. The
+/// stubs jump to the trampoline, which may be anywhere.
 const STUBS: u64 = CODE + CODE_BYTES;
 const STUB_BYTES: u64 = 16;
 
-/// How a slot's jump leaves it.
+/// The way by which the instruction left its slot.
 #[derive(Clone, Copy)]
 pub enum Exit {
-    /// Behind the instruction.
+    /// The jump behind the instruction.
     Fell = 0,
     /// The landing pad of forward branches.
     Ahead = 1,
@@ -229,9 +230,9 @@ impl Native {
     /// Executes the instruction at `input.rip`, `length` bytes long, in the slot at `slot`.
     pub fn run(&mut self, input: &Registers, length: u64, slot: u64, outcome: &mut Outcome) {
         let context = CONTEXT.0.get();
-        // SAFETY: `Native` is the context's one user. The trampoline keeps the registers that the calling convention
-        // preserves, and always comes back through `silicon_leave`. Only an instruction that damages this process prevents
-        // that, and callers fork for this reason.
+        // SAFETY: `Native` is the context's one user. The trampoline keeps the registers that the calling
+        // convention preserves, and always comes back through `silicon_leave`. Only an instruction that
+        // damages this process could prevent the return, so callers fork.
         let context = unsafe {
             (*context).input.clone_from(input);
             (*context).faulted = 0;
@@ -316,7 +317,8 @@ extern "C" fn on_signal(signal: libc::c_int, _: *mut libc::siginfo_t, context: *
         let machine = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
         let shared = CONTEXT.0.get();
         if (*shared).running == 0 {
-            // Not a tested instruction: a bug of ours. Dies of the signal when the instruction repeats.
+            // The signal does not come from a tested instruction, so it is a bug of ours. Dies of the signal
+            // when the instruction repeats.
             libc::signal(signal, libc::SIG_DFL);
             return;
         }

@@ -115,7 +115,7 @@ fn register(case: &Case, native: &Outcome) -> Option<usize> {
     open.then(|| case.instruction.op_register(0).full_register().number())
 }
 
-/// Whether vendors decode these bytes as different instructions. Such a case is not tried. AMD's processors
+/// Whether vendors decode these bytes as different instructions. Such a case is skipped. AMD's processors
 ///
 /// - heed an operand-size prefix of near branches (SDM vol. 2 and APM vol. 3, Jcc, JMP, CALL, RET);
 /// - let REP and REPNE choose whether LOOPE or LOOPNE is executed (APM vol. 3, 1.2.6, has no such use of the prefixes);
@@ -332,7 +332,7 @@ pub fn whole(case: &Case, pair: &Pair<'_>) -> Option<&'static str> {
     WHOLE.iter().find(|rule| (rule.applies)(case, pair)).map(|rule| rule.name)
 }
 
-/// Makes `soft` and its data equal to the processor's wherever the manuals leave them open.
+/// Makes `soft` and its data equal to the processor's wherever the manuals leave results open.
 pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, soft_data: &mut [u8]) {
     let native = &pair.native.registers;
     let take = |to: &mut u64, from: u64, bits: u64| *to = *to & !bits | from & bits;
@@ -375,7 +375,7 @@ fn apply_x87(case: &Case, native: &FxImage, soft: &mut FxImage) {
     soft.set_data_pointer(native.data_pointer());
     if matches!(case.instruction.mnemonic(), F2xm1 | Fyl2x | Fyl2xp1 | Fsin | Fcos | Fsincos | Fptan | Fpatan)
     {
-        // Each is within one of the exact result.
+        // Both processors' results are within one unit in the last place of the exact result.
         take_extended(native, soft, 2);
     }
 }

@@ -46,9 +46,9 @@ pub struct Child {
 
 /// How a child ended.
 pub enum Ended {
-    /// It handed over its result.
+    /// The child handed over its result.
     Result(Vec<u8>),
-    /// It died: a description.
+    /// The child died: a description.
     Died(String),
 }
 

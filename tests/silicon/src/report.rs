@@ -54,7 +54,8 @@ pub struct Report {
     pub not_offered: BTreeMap<String, u64>,
     /// Allowances used.
     pub allowed: Uses,
-    /// Different instruction encodings (`Code` values). This is the catalogue's number, not a count of executed ones.
+    /// Different instruction encodings (`Code` values). The number is the catalogue's, not a count of
+    /// executed encodings.
     pub codes: u64,
 }
 

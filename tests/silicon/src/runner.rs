@@ -12,7 +12,7 @@ use crate::report::{Report, family};
 use crate::soft::Soft;
 use crate::state::{Outcome, Registers};
 
-/// Both sides and everything between them.
+/// Runs cases on a reference and on the software CPU, and compares the results.
 pub struct Runner<'a, R> {
     generator: Generator<'a>,
     /// The reference.
@@ -26,7 +26,7 @@ pub struct Runner<'a, R> {
     native_outcome: Outcome,
     soft_outcome: Outcome,
     case: Case,
-    /// Counts so far.
+    /// The counts so far.
     pub report: Report,
     /// How to print a case so that it can be repeated.
     repeat: String,
@@ -138,7 +138,7 @@ impl<'a, R: Reference> Runner<'a, R> {
             native_data: &self.native_data,
             soft_data: &self.soft_data,
         };
-        // Allowances count once, too.
+        // Count each allowance for one tier only.
         let mut not_counted = Default::default();
         let allowed = if tier == 0 { &mut self.report.allowed } else { &mut not_counted };
         let verdict = compare(&self.case, &pair, self.compared, allowed);

@@ -33,7 +33,7 @@ const WRITABLE: u64 = 2;
 const USER: u64 = 4;
 const NO_EXECUTE: u64 = 1 << 63;
 
-/// Most steps a single instruction takes: iterations of a repeated string instruction.
+/// The largest number of steps of a single instruction: iterations of a repeated string instruction.
 const MAX_STEPS: u64 = 1 << 16;
 
 /// The software CPU's side.

@@ -152,6 +152,6 @@ pub struct Fault {
 pub struct Outcome {
     /// Registers afterwards, or the registers that an exception reported.
     pub registers: Registers,
-    /// The exception it ended in.
+    /// The exception in which the instruction ended.
     pub fault: Option<Fault>,
 }

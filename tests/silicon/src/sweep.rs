@@ -1,8 +1,9 @@
 //! The opcode maps 0F, 0F 38 and 0F 3A from end to end: which encodings are undefined, and how long the others are. Every
 //! combination of mandatory prefix, REX.W, opcode and ModRM byte (without a displacement) is executed once in user mode.
 //!
-//! Breakpoint instructions follow each encoding. So the exception that ends it says whether it was undefined, and where it
-//! ended. [`EXPLAINED`] lists each difference that is allowed, with its reason.
+//! Breakpoint instructions follow each encoding. So the exception at its end says whether the encoding was
+//! undefined, and where the instruction ended. [`EXPLAINED`] lists each difference that is allowed, with its
+//! reason.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,9 +32,9 @@ const SIB: u8 = 0x24;
 /// How an encoding ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum End {
-    /// It was executed, and has this many bytes.
+    /// The instruction was executed, and has this many bytes.
     Executed(u64),
-    /// It raised this exception.
+    /// The instruction raised this exception.
     Raised(u8),
 }
 
@@ -72,7 +73,7 @@ struct Tried {
 }
 
 impl Tried {
-    /// The opcode behind its map.
+    /// The opcode behind the bytes of the opcode map.
     fn opcode(&self) -> [u8; 2] {
         let at = self.bytes.iter().position(|&byte| byte == 0x0f).unwrap_or_default();
         [self.bytes[at + 1], self.bytes[at + 2]]

@@ -1,5 +1,5 @@
-//! Which encodings are undefined, here and on this processor. Without the test harness, because forking needs a single
-//! thread.
+//! Compares which encodings are undefined for the software CPU and for this processor. The test has no
+//! harness, because forking needs a single thread.
 
 fn main() {
     if let Some(reason) = silicon::unsupported() {

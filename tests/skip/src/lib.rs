@@ -1,8 +1,9 @@
 //! Reports that a test, or a part of a test, cannot run on this machine: `return skip::test("there is no gdb")`.
 //!
-//! Cargo hides the output of passing tests, so a skipped test looks like one that ran. A line written here is still
-//! visible. It also goes into the file that `TTVM_SKIPS` names, and `scripts/test` counts and repeats these lines at its
-//! end. If `TTVM_NO_SKIPS` is set to anything, a test that would be skipped fails instead.
+//! Cargo hides the output of passing tests, so a skipped test looks like one that ran. A line written here is
+//! still visible. The line also goes into the file that `TTVM_SKIPS` names, and `scripts/test` counts and
+//! repeats these lines at its end. If `TTVM_NO_SKIPS` is set to anything, a test that would be skipped fails
+//! instead.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +26,7 @@ const FORBIDDEN: &str = "TTVM_NO_SKIPS";
 #[track_caller]
 pub fn test(why: impl Display) {
     let line = line(why);
-    // Unlike `println!`, this is not captured.
+    // The test harness captures `println!`, but not a direct write.
     let _ = std::io::stderr().write_all(format!("skipped: {line}").as_bytes());
     if let Some(path) = std::env::var_os(NOTES).filter(|path| !path.is_empty()) {
         append(path.as_ref(), &line).unwrap_or_else(|error| panic!("{NOTES}: {}: {error}", path.display()));
@@ -55,7 +56,7 @@ fn program() -> Option<String> {
     Some(stem.rsplit_once('-').map_or(stem.clone(), |(name, _)| name.to_string()))
 }
 
-/// Several processes append at once: one write each keeps their lines apart.
+/// Several processes append at once. Each line is one write, so lines do not mix.
 fn append(path: &Path, line: &str) -> std::io::Result<()> {
     OpenOptions::new().append(true).create(true).open(path)?.write_all(line.as_bytes())
 }

@@ -1,5 +1,6 @@
-//! continue_run CONFIG SAVED UNTIL OUTPUT: the new process of the restore tests. It reads a machine's description and a
-//! saved machine, and continues to an instruction count. Then it saves the machine and its console output below OUTPUT.
+//! continue_run CONFIG SAVED UNTIL OUTPUT: the new process of the restore tests. The process reads a
+//! machine's description and a saved machine, and continues to an instruction count. Then the process saves
+//! the machine and its console output below OUTPUT.
 
 #![forbid(unsafe_code)]
 

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use gdb_server::GdbTarget;
 use history::timeline::Timeline;
 
-/// gdb without a user's settings. It ends after its commands.
+/// gdb without a user's settings. gdb ends after its commands.
 pub fn gdb() -> Command {
     let mut gdb = Command::new("gdb");
     gdb.args(["--quiet", "--nx", "--batch", "-ex", "set architecture i386:x86-64"]);

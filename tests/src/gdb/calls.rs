@@ -13,7 +13,7 @@ use super::trace::{Place, RSP, Trace, Window};
 /// One run of a function.
 #[derive(Clone, Debug)]
 pub struct Activation {
-    /// Its first instruction.
+    /// The function's first instruction.
     pub function: u64,
     /// The activation that called it.
     pub caller: Option<usize>,
@@ -21,11 +21,11 @@ pub struct Activation {
     pub call: usize,
     /// The step count at which the function begins.
     pub entry: usize,
-    /// The stack pointer there.
+    /// The stack pointer at the entry.
     pub entry_rsp: u64,
     /// The step count behind its return.
     pub exit: Option<usize>,
-    /// It jumped to another function, or was interrupted.
+    /// The function jumped to another function, or was interrupted.
     pub irregular: bool,
 }
 
@@ -34,7 +34,7 @@ pub struct Activation {
 pub struct Function {
     /// Its name.
     pub name: String,
-    /// The address after its last byte.
+    /// The address after the function's last byte.
     pub end: u64,
     /// Bytes between the stack pointer at each instruction and the stack pointer at the function's entry.
     pub depths: BTreeMap<u64, u64>,
@@ -49,7 +49,7 @@ pub struct Function {
 pub struct Calls {
     /// In the order of their entries.
     pub activations: Vec<Activation>,
-    /// By their first instruction.
+    /// The functions by the address of their first instruction.
     pub functions: BTreeMap<u64, Function>,
     /// The activation whose own instruction is next, for step counts where it is known.
     running: BTreeMap<usize, usize>,
@@ -58,7 +58,7 @@ pub struct Calls {
 /// How control goes from one instruction to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// To the next instruction, or a jump.
+    /// The step goes to the next instruction, or is a jump.
     On,
     Call,
     Return,

@@ -1,6 +1,6 @@
-//! Made-up source lines for functions of the guest's kernel, for gdb's line steps. A line is a run of a function's
-//! instructions. The debug information also describes the frame at each instruction. The host's tools assemble and link a
-//! text for gdb. It contains no code bytes.
+//! Made-up source lines for functions of the guest's kernel, for gdb's line steps. A line is a run of a
+//! function's instructions. The debug information also describes the frame at each instruction. The host's
+//! tools assemble and link a text for gdb. The text contains no code bytes.
 //!
 //! A line begins at every target of a jump, so control always enters a line at its beginning. A line ends with each call.
 
@@ -83,7 +83,8 @@ impl Lines {
         starts.get(after).copied().unwrap_or(calls.functions[&function].end)
     }
 
-    /// Writes an object file with all this below `directory`, with the host's assembler and linker.
+    /// Writes an object file with the made-up source lines below `directory`, with the host's assembler and
+    /// linker.
     pub fn write(&self, calls: &Calls, directory: &Path) -> PathBuf {
         let (source, object, linked) =
             (directory.join("lines.s"), directory.join("lines.o"), directory.join("lines.elf"));

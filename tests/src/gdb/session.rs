@@ -45,13 +45,13 @@ impl GdbScript {
         self.commands.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no commands.
     pub fn is_empty(&self) -> bool {
         self.commands.is_empty()
     }
 
     /// Runs gdb with the tt commands and these symbol files against a server of its own, below `directory`.
-    /// Its first place is the recording's start.
+    /// The session's first place is the recording's start.
     pub fn run(
         &self,
         recording: &Recording<Instructions>,
@@ -108,7 +108,8 @@ impl GdbScript {
     }
 }
 
-/// An answer without the names behind its addresses. The server gives these names only after some earlier questions.
+/// An answer without the names behind addresses. The server gives these names only after some earlier
+/// questions.
 fn without_names(answer: &str) -> String {
     let lines = answer.lines().map(|line| line.split(" <").next().unwrap_or(line));
     lines.collect::<Vec<_>>().join("\n")

@@ -1,5 +1,6 @@
-//! Windows of a recording, single-stepped along a straight replay. They show where every step leads, the values of watched
-//! variables, and the runs that a debugger changed. The replay never goes back and uses no checkpoints.
+//! Windows of a recording, single-stepped along a straight replay. The windows show where every step leads,
+//! the values of watched variables, and the runs that a debugger changed. The replay never goes back and uses
+//! no checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -44,9 +45,9 @@ pub const WATCHED: usize = 5;
 /// A variable, and the kinds of accesses that are noted.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
-    /// Its linear address.
+    /// The variable's linear address.
     pub address: u64,
-    /// At most 8.
+    /// The variable's size, at most 8 bytes.
     pub bytes: u64,
     /// `None`: only its value.
     pub kind: Option<WatchKind>,
@@ -125,7 +126,7 @@ pub struct Wanted<'a> {
 
 /// See the module.
 pub struct Trace {
-    /// The windows as they were asked for.
+    /// The requested windows.
     pub windows: Vec<Window>,
     /// Step counts at which the rare addresses are reached.
     pub rare: BTreeMap<u64, Vec<usize>>,

@@ -13,7 +13,7 @@ const FIELDS: [&str; 7] =
 /// One direction: the number of bytes, and their hash.
 type Payload = (u64, u128);
 
-/// By source and destination: the payload of their connections, one after the other.
+/// Maps source and destination to the payload of their connections, one after the other.
 pub type Payloads = BTreeMap<String, Vec<Payload>>;
 
 /// Reads a capture file. Fails if a direction lacks bytes in the middle.

@@ -1,8 +1,8 @@
 //! Records a Debian guest at work on a network. The guest installs a package from the host, answers ssh, serves pages and
 //! echoes a TCP stream. Meanwhile the host captures the same frames.
 //!
-//! Unlike the rest of the harness, this module tests the outside. So it reads the host's clock, to pace the stream and to
-//! measure durations.
+//! Unlike the rest of the harness, this module tests the outside. So the module reads the host's clock, to
+//! pace the stream and to measure durations.
 
 mod archive;
 mod capture;
@@ -33,7 +33,7 @@ pub struct Amounts {
     pub keep_alive: bool,
     /// Seconds that the stream takes.
     pub stream_seconds: u64,
-    /// Its bytes each second, in each direction.
+    /// The stream's bytes each second, in each direction.
     pub stream_rate: u64,
 }
 
@@ -83,7 +83,7 @@ fn job(archive: u16, stream: u16) -> String {
     .join(" && ")
 }
 
-/// What a command prints in the guest.
+/// The output of a command in the guest.
 fn ssh(wire: &Wire, command: &str) -> Vec<u8> {
     let mut ssh = Command::new("ssh");
     for option in
@@ -98,7 +98,7 @@ fn ssh(wire: &Wire, command: &str) -> Vec<u8> {
     output.stdout
 }
 
-/// How long ab takes for its requests. None may fail.
+/// How long ab takes for its requests. No request may fail.
 fn ask_web_server(wire: &Wire, amounts: &Amounts) -> Duration {
     let began = Instant::now();
     let mut ab = Command::new("ab");

@@ -98,7 +98,7 @@ pub fn verify_on(directory: &Path, engine: &str) {
     assert!(output.status.success() && said.contains("replayed to the end"), "{said}");
 }
 
-/// Writes the capture file. Returns its path and the messages.
+/// Writes the capture file. Returns the file's path and the messages.
 pub fn export(directory: &Path) -> (PathBuf, String) {
     let capture = directory.join("R.pcapng");
     let mut command = Command::new(ttvm());

@@ -20,7 +20,7 @@ pub struct Stream {
 pub struct Echoed {
     /// Bytes each way.
     pub bytes: u64,
-    /// Until the last of them.
+    /// The time until the last of these bytes.
     pub elapsed: Duration,
 }
 

@@ -14,9 +14,9 @@ use nix::unistd::Pid;
 
 use crate::guests::BUSYBOX_PROGRAM;
 
-/// The TAP interface. It is in its own network namespace, so its name is free.
+/// The TAP interface. The interface is in its own network namespace, so its name is free.
 pub const INTERFACE: &str = "ttvm0";
-/// The host's address there.
+/// The host's address on the TAP interface.
 pub const TAP_HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const TAP_GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 

@@ -22,12 +22,12 @@ struct Bug {
 }
 
 struct Place {
-    /// How the walk introduces it: `culprit` or `on the way`.
+    /// The walk's name for the place: `culprit` or `on the way`.
     what: &'static str,
     function: &'static str,
     /// The number of the marker in the source.
     marker: u32,
-    /// How the instruction there begins.
+    /// The first bytes of the instruction's text, as gdb shows it.
     instruction: &'static str,
 }
 
@@ -138,7 +138,7 @@ fn record_panic_with_device(name: &str, directory: &Path) {
     assert!(unpacked.is_ok_and(|status| status.success()), "{said}");
 }
 
-/// Runs the walk's script while the recording is served. Returns its output.
+/// Runs the walk's script while the recording is served. Returns the script's output.
 fn walk_back(name: &str, directory: &Path) -> String {
     let mut timeline =
         Timeline::open(&open(&directory.join("bug.ttvm"))).unwrap_or_else(|error| panic!("{error}"));

@@ -1,5 +1,6 @@
-//! Kernel command lines that people use. With each of them the machine must behave like a PC, whichever chips the kernel
-//! then ignores. The guest reads its disk, which needs PCI, a BAR and an interrupt, and powers off.
+//! Kernel command lines that people use. With each command line the machine must behave like a PC, whichever
+//! chips the kernel then ignores. The guest reads its disk, which needs PCI, a BAR and an interrupt, and
+//! powers off.
 //!
 //! The short form boots the lines that once failed, and every twentieth other line. `TTVM_WHOLE_COMMAND_LINES=1` boots all.
 
@@ -12,26 +13,26 @@ use tests::run::{last_lines, run_until};
 
 /// The beginning of the disk.
 const MARK: &[u8; 16] = b"the disk is read";
-/// The most instructions of a run. A boot takes 3e9.
+/// The most instructions of a run. A boot takes 3e9 instructions.
 const LIMIT: Instructions = Instructions(9_000_000_000);
 const EVERY: usize = 20;
 
 /// How a real machine ends with a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It powers off.
+    /// The kernel powers off.
     Off,
-    /// As `Off`. It failed before this table was written.
+    /// As `Off`. The kernel failed before this table was written.
     Mended,
     /// As `Off`, without a disk, because the line turns off everything that finds it.
     NoDisk,
     /// As `Mended`, but the kernel halts, because nothing tells it how to power off.
     Halt,
-    /// It halts before the shell has slept for a second: no timer wakes it.
+    /// The kernel halts before the shell has slept for a second: no timer wakes the CPU.
     NoTimer,
 }
 
-/// The kernel's parameters, and the machine's end with them.
+/// The kernel's parameters, and the way in which a machine with these parameters ends.
 const LINES: [(&str, End); 62] = [
     ("", End::Off),
     // Interrupts and ACPI. Without ACPI no machine knows how to power itself off.
@@ -42,8 +43,9 @@ const LINES: [(&str, End); 62] = [
     ("noapic", End::Off),
     ("nolapic", End::Mended),
     ("noapic nolapic", End::Mended),
-    // Linux asks for no PIT if a processor has a TSC deadline timer that never stops, and no HPET is there. So it waits for
-    // ever on any such machine: QEMU's with `hpet=off`, too. The line behind this one is the way out.
+    // Linux asks for no PIT if a processor has a TSC deadline timer that never stops, and no HPET is there.
+    // So Linux waits for ever on any such machine, also on QEMU's with `hpet=off`. The next line in the
+    // table is the way out.
     ("nolapic_timer", End::NoTimer),
     ("nolapic_timer lapic=notscdeadline", End::Off),
     ("lapic=notscdeadline", End::Off),

@@ -1,4 +1,5 @@
-//! Two runs of one guest are equal. So is a run that is saved, restored elsewhere and continued at random instructions.
+//! Two runs of one guest are equal. A run that is saved at random instructions, restored elsewhere and
+//! continued is equal, too.
 //!
 //! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: 1,000 points, each continued in a
 //! new process. Without the variable there are fewer points, and most continue on a new machine in one process.
@@ -135,8 +136,8 @@ fn continue_in_process(
     std::fs::read(path("console")).expect("the process wrote it")
 }
 
-/// Runs from point to point, each stretch in a new machine with empty caches or in another process. Some stretches are run
-/// a second time, by a machine that the Timeline's restore takes there.
+/// Runs from point to point, each stretch in a new machine with empty caches or in another process. Some
+/// stretches run a second time, on a machine that the Timeline's restore brings there.
 fn run_with_restores(guest: &Guest, stops: &Stops, process_every: usize, directory: &Path) -> End {
     let (mut machine, mut warm) = (guest.machine(), guest.machine());
     let mut script = Script::silent();

@@ -1,6 +1,6 @@
-//! A long session of unmodified gdb on Debian's boot. It moves in both directions by instruction, by line, by function and
-//! to breakpoints and watchpoints, mixed with gotos, searches and scratch forks. Each place is compared with a straight
-//! replay in single steps.
+//! A long session of unmodified gdb on Debian's boot. The session moves in both directions by instruction, by
+//! line, by function, and to breakpoints and watchpoints. Gotos, searches and scratch forks come in between.
+//! Each place is compared with a straight replay in single steps.
 
 use std::path::Path;
 
@@ -116,7 +116,7 @@ impl Reference<'_> {
         is_known.then(|| (self.calls.running_number(at).expect("it was just found"), activation))
     }
 
-    /// The activation that a step count begins a line of, and the line's number in the order of the run.
+    /// If a step count begins a line: the activation, and the line's number in the order of the run.
     fn line(&self, at: usize) -> Option<(usize, &Activation, usize)> {
         let (number, activation) = self.activation(at)?;
         let visit = self.lines.visits[&number].binary_search(&at).ok()?;
@@ -310,7 +310,7 @@ fn run_word(backward: bool) -> &'static str {
 /// The target of a movement from a step count, if the reference knows it.
 type Leads<'a> = fn(&Reference<'a>, usize) -> Option<usize>;
 
-/// The kinds of actions. Each returns whether it could do something here.
+/// The kinds of actions. Each action returns whether it could do something here.
 impl<'a> Session<'a> {
     fn steps(&mut self, backward: bool) -> bool {
         let count = 1 + self.below(60);
@@ -406,7 +406,7 @@ impl<'a> Session<'a> {
         if let Some(to) = self.change(variable, backward) {
             self.moves(run_word(backward), to);
         }
-        // Steps stop at a change, too.
+        // A step also stops where the variable changes.
         if let Some(to) = self.change(variable, true)
             && self.at - to < 50
         {
@@ -483,7 +483,7 @@ impl<'a> Session<'a> {
         };
         let mut done = false;
         for _ in 0..4 {
-            // All equally often.
+            // All actions come equally often.
             let often =
                 |(word, _): &&(&'static str, Leads<'a>)| self.taken.get(word).copied().unwrap_or_default();
             let &(word, leads) = ways.iter().min_by_key(often).expect("there are some");
@@ -639,7 +639,8 @@ impl<'a> Session<'a> {
     /// A function of the kernel, called by gdb.
     fn call(&mut self, _backward: bool) -> bool {
         let here = self.at;
-        // A call can use the kernel's stack. A program's stack may end here.
+        // A call uses the current stack, and a program's stack may have no room: so call functions only in
+        // the kernel.
         if self.place().rip >> 63 == 0 {
             return false;
         }

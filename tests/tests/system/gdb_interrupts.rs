@@ -72,7 +72,7 @@ fn run_gdb(address: &str, commands: &[String], noticed: &Receiver<()>) -> (Strin
     gdb.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let gdb = gdb.spawn().expect("gdb can be run");
     let pid = Pid::from_raw(gdb.id() as i32);
-    // Ends with the connection.
+    // The loop over signs of life ends with the connection.
     let signals = noticed.iter().map(|()| kill(pid, Signal::SIGINT).expect("gdb runs")).count();
     let output = gdb.wait_with_output().expect("gdb ends");
     batch::leave(Path::new(address));

@@ -1,8 +1,9 @@
 //! A long way back. A guest writes a field of an object early, works and sleeps for a while, and then panics because of the
 //! field. The command reverse-continue finds the write, shows its progress, and can be interrupted.
 //!
-//! `TTVM_GUEST_MINUTES=10 cargo test --release -p tests gdb_long -- --nocapture` puts ten minutes of guest time in between,
-//! with work in every second, and prints durations. Without the variable it is half a minute.
+//! `TTVM_GUEST_MINUTES=10 cargo test --release -p tests gdb_long -- --nocapture` puts ten minutes of guest
+//! time in between, with work in every second, and prints durations. Without the variable, half a minute lies
+//! in between.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,7 @@ struct Meanwhile {
     seconds: u32,
     /// Rounds of the shell's loop in every second.
     work: u32,
-    /// Whether this is the full version.
+    /// Whether the test is the full version.
     full: bool,
 }
 

@@ -14,12 +14,12 @@ use tests::guests::{repository, test_kernel};
 use tests::record::open;
 use tests::traveller::Traveller;
 
-/// gdb, and what it has not been asked yet.
+/// A running gdb in MI mode, with its pipes.
 struct Mi {
     gdb: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    /// All output so far, for error messages.
+    /// gdb's output so far, for error messages.
     transcript: String,
 }
 
@@ -99,7 +99,8 @@ fn tour(mi: &mut Mi, traveller: &Traveller, address: &str) {
     mi.ask(&format!("-break-insert *{hook:#x}"));
     assert_eq!(mi.moves("-exec-continue --reverse", "breakpoint-hit"), hook);
     let earlier = mi.console("tt when");
-    // Goes out of the function by its call. (This gdb does not know the frames of this guest's 32-bit code.)
+    // A step back leaves the function through its call. (This gdb does not know the frames of this guest's
+    // 32-bit code.)
     assert_ne!(mi.moves("-exec-step-instruction --reverse", "end-stepping-range"), hook);
     assert_eq!(mi.moves("-exec-continue", "breakpoint-hit"), hook);
     assert_eq!(mi.console("tt when"), earlier);

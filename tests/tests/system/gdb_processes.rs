@@ -22,7 +22,7 @@ const HITS: usize = 12;
 /// The text right after the guest's list of processes.
 const LISTED: &str = "that was all";
 
-/// Some processes that sleep, a list of all, and some that write.
+/// Starts some processes that sleep, lists all processes, and starts some processes that write.
 fn record_processes(path: &Path) -> String {
     let guest = Guest::linux(&CLOUD, &BUSYBOX, "pti=on", 128);
     let list = format!("{PS}; echo that was ''all");
@@ -300,7 +300,7 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
         &format!("early\n{located}"),
         "'no_such_thing' is neither a number nor a symbol of the guest's kernel",
         "cannot use the symbols of /nowhere/vmlinux: No such file",
-        "cannot use the symbols of /dev/zero: it is no plain file",
+        "cannot use the symbols of /dev/zero: it is not a regular file",
     ] {
         assert!(said.contains(text), "no '{text}' in {said}");
     }
@@ -353,10 +353,10 @@ fn threads_wake_up_as_gdb_shows_them(boot: &mut Boot<'_>) {
         &said,
         &["(vCPU 0, ls, pid ", "(sh, pid ", ", S)", "sleeps ", "schedule", "do_syscall_64"],
     );
-    expect_in_order(&said, &["program ", "Current thread is 1 ", "gdb sees the CPU alone", "(vCPU 0)"]);
+    expect_in_order(&said, &["program ", "Current thread is 1 ", "gdb sees only the CPU", "(vCPU 0)"]);
     let listed = |state: &str| said.lines().filter(|line| line.contains(&format!(", {state}) "))).count();
     assert_eq!(["R", "S", "D", "I", "Z"].map(listed).iter().sum::<usize>(), sleepers, "{said}");
-    assert!(said.contains("a thread that sleeps cannot be changed"), "{said}");
+    assert!(said.contains("not a sleeping thread"), "{said}");
     assert!(said.contains("Cannot access memory at address 0xffff"), "its memory cannot be changed: {said}");
     assert!(!said.contains("scratch fork"), "{said}");
 

@@ -1,5 +1,5 @@
-//! Unmodified gdb on a recording of a stock kernel. It goes from the end back to the last write of a kernel variable, and
-//! one instruction further. Then it goes forward over the write, and to both ends of history.
+//! Unmodified gdb on a recording of a stock kernel. gdb goes from the end back to the last write of a kernel
+//! variable, and one instruction further. Then gdb goes forward over the write, and to both ends of history.
 
 use history::timeline::Timeline;
 use machine::script::Script;
@@ -110,7 +110,7 @@ fn check(transcript: &str, start: u64, end: u64) {
     assert_eq!(shown("start").0, start, "{transcript}");
     assert_eq!(shown("end-again"), (end, last), "{transcript}");
     assert!(batch::ends_of_history(transcript) >= 2, "{transcript}");
-    assert_eq!(transcript.matches("this is where you were").count(), 2, "{transcript}");
+    assert_eq!(transcript.matches("the position is unchanged").count(), 2, "{transcript}");
     let is_place =
         |line: &&str| line.split(' ').count() == 3 && line.bytes().all(|byte| b"0123456789 ".contains(&byte));
     let places: Vec<&str> = transcript.lines().filter(is_place).collect();

@@ -1,6 +1,6 @@
-//! Steps follow their thread. gdb steps in a program that timer ticks interrupt, and in processes that take the CPU from
-//! each other. Many random steps in programs and in the kernel go forward and backward. Each is compared with the thread's
-//! part of the whole machine's single steps.
+//! Tests that steps follow their thread. gdb steps in a program that timer ticks interrupt, and in
+//! processes that take the CPU from each other. Many random steps in programs and in the kernel go forward
+//! and backward. Each step is compared with the thread's part of the whole machine's single steps.
 //!
 //! `TTVM_STEPS=10000 cargo test --release -p tests gdb_steps` is the long form.
 
@@ -289,8 +289,8 @@ impl Trace {
         self.from + row as u64
     }
 
-    /// Whether a place is a row's place. A place before and behind a fault of one instruction is the same, because a
-    /// breakpoint counts once there.
+    /// Whether a place is the place of a row of the trace. A place before and behind a fault of one
+    /// instruction is the same, because a breakpoint counts once there.
     fn is_place(&self, found: u64, row: usize) -> bool {
         let other = found.wrapping_sub(self.from.0) as usize;
         let are_twins = |event: usize, behind: usize| {
@@ -326,7 +326,8 @@ impl Trace {
                 Kind::Return if before + 1 == row => match at.twin {
                     Some(event) if self.rows[event].is_same_place(&self.rows[row]) => row = event,
                     Some(event) => return Some(event),
-                    // It returns from a handler that began before the trace, or from a system call.
+                    // The instruction returns from a handler that began before the trace, or from a
+                    // system call.
                     None if self.is_of_system_call(before) => return Some(before),
                     None => return None,
                 },

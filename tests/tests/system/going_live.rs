@@ -1,4 +1,5 @@
-//! A shell on a stock kernel continues live from a place of its recording. The text typed there is new, and then recorded.
+//! A shell on a stock kernel continues live from a place of its recording. The new text typed there is then
+//! recorded.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,7 +11,7 @@ use tests::guests::{BUSYBOX, CLOUD, Guest};
 use tests::program::ttvm;
 use tests::record::{open, record};
 
-/// Runs `ttvm` with this input. Returns its output without carriage returns.
+/// Runs `ttvm` with this input. Returns the program's output without carriage returns.
 fn output(directory: &Path, arguments: &[&str], typed: &str) -> String {
     let mut command = Command::new(ttvm());
     command.args(arguments).current_dir(directory);
@@ -39,7 +40,7 @@ fn a_shell_goes_on_from_a_recording_and_what_is_typed_is_recorded_anew() {
     let mut script = Script::shell(&["export word=kept; mount", "poweroff -f"]);
     record(&Guest::linux(&CLOUD, &BUSYBOX, "", 128), &path.join("old.ttvm"), &mut script);
     let typed = "echo word is $word; date +%Y; poweroff -f\n";
-    // Before the command to power off, while the shell waits.
+    // The position lies before the command to power off, while the shell waits.
     let at = key_of(&path.join("old.ttvm"), "poweroff -f\n");
     let arguments = ["record", "--snapshot-from", "old.ttvm", "--at", &at, "-o", "new.ttvm"];
     let live = output(path, &arguments, typed);

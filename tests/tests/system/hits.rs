@@ -14,7 +14,7 @@ use tests::record::{open, record};
 const ADDRESSES: &str = "-Wl,-Ttext-segment=0x50000000";
 const PLACES: usize = 50;
 
-/// Runs until there are no more hits. Returns their positions and addresses.
+/// Runs until there are no more hits. Returns the hits' positions and addresses.
 fn hits_of_runs(timeline: &mut Timeline, is_forward: bool) -> Vec<(Instructions, u64)> {
     let mut found = Vec::new();
     loop {

@@ -104,7 +104,7 @@ fn searches_say_what_system_calls_were_asked_and_gave_and_who_waits() {
     };
     assert_eq!((waits("sleep"), waits("kthreadd")), ("hrtimer_nanosleep".into(), "kthreadd".into()));
     let (code, _, said) = run(directory, &["search", "r.ttvm", "break:do_exit", "longer:1s"]);
-    assert!(code == Some(exit_code::USAGE) && said.contains("only system calls"), "{said}");
+    assert!(code == Some(exit_code::USAGE) && said.contains("for system calls only"), "{said}");
 
     // gdb stands at the recording's end.
     let mut timeline =
@@ -124,5 +124,5 @@ fn searches_say_what_system_calls_were_asked_and_gave_and_who_waits() {
     assert!(said.contains(&format!("before: insn:{} system call", hit["instruction"])), "{said}");
     assert!(said.contains("after: nowhere"), "{said}");
     assert!(said.contains(&format!("instruction {} of", exit[0]["instruction"])), "{said}");
-    assert!(said.contains("ask 'ttvm search' how long"), "{said}");
+    assert!(said.contains("only `ttvm search` takes the filter"), "{said}");
 }

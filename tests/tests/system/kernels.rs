@@ -61,7 +61,7 @@ fn every_test_kernel_says_ok() {
         let text = script.text();
         let case = format!("{name} with {modules} modules and {memory_mib} MiB: {text}");
         assert_eq!(outcome, SUCCESS, "{case}");
-        // Once on the serial port, once on the debug console.
+        // The kernel prints OK once on the serial port and once on the debug console.
         assert_eq!(text.matches('O').count(), 2, "{case}");
         assert!(!text.contains("FAIL"), "{case}");
     }

@@ -1,7 +1,7 @@
-//! A guest that starts a second kernel: names mean places in both.
+//! A guest that starts a second kernel: names mean places in both kernels.
 //!
-//! In each kernel the guest prints the addresses of some symbols from `/proc/kallsyms`. The tests compare ttvm's answers
-//! with these.
+//! In each kernel the guest prints the addresses of some symbols from `/proc/kallsyms`. The tests compare
+//! ttvm's answers with the printed addresses.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,8 +24,8 @@ fn search(directory: &Path, more: &[&str]) -> Vec<Value> {
     found["hits"].as_array().unwrap().clone()
 }
 
-/// Records the cloud kernel. The guest loads the second kernel, prints its symbols, and starts the second kernel. Returns
-/// the symbols of both.
+/// Records the cloud kernel. The guest loads the second kernel, prints its symbols, and starts the second
+/// kernel. Returns the symbols of both kernels.
 fn record(
     directory: &Path,
     second: [&Artefact; 2],
@@ -165,7 +165,7 @@ fn in_gdb(directory: &Path, kexec: &Value, [first, second]: [&Value; 2]) {
     assert!(said.contains("system call 169 (reboot) in the first kernel"), "{said}");
 }
 
-/// Both kernels are one build. Without KASLR they have the same addresses, too.
+/// Both kernels are the same build. Without KASLR the kernels have the same addresses, too.
 #[test]
 fn a_panic_before_a_crash_kernel_is_found_by_name() {
     for parameters in ["", "nokaslr"] {

@@ -1,5 +1,5 @@
-//! Whole-system tests: real kernels on the whole machine. All tests are one program, so they share the processors. Run with
-//! `--release` (scripts/test does): an unoptimised CPU is too slow for kernels.
+//! Whole-system tests: real kernels on the whole machine. All tests are in one program, so they share the
+//! processors. Run with `--release` (scripts/test does): an unoptimised CPU is too slow for kernels.
 
 mod bugs;
 mod command_lines;
@@ -24,6 +24,7 @@ mod network_peers;
 mod network_tap;
 mod newer_kernels;
 mod newest_gdb;
+mod other_kernels;
 mod other_processor;
 mod other_tools;
 mod passthrough;

@@ -8,8 +8,8 @@ use tests::random::Random;
 /// The guest's address, and an address that no card has.
 const TO_GUEST: [u8; 12] = [0x52, 0x54, 0, 0x12, 0x34, 0x56, 2, 0, 0, 0, 0, 1];
 
-/// A peer in place of passt. `$peer` is its socket, which it reads to the end. `wait_for_guest` waits for the guest's first
-/// frame, which shows that the guest listens.
+/// A peer in place of passt. `$peer` is the peer's socket, which the peer reads to the end. `wait_for_guest`
+/// waits for the guest's first frame, which shows that the guest listens.
 fn peer(directory: &Path, script: &str) -> Wire {
     let whole = format!(
         "while [ \"$1\" != --fd ]; do shift; done
@@ -25,7 +25,8 @@ fn peer(directory: &Path, script: &str) -> Wire {
     Wire::to(directory, &whole)
 }
 
-/// A frame of a given length, in the format of passt's socket. Its protocol is `kind`, and the rest is rubbish.
+/// A frame of a given length, in the format of passt's socket. The frame's protocol is `kind`, and the rest
+/// is rubbish.
 fn frame(random: &mut Random, kind: [u8; 2], length: usize) -> Vec<u8> {
     let mut frame = (length as u32).to_be_bytes().to_vec();
     let rubbish = std::iter::repeat_with(|| random.next_u64() as u8);
@@ -68,7 +69,7 @@ fn rubbish_from_a_peer_is_survived_and_what_is_no_frame_ends_the_network() {
     guest.wait_for("ALIVE");
     let (_, said) = guest.finish();
     assert_eq!(said.matches("goes on without a network").count(), 1, "{said}");
-    assert!(said.contains("passt sends what is no frame"), "{said}");
+    assert!(said.contains("passt sent an invalid frame"), "{said}");
     verify(directory.path());
 }
 
@@ -82,7 +83,7 @@ fn a_peer_that_floods_costs_no_memory_and_does_not_hold_up_the_guest() {
     let flood: Vec<u8> = (0..FRAMES).flat_map(|_| frame(&mut random, [0x88, 0xb5], 1_514)).collect();
     let flood_bytes = (PIECES * flood.len()) as u64;
     std::fs::write(directory.path().join("flood"), flood).unwrap();
-    // Endless while no driver listens. Then enough to show in the recorder's memory.
+    // The peer sends without end while no driver listens, and later enough to show in the recorder's memory.
     let pieces = format!("for i in {{1..{PIECES}}}; do cat flood; done");
     let script = format!("(until [ -s received ]; do cat flood; done; {pieces}) >&$peer");
     let wire = peer(directory.path(), &script);

@@ -100,7 +100,7 @@ for length in (14, 15, 60, 1514, 9000, 65535):
             wire.send((to + other + bytes.fromhex(protocol) + os.urandom(length))[:length])
 ";
     on_tap(&["python3"], |directory, wire| {
-        // The longest that Linux lets one have: frames of 64 KiB.
+        // The largest MTU that Linux allows: frames of 64 KiB.
         ip(&format!("link set {INTERFACE} mtu 65521"));
         let job =
             format!("echo READY; nc -l -p {ECHO} -e /bin/cat; cat /sys/class/net/eth0/statistics/rx_bytes");

@@ -1,5 +1,5 @@
-//! Symbols, modules and processes of kernels of other releases. Their tables and structures differ from the kernel that
-//! most tests boot. The guest's memory is compared with the guest's own lists.
+//! Symbols, modules and processes of kernels of other releases. The tables and structures of these kernels
+//! differ from the kernel that most tests boot. The guest's memory is compared with the guest's own lists.
 
 use guest_symbols::orc::{End, Registers, Unwinder};
 use guest_symbols::switched_out::{SavedRegisters, SwitchFrame};
@@ -10,8 +10,8 @@ use tests::guests::{Artefact, BOOKWORM_RT, Guest, SID, SID_RT, TRIXIE};
 use tests::listings::{ListedProcess, ListedSymbol, PS, assert_same_processes};
 use tests::run::run_to_power_off;
 
-/// Commands that print the number of symbols, the symbols of modules, which come last, and some of the kernel's. The latter
-/// are whole lines from pieces of the list.
+/// Commands that print the number of symbols, the symbols of modules, which come last, and some symbols of
+/// the kernel. The kernel's symbols are whole lines from pieces of the list.
 const LIST_SYMBOLS: [&str; 4] = [
     "cat /proc/kallsyms >/tmp/all; wc -l /tmp/all",
     "tail -n 1000 /tmp/all",

@@ -36,8 +36,8 @@ fn executes_the_same() {
     assert!(left.file("vectors").contains("no unexplained difference"), "{}", left.file("vectors"));
 }
 
-/// A recording from here replays there, and a recording from there replays here. It has the beginning of a boot, or with
-/// `TTVM_WHOLE_VECTORS` a whole boot, for which the lab takes minutes.
+/// A recording from here replays there, and a recording from there replays here. The recording has the
+/// beginning of a boot, or with `TTVM_WHOLE_VECTORS` a whole boot, for which the lab takes minutes.
 #[test]
 fn replays_what_was_recorded_here_and_the_other_way() {
     let (ttvm, directory) = (ttvm(), tempfile::tempdir().expect("a temporary folder"));

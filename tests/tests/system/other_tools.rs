@@ -85,7 +85,8 @@ fn printed_trace(console: &str) -> Vec<String> {
     inside.filter_map(function).collect()
 }
 
-/// A panic by an exception in a module, one that the kernel calls in an interrupt, and one that a module calls.
+/// Three panics: an exception in a module, a panic that the kernel calls in an interrupt, and a panic that a
+/// module calls.
 #[test]
 fn backtraces_at_a_panic_are_those_that_the_kernel_printed() {
     if !BUGS.exists() {
@@ -98,7 +99,7 @@ fn backtraces_at_a_panic_are_those_that_the_kernel_printed() {
         let console = record_panic(name, directory.path());
         let state = json(directory.path(), &["state", "r.ttvm", "--at", "panic", "--backtrace"]);
         let found = functions(&state["backtrace"]);
-        // It printed the callers of the printing function.
+        // The guest printed the callers of the printing function.
         let printed = printed_trace(&console);
         let reporting = |function: &String| {
             ["panic+", "dump_stack_lvl+", "__schedule_bug"].iter().any(|name| function.starts_with(name))
@@ -304,7 +305,7 @@ fn drgn_reads_a_core_file_without_debug_information() {
     let at = ["state", "r.ttvm", "--at", "95%", "--memory", &ranges[0], "--physical", &ranges[1]];
     let state = json(directory.path(), &at);
     let read = run_python(&python, directory.path(), DRGN_READS, &["vmcore", &banner, "14"]);
-    // The same without a file, by the drgn beside that Python.
+    // The same backtraces without a file, by the drgn beside that Python.
     let bin = python.parent().expect("it lies in a folder");
     let print = format!("print(prog.read({banner}, 14).hex(), prog.read(0x1000, 4096, True).hex())");
     let arguments = ["drgn", "r.ttvm", "--at", "95%", "--", "--no-default-symbols", "-e", &print];
@@ -324,7 +325,7 @@ fn drgn_reads_a_core_file_without_debug_information() {
     assert!(report["kernel"].as_str().is_some_and(|release| release.ends_with("-cloud-amd64")), "{report}");
 }
 
-/// The processes, and the stack of the one that runs.
+/// The processes, and the running process's stack.
 const DRGN_LISTS: &str = r#"
 import json, sys
 import drgn

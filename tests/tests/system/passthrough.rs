@@ -1,5 +1,5 @@
-//! Devices of a host, passed through in the lab: stock drivers of the guest work with them, by ports, registers, interrupts and
-//! DMA. The recordings replay outside of the lab, without any device.
+//! Devices of a host, passed through in the lab: stock drivers of the guest use their ports, registers,
+//! interrupts and DMA. The recordings replay outside of the lab, without any device.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -12,10 +12,11 @@ use tests::program::ttvm;
 /// Bytes on the NVMe disk.
 const DISK_BYTES: usize = 4 << 20;
 
-/// A guest's work with its devices, in one line. The `edu` device in slot 3 writes to memory that the guest never gave to
-/// it. Bytes go through an echoing serial adapter and come back. The same goes through a serial port at 0x2e8, whose
-/// interrupt only the guest has. An NVMe disk is read, written, and read again. Each wait may take ten minutes: on a busy
-/// host, a serial port in the lab can need more than one minute for 16 KiB.
+/// A guest's work with its devices, in one line. The `edu` device in slot 3 writes to memory that the guest
+/// never gave to it. Bytes go through an echoing serial adapter and come back. The same bytes go through a
+/// serial port at 0x2e8, whose interrupt only the guest has. An NVMe disk is read, written, and read again.
+/// Each wait may take ten minutes: on a busy host, a serial port in the lab can need more than one minute for
+/// 16 KiB.
 const GUEST: &str = r#"
 load() { while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/$1; }
 ready() { n=0; while [ ! -e $1 ] && [ $n -lt 6000 ]; do sleep 0.1; n=$((n+1)); done; }
@@ -114,7 +115,8 @@ dmesg | grep 'DMA Write.*fault addr 0x2000000' >out/faults
 done_with soft
 "#;
 
-/// Continues with the same under KVM, with a host that resets the disk, and with a host that takes a device away.
+/// Continues the script: the same devices under KVM, a host that resets the disk, and a host that takes a
+/// device away.
 const LONG_LAB: &str = r#"
 record kvm --engine kvm --slow-clock 8 --wait-for-exit 10000 $all || exit 1
 done_with kvm
@@ -249,8 +251,8 @@ fn stock_drivers_work_with_devices_of_the_host_and_replay_needs_none() {
         "there is no /dev/vfio/vfio: load the modules",
         "is held by the driver",
         "no permission to open /dev/vfio/",
-        "ports 0x70-0x71 are not passed through",
-        "the host gives no program the interrupt of a device at ports 0x378-0x37f",
+        "ports 0x70-0x71 cannot be passed through",
+        "ports 0x378-0x37f are not one: leave irq= out",
         "cannot open /dev/port: Permission denied",
     ] {
         assert!(refused.contains(sentence), "{sentence}: {refused}");

@@ -78,7 +78,7 @@ const COMMANDS: &[(i32, &str)] = &[
 const DRGN: &str = "drgn R.ttvm --at 95% -- --no-default-symbols -e print(prog.flags)";
 /// A gdb has to connect to this one.
 const SERVE: &str = "debug R.ttvm --no-sandbox --listen unix:gdb.socket --at 50% --once";
-/// This is typed into the terminal.
+/// The command that is typed into the terminal.
 const DEBUG: &str = "debug R.ttvm --gdb --symbols kernel.symbols";
 /// Prints the commands for a user's own gdb.
 const PRINTED: &str = "debug --print-commands";
@@ -116,7 +116,7 @@ fn commands_of(page: &str) -> String {
     commands
 }
 
-/// Verbs with the options that a text uses with them. `None` is the verb by itself.
+/// The verbs of a text, each with the options that the text uses. `None` is the verb by itself.
 fn used(text: &str) -> BTreeSet<(String, Option<String>)> {
     let mut used = BTreeSet::new();
     let text = text.replace(".ttvm", "");

@@ -126,7 +126,7 @@ fn a_changed_recording_diverges() {
         rewrite(&traveller, &path, change);
         match replay_quietly(&path) {
             Err(error @ Error::Divergence(_)) => assert_eq!(error.exit_code(), exit_code::DIVERGED, "{what}"),
-            // Invalid by itself: virtual time never falls behind the steps.
+            // This log is invalid by itself: virtual time never falls behind the steps.
             Err(Error::Recording { .. }) if what == "an event earlier in time" => {}
             other => panic!("{what}: {other:?}"),
         }
@@ -242,7 +242,7 @@ fn recorded(directory: &Path, command: &str) -> (String, Option<i32>, Option<i32
     (String::from_utf8_lossy(&done.stderr).into_owned(), done.status.code(), state.status.code())
 }
 
-/// Such a kernel reboots before the report's end, and before a driver could tell the machine.
+/// A kernel with `panic=-1` reboots before the report's end, and before a driver could tell the machine.
 #[test]
 fn a_panic_of_a_kernel_that_reboots_is_a_panic() {
     let directory = tempfile::tempdir().expect("a temporary folder");
@@ -255,8 +255,8 @@ fn a_panic_of_a_kernel_that_reboots_is_a_panic() {
     assert_eq!((code, state), (Some(exit_code::DONE), Some(exit_code::USAGE)), "{said}");
 }
 
-/// For the oldest and the newest kernel here, with a disk. The whole recording and its images are removed before the end is
-/// replayed.
+/// Runs for the oldest and the newest kernel here, with a disk. The whole recording and its images are
+/// removed before the end is replayed.
 #[test]
 fn the_end_of_a_crash_is_small_and_replays_alone() {
     let images = [[CLOUD, BUSYBOX], SID];
@@ -303,11 +303,11 @@ fn the_end_of_a_crash_is_small_and_replays_alone() {
         let (code, said) = run("state end.ttvm --at panic");
         assert!(code == Some(exit_code::DONE) && said.contains("(sh)"), "{said}");
         let (code, said) = run("run --snapshot-from end.ttvm");
-        assert!(code != Some(exit_code::DONE) && said.contains("the end of a longer recording"), "{said}");
+        assert!(code != Some(exit_code::DONE) && said.contains("only the end of a longer one"), "{said}");
     }
 }
 
-/// By the command that the guide shows.
+/// The test uses the command that the guide shows.
 #[test]
 fn a_shell_in_the_guest_asks_for_its_recording_to_be_kept() {
     let page =
@@ -335,7 +335,11 @@ fn a_shell_in_the_guest_asks_for_its_recording_to_be_kept() {
         let output = record.output().expect("ttvm can be run");
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(exit_code::DONE), "{said}");
-        assert_eq!(said.contains("recorded in r.ttvm, which the guest asked to be kept"), is_kept, "{said}");
+        assert_eq!(
+            said.contains("recorded in r.ttvm; the guest asked to keep the recording"),
+            is_kept,
+            "{said}"
+        );
         assert_eq!(directory.path().join("r.ttvm").exists(), is_kept);
     }
 }

@@ -21,7 +21,7 @@ use tests::record::{open, record_with_checkpoints};
 
 const SEED: u64 = 4711;
 const SHORT_PAIRS: usize = 12;
-/// The most different points. Pairs are made from them.
+/// The most different points. The pairs are made from these points.
 const MAX_POINTS: usize = 250;
 /// Close together, so most of the time goes into the seeks.
 const CHECKPOINT_NS: u64 = 100_000_000;
@@ -32,7 +32,7 @@ fn full_pairs() -> Option<usize> {
     Some(wanted.parse().expect("TTVM_PAIRS is a number of pairs"))
 }
 
-/// What is compared.
+/// The compared state.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     state: [u8; 32],
@@ -141,7 +141,8 @@ fn in_the_workload_rd() {
 
 /// The most steps of a replay to the end of a boot, where a debugger opens the recording.
 const TO_THE_END: u64 = 400_000_000;
-/// The most steps to a place of the first second before the early checkpoint. All code is new there, and slow.
+/// The most steps to a place of the first second before the early checkpoint. All code in the first second is
+/// new, and slow.
 const EARLY: u64 = 420_000_000;
 /// The most steps to a place behind that checkpoint.
 const FIRST: u64 = 620_000_000;

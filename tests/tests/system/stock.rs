@@ -44,7 +44,8 @@ fn cloud_elf_in_3_gib() {
     boots_to_a_shell(&CLOUD_ELF, &BUSYBOX, 3072);
 }
 
-/// Machines for KVM need the unpacked kernel. An independent program has unpacked it, too.
+/// Machines for KVM need the unpacked kernel. The test compares ttvm's result with the kernel that an
+/// independent program unpacked.
 #[test]
 fn a_bzimage_holds_the_elf_kernel() {
     for (packed, kernel) in [(CLOUD, CLOUD_ELF), (GENERIC, GENERIC_ELF)] {

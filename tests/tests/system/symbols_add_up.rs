@@ -1,5 +1,6 @@
-//! gdb loads symbols of programs, libraries, modules and a kernel's file, and keeps the symbols of the guest's kernel. The
-//! guest says where each belongs. Page tables are isolated, so programs and the kernel have different ones.
+//! gdb loads symbols of programs, libraries, modules and a kernel's file, and keeps the symbols of the
+//! guest's kernel. The guest says at which address each file belongs. Page tables are isolated, so programs
+//! and the kernel have different page tables.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -146,7 +147,7 @@ fn sections_are_those_that_the_guest_lists(
         let line = format!("{name} {address:#018x}");
         assert!(listed.contains(&line.as_str()), "no {line} in {listed:?}");
     }
-    // These are gone when the module runs.
+    // These sections are gone when the module runs.
     let is_kept = |line: &&&str| ![".init", ".symtab", ".strtab"].iter().any(|gone| line.starts_with(gone));
     assert_eq!(listed.iter().filter(is_kept).count(), found.len(), "{listed:?} {found:?}");
 }
@@ -287,7 +288,7 @@ fn programs_are_placed(boot: &mut Boot) {
     for text in [
         &format!("process {pid} (placed) has no 'fixed' in its memory"),
         "process 2 (kthreadd) has no file in its memory here",
-        "there is no process 99999 here and now",
+        "there is no process 99999 at this position",
         "write: tt program --root DIR",
     ] {
         assert!(said.contains(text), "no '{text}' in {said}");
@@ -325,7 +326,7 @@ fn modules_are_placed(boot: &mut Boot) {
             "the guest has no module 'virtio_balloon' here",
         ],
     );
-    // Errors come last. A breakpoint has one place, not two.
+    // gdb's errors come last in the output. A breakpoint has one place, not two.
     assert!(!said.contains("<MULTIPLE>"), "{said}");
     assert!(!between(&(said.clone() + "end"), "\nnone\n", "end").contains(&module), "{said}");
 }

@@ -1,5 +1,5 @@
-//! Time travel against brute force. A walk goes through the recorded run of `travel.elf` once, instruction by instruction.
-//! All answers of the timeline must agree with the walk.
+//! Time travel against brute force. A walk goes through the recorded run of `travel.elf` once, instruction by
+//! instruction. All of the timeline's answers must agree with the walk.
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use history::replay;
@@ -86,7 +86,7 @@ fn watch(address: u64) -> Watchpoint {
 /// Distance of the checkpoints in recordings with checkpoints.
 const CHECKPOINT_STEPS: u64 = 100_000;
 
-/// The recording and its walk. Each test records anew, which takes less than a second.
+/// The recording and its walk. Each test makes its own recording, which takes less than a second.
 fn prepare(hash_points: usize) -> (tempfile::TempDir, Traveller, Walk) {
     prepare_by(hash_points, Traveller::record)
 }

@@ -1,5 +1,5 @@
-//! gdb without debug packages. The kernel's types are compared with pahole's output for the same type information. Its own
-//! backtraces are compared with walks along the stack, at many places of a boot.
+//! gdb without debug packages. The kernel's types are compared with pahole's output for the same type
+//! information. ttvm's own backtraces are compared with walks along the stack, at many places of a boot.
 
 use std::path::Path;
 use std::process::Command;
@@ -50,7 +50,7 @@ fn gdb_says(timeline: &mut Timeline, directory: &Path, commands: &[String]) -> S
     })
 }
 
-/// The addresses in a backtrace of gdb. A frame without one is where an interrupt returns.
+/// The addresses in a backtrace of gdb. A frame without an address is where an interrupt returns.
 fn addresses(backtrace: &str) -> Vec<u64> {
     let frames = backtrace.lines().filter(|line| line.starts_with('#'));
     let address = |line: &str| {

@@ -69,7 +69,7 @@ fn code(rounds: u32, address: u32) -> Vec<u8> {
         a.mov(edx, 0x3f9)?;
         a.mov(eax, 1)?;
         a.out(dx, al)?;
-        // So does a timer tick, unheard.
+        // A timer ticks, and the guest ignores the ticks.
         for (port, value) in [(0x43, 0x34), (0x40, TICK_PIT_COUNTS), (0x40, 0)] {
             a.mov(al, value)?;
             a.out(port, al)?;
@@ -165,8 +165,8 @@ pub fn record(
     record_with(directory, name, rounds, Script(script), None)
 }
 
-/// Records the guest with checkpoints. The recorder takes four, the last three near the end. One more is at each of `more`
-/// step counts.
+/// Records the guest with checkpoints. The recorder takes four, the last three near the end. One more
+/// checkpoint is at each of `more` step counts.
 pub fn record_with_checkpoints(
     directory: &Path,
     name: &str,
@@ -232,8 +232,8 @@ pub fn record_with(
     record_kernel(directory, name, write_kernel(directory, rounds), DENSE, inputs, checkpoints)
 }
 
-/// Records a guest that sleeps at once. All interrupts are masked, but it could be woken. The script's events come in at
-/// these times, in nanoseconds, and do not wake the guest.
+/// Records a guest that sleeps at once. All interrupts are masked, but the guest could be woken. The script's
+/// events come in at these times, in nanoseconds, and do not wake the guest.
 pub fn record_asleep(
     directory: &Path,
     name: &str,
@@ -246,9 +246,9 @@ pub fn record_asleep(
     record_kernel(directory, name, kernel, DENSE, ByTime(script), None)
 }
 
-/// Records a guest that makes a number of system calls. The number of each call is the number of remaining calls, modulo
-/// four. In each call the guest prints the number's digit, and writes the digit to the first byte of [`STIRRED`], twice. At
-/// the end it announces a panic.
+/// Records a guest that makes a number of system calls. The number of each call is the number of remaining
+/// calls, modulo four. In each call the guest prints the number's digit, and writes the digit to the first
+/// byte of [`STIRRED`], twice. At the end the guest announces a panic.
 pub fn record_calls(
     directory: &Path,
     name: &str,
@@ -443,7 +443,7 @@ pub fn event_of<C>(records: &mut [LogRecord<C>], number: usize) -> &mut EventRec
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    /// The next one, below `limit`.
+    /// The next number, below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit

@@ -62,7 +62,7 @@ fn code(rounds: u32) -> Vec<u8> {
         a.in_(al, dx)?;
         a.movzx(eax, al)?;
         a.add(ebx, eax)?;
-        // Every other round, so the interrupt line of these ports stays up for a while.
+        // Touch these ports only every other round, so their interrupt line stays up for a while.
         let mut other = a.create_label();
         a.test(esi, 1)?;
         a.jz(other)?;
@@ -209,7 +209,7 @@ pub fn record(
     (super::open(path), end)
 }
 
-/// The same, counted in exits.
+/// As [`record`], counted in exits.
 pub fn record_exits(path: &Path, rounds: u32, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     let intervals = Intervals { registers: 20, registers_ns: 1 << 40, devices: 50, ram: 100 };
     let end = record_by(path, rounds, seed, intervals, None);

@@ -70,7 +70,7 @@ pub fn record(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits
     record_with(directory, seed, ROUNDS, 200_000, typed(&KEYS), None)
 }
 
-/// The same with other input than keys, at exit counts.
+/// As [`record`], with other input than keys, at exit counts.
 pub fn record_script(
     directory: &Path,
     seed: u64,
@@ -79,12 +79,12 @@ pub fn record_script(
     record_with(directory, seed, ROUNDS, 200_000, script, None)
 }
 
-/// The same for a number of rounds, with some exits in each thousand.
+/// As [`record`], for a number of rounds, with some exits in each thousand.
 pub fn record_rounds(directory: &Path, seed: u64, rounds: u32) -> (Recording<Exits>, EndRecord<Exits>) {
     record_with(directory, seed, rounds, 200_000, Vec::new(), None)
 }
 
-/// The same with more time between exits, and with checkpoints.
+/// As [`record`], with more time between exits, and with checkpoints.
 pub fn record_with_checkpoints(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     let options = CheckpointOptions { interval_ns: 40_000_000, ..CheckpointOptions::default() };
     record_with(directory, seed, ROUNDS, 20_000_000, typed(&KEYS), Some(options))
@@ -117,7 +117,7 @@ fn record_with(
 /// Records a guest that makes three exits and then spins without any more: only stops count from there. The run ends at exit
 /// `end`.
 pub fn record_spinning(directory: &Path, end: u64) -> Recording<Exits> {
-    // out 0x80, al, three times; then inc eax, sixty times, and a jump back to the first of these.
+    // out 0x80, al, three times; then inc eax, sixty times, and a jump back to the first INC.
     let code = [&[0xe6, 0x80, 0xe6, 0x80, 0xe6, 0x80][..], &[0x40; 60], &[0xeb, 0xc2]].concat();
     let kernel = directory.join("spinning");
     std::fs::write(&kernel, super::image(&code)).unwrap();

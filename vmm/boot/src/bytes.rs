@@ -1,4 +1,4 @@
-//! Little-endian reads from untrusted bytes. Outside the slice they return `None` and never panic.
+//! Little-endian reads from untrusted bytes. Reads outside the slice return `None` and never panic.
 
 /// The `N` bytes at `at`.
 pub(super) fn array_at<const N: usize>(bytes: &[u8], at: u64) -> Option<[u8; N]> {

@@ -1,8 +1,8 @@
 //! ELF files as kernels: loadable segments, notes, sections (System V gABI, chapters 4 and 5).
 //!
-//! The crate `object` reads the file's structures. This module replaces two of its checks. The crate refuses files for
-//! other machines without naming the machine. And its walk over notes takes the padding from the segment's alignment,
-//! but kernels pad notes to four bytes whatever the segment says.
+//! The crate `object` reads the file's structures. This module replaces two of its checks. The crate refuses
+//! files for other machines without naming the machine. The crate's walk over notes takes the padding from
+//! the segment's alignment, but kernels always pad notes to four bytes.
 
 use std::iter;
 use std::ops::Range;
@@ -99,7 +99,7 @@ impl<'a> Elf<'a> {
         })
     }
 
-    /// Whether it is a 64-bit file for a 64-bit processor.
+    /// Whether the file is a 64-bit file for a 64-bit processor.
     pub(super) fn is_x86_64(&self) -> bool {
         self.machine == EM_X86_64 && matches!(self.sections, Sections::Elf64(_))
     }
@@ -109,8 +109,8 @@ impl<'a> Elf<'a> {
         self.segments.iter().filter(|segment| segment.kind == PT_LOAD && segment.memory_size != 0)
     }
 
-    /// The physical address of the entry point. A kernel that runs at other addresses than it is loaded at gives a
-    /// virtual address. Others (Linux) give a physical address already.
+    /// The physical address of the entry point. If a kernel is loaded at other addresses than it runs at, its
+    /// file gives a virtual address. Other files (Linux's) give a physical address already.
     pub(super) fn physical_entry(&self) -> u64 {
         let holder = self
             .loadable()

@@ -55,7 +55,7 @@ pub struct TableRegister {
     pub limit: u16,
 }
 
-/// The CPU's state that the boot protocol fixes. All other general registers are 0.
+/// The CPU's state that the boot protocol fixes. All unlisted general registers are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // Registers have the manual's names.
 pub struct CpuEntry {
@@ -66,7 +66,7 @@ pub struct CpuEntry {
     pub rax: u64,
     pub rbx: u64,
     pub rsi: u64,
-    /// Top of a small stack in conventional memory. Most protocols do not promise one.
+    /// Top of a small stack in conventional memory. Most protocols do not promise a stack.
     pub rsp: u64,
     pub cs: SegmentState,
     /// DS, ES, FS, GS and SS.

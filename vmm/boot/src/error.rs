@@ -36,8 +36,7 @@ pub enum BootError {
     UnusableAddress { image: String, start: u64, end: u64 },
     /// The initrd does not fit below the kernel's limit, whatever the memory size.
     #[error(
-        "{image} ({size} bytes) does not fit below the address {limit:#x} that {kernel} can read an initrd from; make \
-         it smaller"
+        "{image} ({size} bytes) does not fit below {limit:#x}, where {kernel} expects its initrd; make it smaller"
     )]
     InitrdTooLarge { image: String, kernel: String, size: u64, limit: u64 },
     /// The command line is longer than the kernel (or the loader) accepts.

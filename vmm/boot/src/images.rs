@@ -33,10 +33,10 @@ pub struct BootImages<'a> {
     pub modules: Vec<Module<'a>>,
     /// The kernel's command line, without a NUL.
     pub cmdline: &'a str,
-    /// The protocol to use. `None` chooses it by the image (see [`Protocol`]).
+    /// The protocol to use. `None` chooses the protocol by the image (see [`Protocol`]).
     pub protocol: Option<Protocol>,
-    /// Entropy for Linux's random number generator. It is part of the guest's initial image, so the caller records it
-    /// or derives it from the recording.
+    /// Entropy for Linux's random number generator. The entropy is part of the guest's initial image, so the
+    /// caller records it or derives it from the recording.
     pub rng_seed: Option<[u8; 32]>,
     /// Slots of the host's PCI functions, which access memory through an IOMMU.
     pub translated_slots: Vec<u8>,

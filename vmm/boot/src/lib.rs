@@ -17,16 +17,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`load`] puts a kernel, its modules, the memory map and the ACPI tables into RAM. It supports five protocols, each
-//! in its own file. Two are Linux bzImage and Linux ELF (kernel document "The Linux/x86 Boot Protocol", 64-bit entry).
-//! The others are PVH (Xen's `start_info.h`, direct boot ABI), Multiboot 0.6.96 and Multiboot2 2.0. [`Protocol`]
-//! describes the choice if the caller names none. The crate `object` reads ELF files. Multiboot's headers and tables
-//! are written by hand after the specifications.
+//! [`load`] puts a kernel, its modules, the memory map and the ACPI tables into RAM. The crate supports five
+//! protocols, each in its own file. Two protocols are Linux bzImage and Linux ELF (kernel document "The
+//! Linux/x86 Boot Protocol", 64-bit entry). The other protocols are PVH (Xen's `start_info.h`, direct boot
+//! ABI), Multiboot 0.6.96 and Multiboot2 2.0. [`Protocol`] describes the choice if the caller names none. The
+//! crate `object` reads ELF files. Multiboot's headers and tables are written by hand after the
+//! specifications.
 //!
-//! It deliberately does not run firmware, read files, or ask the host for anything. It does not decompress images: a
-//! bzImage unpacks itself. [`packed_kernel`] is for callers that need the kernel's own code before it runs. All inputs
-//! are bytes that the caller holds. Images may come from strangers, so no length in them is trusted, and no input
-//! causes a panic.
+//! The crate deliberately does not run firmware, read files, or ask the host for anything. The crate does not
+//! decompress images: a bzImage unpacks itself. [`packed_kernel`] is for callers that need the kernel's own
+//! code before it runs. All inputs are bytes that the caller holds. Images may come from strangers, so no
+//! length in them is trusted, and no input causes a panic.
 
 #![forbid(unsafe_code)]
 
@@ -100,8 +101,8 @@ fn check_texts(images: &BootImages<'_>) -> Result<(), BootError> {
     }
 }
 
-/// Writes the words of the BIOS data areas that kernels read even without a BIOS. These are the addresses of the first
-/// serial port and of the extended area, and the sizes of conventional memory and of the extended area.
+/// Writes the words of the BIOS data areas that kernels read even without a BIOS. The words are the address
+/// of the first serial port, the size of conventional memory, and the address and size of the extended area.
 fn write_bios_data_area(loader: &Loader<'_>) {
     loader.write(0x400, &devices::layout::SERIAL_PORT.to_le_bytes());
     loader.write(0x40E, &((EBDA_START >> 4) as u16).to_le_bytes());

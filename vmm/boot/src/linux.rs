@@ -22,13 +22,13 @@ const LOADED_HIGH: u8 = 1;
 /// "A loader without an assigned number".
 const UNDEFINED_LOADER: u8 = 0xFF;
 const NORMAL_VIDEO_MODE: u16 = 0xFFFF;
-/// The 64-bit entry lies behind the 32-bit one.
+/// The 64-bit entry lies behind the 32-bit entry.
 const ENTRY_64: u64 = 0x200;
 /// The highest initrd byte for kernels without a setup header.
 const DEFAULT_INITRD_ADDRESS_MAX: u64 = 0x7FFF_FFFF;
 /// `COMMAND_LINE_SIZE` of x86 Linux, minus the NUL.
 const VMLINUX_COMMAND_LINE_LIMIT: u64 = 2047;
-/// Most entries of the memory map in `boot_params`.
+/// The largest number of entries of the memory map in `boot_params`.
 const E820_TABLE_ENTRIES: usize = 128;
 /// A `setup_data` node with entropy for the random number generator.
 const SETUP_RNG_SEED: u32 = 9;
@@ -184,8 +184,8 @@ fn start_linux(loader: &mut Loader<'_>, kernel: Kernel) -> Result<CpuEntry, Boot
     entry::long64(loader, kernel.entry, boot_params)
 }
 
-/// Puts the initrd as high as the kernel can reach, outside of the memory where the kernel unpacks itself. Returns its
-/// address and size; zeroes if there is none.
+/// Puts the initrd as high as the kernel can reach, outside of the memory where the kernel unpacks itself.
+/// Returns the initrd's address and size; zeroes if there is no initrd.
 fn load_initrd(loader: &mut Loader<'_>, kernel_end: u64, address_max: u64) -> Result<(u64, u64), BootError> {
     let Some(initrd) = loader.images.initrd else { return Ok((0, 0)) };
     let size = initrd.bytes.len() as u64;

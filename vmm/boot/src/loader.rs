@@ -148,8 +148,8 @@ impl<'a> Loader<'a> {
         Ok(start)
     }
 
-    /// Loads the initrd (as the first module, without a command line) and the modules. Each is page-aligned, at the
-    /// lowest free address above 1 MiB.
+    /// Loads the initrd (as the first module, without a command line) and the modules. Each image is
+    /// page-aligned, at the lowest free address above 1 MiB.
     pub(super) fn load_modules(&mut self) -> Result<Vec<LoadedModule>, BootError> {
         let images = self.images;
         let initrd = images.initrd.iter().map(|image| (*image, ""));

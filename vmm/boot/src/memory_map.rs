@@ -1,8 +1,8 @@
 //! The memory map for the guest, and the free memory for the loader.
 //!
-//! The map is like a PC's. It has 639 KiB of conventional memory, the extended BIOS data area, and the legacy hole up
-//! to 1 MiB (with the ACPI tables). RAM up to the 32-bit device hole follows, and the rest from 4 GiB up. Loading uses
-//! only RAM below 4 GiB, because every protocol here has some 32-bit addresses.
+//! The map is like a PC's. The map has 639 KiB of conventional memory, the extended BIOS data area, and the
+//! legacy hole up to 1 MiB (with the ACPI tables). RAM up to the 32-bit device hole follows, and the rest
+//! from 4 GiB up. Loading uses only RAM below 4 GiB, because every protocol here has some 32-bit addresses.
 
 use std::ops::Range;
 
@@ -69,18 +69,18 @@ fn range(range: Range<u64>, kind: RangeKind) -> MemoryRange {
 /// Why a fixed range cannot be claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClaimError {
-    /// It lies beyond the end of RAM, but more RAM would reach it.
+    /// The range lies beyond the end of RAM, but a machine with more RAM would have it.
     BeyondRam,
     /// No machine has free RAM there.
     NeverRam,
-    /// Another part has claimed it before.
+    /// Another part of the loader has claimed the range before.
     Taken,
 }
 
 /// The free RAM below 4 GiB while an image is being loaded.
 #[derive(Debug)]
 pub(super) struct Placer {
-    /// Ascending and disjoint.
+    /// Free ranges, ascending and disjoint.
     free: Vec<Range<u64>>,
     low_ram_end: u64,
 }

@@ -110,7 +110,8 @@ pub(super) struct LoadAddresses {
     pub(super) header_offset: u64,
     /// The header's address in memory.
     pub(super) header: u32,
-    /// The start of loading; earlier file bytes are not loaded. All ones (version 2): the start of the file.
+    /// The start of loading; earlier file bytes are not loaded. All bits set (version 2): the start of the
+    /// file.
     pub(super) load: u32,
     /// The end of loading. 0: the end of the file.
     pub(super) load_end: u32,

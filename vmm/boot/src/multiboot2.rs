@@ -1,7 +1,8 @@
 //! Multiboot2 2.0: header tags, loading by ELF headers or by the address tag, boot information tags.
 //!
-//! The machine is a PC without EFI and without a display. A kernel that requests information about them, or a
-//! framebuffer, is started without. A kernel that can only start on EFI is refused.
+//! The machine is a PC without EFI and without a display. A kernel that requests information about EFI or a
+//! display, or a framebuffer, starts without this information. A kernel that can only start on EFI is
+//! refused.
 
 use super::bytes::{slice_at, u16_at, u32_at};
 use super::elf::{Elf, SectionHeaders};
@@ -149,7 +150,7 @@ fn read_tag(
             return lacks("a display".to_string(), "build it for a serial console");
         }
         TAG_FRAMEBUFFER if required => {
-            log::warn!("{}: wants a framebuffer and is started without", loader.kernel_name());
+            log::warn!("{} asks for a framebuffer and gets none", loader.kernel_name());
         }
         TAG_EFI_BOOT_SERVICES if required => {
             return lacks("EFI boot services".to_string(), "use a kernel that also starts without EFI");
@@ -200,7 +201,7 @@ fn load_by_addresses(
 fn load_elf(loader: &mut Loader<'_>, demands: &Demands, info: &mut Info) -> Result<u32, BootError> {
     if !Elf::is_elf(loader.kernel()) {
         if demands.has_efi_entry {
-            let feature = "EFI (it has no entry point for a PC without)".to_string();
+            let feature = "EFI (it has no entry point for a PC without EFI)".to_string();
             let remedy = "use a kernel that also starts without EFI";
             return Err(BootError::Unsupported { image: loader.kernel_name(), feature, remedy });
         }
@@ -223,8 +224,8 @@ fn load_elf(loader: &mut Loader<'_>, demands: &Demands, info: &mut Info) -> Resu
     Ok(entry.wrapping_add(shift) as u32)
 }
 
-/// The address of the kernel's first byte. It is the linked address, unless the relocation tag or this machine's memory
-/// excludes it.
+/// The address of the kernel's first byte. The base is the linked address, unless the relocation tag or this
+/// machine's memory excludes that address.
 fn load_base(
     loader: &mut Loader<'_>,
     elf: &Elf<'_>,

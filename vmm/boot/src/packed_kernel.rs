@@ -1,9 +1,11 @@
-//! Unpacks the ELF kernel inside a bzImage. A start does not need this, because a bzImage unpacks itself. The machine
-//! unpacks the kernel if it must rewrite the kernel's code before it runs ([`crate::time_reads`]).
+//! Unpacks the ELF kernel inside a bzImage. Starting a bzImage does not need this module, because a bzImage
+//! unpacks itself. The machine unpacks the kernel if it must rewrite the kernel's code before it runs
+//! ([`crate::time_reads`]).
 //!
-//! The setup header has the offset and length of the packed kernel (kernel document "The Linux/x86 Boot Protocol",
-//! `payload_offset` and `payload_length`). The packed kernel ends with four bytes for the unpacked size. It unpacks to
-//! an ELF file and, for kernels that can move, their relocations. A kernel at its linked address needs no relocations.
+//! The setup header has the offset and length of the packed kernel (kernel document "The Linux/x86 Boot
+//! Protocol", `payload_offset` and `payload_length`). The packed kernel ends with four bytes for the unpacked
+//! size. A packed kernel unpacks to an ELF file and, if the kernel can move, its relocations. A kernel at its
+//! linked address needs no relocations.
 
 use std::io::Read;
 
@@ -47,10 +49,10 @@ pub fn unpack(image: &[u8]) -> Result<Vec<u8>, String> {
         return Err(format!("it claims to unpack to {size} bytes"));
     }
     let format = FORMATS.iter().find(|(magic, _)| packed.starts_with(magic));
-    let (_, unpack) = format.ok_or("it is packed neither with xz nor zstd, lz4 or gzip")?;
+    let (_, unpack) = format.ok_or("its compression is not xz, zstd, lz4 or gzip")?;
     let kernel = unpack(packed, size as usize).map_err(|error| format!("it cannot be unpacked: {error}"))?;
     if kernel.len() != size as usize || !Elf::is_elf(&kernel) {
-        return Err(format!("what is packed in it is no ELF file of {size} bytes"));
+        return Err(format!("its payload is not an ELF file of {size} bytes"));
     }
     Ok(kernel)
 }

@@ -6,10 +6,10 @@
 /// that fits, in this order:
 ///
 /// 1. bzImage.
-/// 2. Multiboot 2, then Multiboot 1. Their checksummed headers are deliberate, and both require a bare PC, like this
-///    machine.
-/// 3. The 64-bit Linux protocol, for a 64-bit ELF file that is Linux by its notes. It needs no 32-bit trampoline and
-///    fills every field of `boot_params`.
+/// 2. Multiboot 2, then Multiboot 1. A Multiboot header is never an accident, because it has a
+///    checksum. Both versions require a bare PC, like this machine.
+/// 3. The 64-bit Linux protocol, for a 64-bit ELF file that is Linux by its notes. This protocol needs no
+///    32-bit trampoline and fills every field of `boot_params`.
 /// 4. PVH, if the file has the PVH note.
 /// 5. The Linux protocol, for any other x86-64 ELF file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

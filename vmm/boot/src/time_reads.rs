@@ -1,15 +1,15 @@
 //! Rewrites the kernel's own RDTSC instructions. No CPUID bit stops the kernel from executing them, and KVM lets them
 //! read the host's clock.
 //!
-//! In machines that KVM can run, this happens before the kernel is loaded. Each RDTSC in the kernel's code becomes HLT
-//! and a byte that is no instruction. The length stays two bytes, and KVM exits to the VMM at every HLT
-//! ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time, and the guest continues behind
-//! both bytes.
+//! In machines that KVM can run, the time reads are rewritten before the kernel is loaded. Each RDTSC in the
+//! kernel's code becomes HLT and a byte that is no instruction. The length stays two bytes, and KVM exits to
+//! the VMM at every HLT ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time,
+//! and the guest continues behind both bytes.
 //!
-//! Covered are the executable sections of an ELF kernel, including the replacements of alternatives. Not covered are
-//! modules, the vDSO and programs, which read the time stamp counter only if CPUID offers one. If one of them reads it
-//! anyway, replay finds the difference at the next event. The code of a kernel inside a bzImage is not visible, so such
-//! a kernel is unpacked first ([`crate::packed_kernel`]).
+//! Covered are the executable sections of an ELF kernel, including the replacements of alternatives. Not
+//! covered are modules, the vDSO and programs, which read the time stamp counter only if CPUID offers one. If
+//! such code reads the counter anyway, replay finds the difference at the next event. The code of a kernel
+//! inside a bzImage is not visible, so such a kernel is unpacked first ([`crate::packed_kernel`]).
 
 use std::ops::Range;
 
@@ -28,8 +28,8 @@ pub const TIME_READ_MARK: u8 = 0xd6;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const HLT: u8 = 0xf4;
-/// Decoding begins this far before a candidate for an RDTSC. Whatever byte it begins at, it synchronises with the
-/// kernel's own instructions long before the candidate.
+/// Decoding begins this far before a candidate for an RDTSC. From any first byte, decoding synchronises with
+/// the kernel's own instructions long before the candidate.
 const RUN_UP_BYTES: usize = 192;
 
 /// The result of rewriting a kernel's RDTSC instructions.

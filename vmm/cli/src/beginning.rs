@@ -33,7 +33,7 @@ impl<U: Unit> Planned<U> {
         Planned { live, origin }
     }
 
-    /// What the run needs once the process is in its sandbox.
+    /// The rights that the run needs once the process is in its sandbox.
     pub fn needs(&self) -> Needs {
         match &self.origin {
             Origin::Built(guest, engine) => sandbox_arg::of_machine(guest.config(), *engine),

@@ -1,14 +1,14 @@
-//! The companion of `ttvm debug`, and of runs that may be recorded later: a small process beside them, outside of the
-//! sandbox. It runs gdb, if wanted. It removes the files by which other programs find `ttvm debug`, however that
-//! ends.
+//! The companion of `ttvm debug`, and of runs that may be recorded later: a small process beside them,
+//! outside of the sandbox. The companion runs gdb, if wanted. At the end of `ttvm debug`, the companion
+//! removes the files by which other programs find `ttvm debug`.
 //!
 //! ```text
 //!   ttvm debug (locked in) ── pipe ──► companion ── runs ──► gdb
 //!                                      a byte: gdb can come; the end: the server is gone, so remove the files
 //! ```
 //!
-//! A process in its sandbox can neither make a folder nor remove one. So the folder of a later recording is made
-//! before the run. The companion removes it at the end if it is empty, and the control socket too.
+//! A process in its sandbox can neither make nor remove a folder. So the folder of a later recording is made
+//! before the run. At the end the companion removes the control socket, and the folder if it is empty.
 
 use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -24,8 +24,10 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use recording::files::IMAGES;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-/// What the companion does, as its own command line says.
+/// The companion's tasks, as its own command line says.
+/// Run gdb for `ttvm debug`, and remove its files when it ends. Only `ttvm debug` uses this
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
     /// The descriptor of the pipe on which the other process says that gdb can come
     #[arg(long)]
@@ -44,7 +46,7 @@ pub struct Args {
     gdb: Vec<String>,
 }
 
-/// What the companion removes when the other process ends.
+/// The files that the companion removes when the other process ends.
 #[derive(Clone, Copy, Default)]
 pub struct Leftovers<'a> {
     /// A folder with its contents.
@@ -63,9 +65,10 @@ pub struct Companion {
 }
 
 impl Companion {
-    /// Starts the companion. It removes the leftovers at the end, and runs this gdb once gdb may come.
+    /// Starts the companion. The companion removes the leftovers at the end, and runs this gdb once
+    /// the server is ready.
     pub fn start(left: &Leftovers<'_>, gdb: Option<Command>) -> Result<Companion, Error> {
-        let failed = |source| Error::Host { what: "cannot start a second process".to_string(), source };
+        let failed = |source| Error::Host { what: "cannot start the helper process".to_string(), source };
         let (reader, pipe) = std::io::pipe().map_err(failed)?;
         let mut command = command(&reader, left).map_err(failed)?;
         match gdb {
@@ -96,7 +99,7 @@ impl Drop for Companion {
     }
 }
 
-/// The command that starts this program once more. It inherits the pipe's end.
+/// The command that starts this program once more. The new process inherits the pipe's end.
 fn command(reader: &PipeReader, left: &Leftovers<'_>) -> std::io::Result<Command> {
     fcntl(reader.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
     let mut command = Command::new(std::env::current_exe()?);
@@ -112,7 +115,7 @@ fn command(reader: &PipeReader, left: &Leftovers<'_>) -> std::io::Result<Command
 
 /// Runs the companion.
 pub fn run(args: &Args) -> Result<i32, Error> {
-    let failed = |source| Error::Host { what: "cannot watch the process beside".to_string(), source };
+    let failed = |source| Error::Host { what: "cannot watch the helper process".to_string(), source };
     // A terminal sends signals to all its processes. These signals are for the other process, or for gdb.
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).map_err(failed)?;
@@ -138,7 +141,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     exit(status.code().unwrap_or(exit_code::FAILED))
 }
 
-/// Waits for a byte. Returns false if no more bytes will come.
+/// Waits for a byte from the pipe. Returns false if no more bytes will come.
 fn wait(pipe: &mut File) -> bool {
     loop {
         match pipe.read(&mut [0]) {
@@ -151,7 +154,10 @@ fn wait(pipe: &mut File) -> bool {
 fn start_gdb(words: &[String]) -> Result<Child, Error> {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).spawn().map_err(|error| {
-        Error::Unsupported(format!("cannot start {}: {error}; install gdb, or attach one yourself", words[0]))
+        Error::Unsupported(format!(
+            "cannot start {}: {error}; install gdb, or leave --gdb out and attach one yourself",
+            words[0]
+        ))
     })
 }
 

@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use machine::error::Error;
 
-/// A prefix of paths. It makes the file's bytes the disk, whatever they look like.
+/// A prefix of paths: the file's bytes are the disk, even if they look like another format.
 const RAW: &str = "raw:";
 
 /// A disk image.

@@ -7,7 +7,7 @@ use recording::Manifest;
 /// Which engine.
 #[derive(Clone, Copy, clap::Args)]
 pub struct EngineArgs {
-    /// Which engine executes the guest; see `ttvm doctor`
+    /// The engine that executes the guest; `ttvm doctor` shows which work here
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     engine: EngineChoice,
 }
@@ -57,13 +57,13 @@ impl EngineArgs {
 /// Which engine executes the guest.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum EngineChoice {
-    /// The one to rely on: the software CPU, until KVM has been tried on a processor that counts branches
+    /// The software CPU; KVM is experimental
     Auto,
-    /// The software CPU: its translator, and its interpreter for what is not worth translating
+    /// The software CPU: an interpreter, and a translator for code that runs often
     Soft,
-    /// The software CPU's interpreter alone, which is slower: for hunting bugs. TTVM_TIER=interpreter does the same
+    /// The software CPU's interpreter only; it is slower. TTVM_TIER=interpreter does the same
     #[value(name = "soft,interpreter")]
     Interpreter,
-    /// Hardware virtualisation
+    /// Hardware virtualisation (experimental)
     Kvm,
 }

@@ -21,17 +21,17 @@ use crate::travel::{in_instructions, open_at};
 /// Which place of which recording.
 #[derive(clap::Args)]
 pub struct SourceArgs {
-    /// Go on from a place of this recording, as a live machine: with its memory and devices, and its disk as it was there. The
-    /// recording stays as it is, its network's connections are lost, and the guest's clock goes on from there. The machine is the
-    /// recording's, so options that describe one are refused
-    #[arg(long, value_name = "NAME.ttvm", conflicts_with_all = [
+    /// Start a live machine from this recording, at the position --at.
+    ///
+    /// The guest has its memory, devices and disk as of that position, and its clock goes on from there. Network connections are
+    /// lost. The recording stays as it is. Options that describe a machine cannot be used.
+    #[arg(long, help_heading = "Guest", value_name = "NAME.ttvm", conflicts_with_all = [
         "kernel", "initrd", "cmdline", "module", "disk", "passthrough", "memory", "debug_console", "debug_exit", "date",
         "seed",
     ])]
     snapshot_from: Option<PathBuf>,
-    /// With --snapshot-from, where: start, end, panic, oops, fault, report:N, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms,
-    /// 37%, -N or -10ms before the end, +N or +10ms after the start [default: end]
-    #[arg(long, value_name = "POS", allow_hyphen_values = true)]
+    /// With --snapshot-from: position, like panic, 12.5s or insn:1e9 [default: end]
+    #[arg(long, help_heading = "Guest", value_name = "POS", allow_hyphen_values = true)]
     at: Option<PositionSpec>,
 }
 
@@ -48,25 +48,24 @@ impl SourceArgs {
     /// Opens the recording, if the user named one. Refuses a recording that cannot go live.
     pub fn open(&self, engine: EngineArgs, network: Option<&NetworkArg>) -> Result<Option<Source>, Error> {
         let Some(path) = &self.snapshot_from else {
-            let unused = "--at says where --snapshot-from goes on: give that too, or leave --at out";
+            let unused = "--at needs --snapshot-from: give both or neither";
             return if self.at.is_some() { Err(Error::Usage(unused.to_string())) } else { Ok(None) };
         };
         let opened = Opened::open(path)?;
         let machine = &opened.manifest().machine;
         let engine = engine.for_replay(opened.manifest())?;
         if machine.profile().counter == Counter::Exits && engine != host::KVM {
-            let why = "this recording counts exits, and goes on with --engine kvm only, on a processor like the one that it \
-                       was made on";
+            let why = "this recording counts exits: use --engine kvm, on a processor like the recording's";
             return Err(Error::Unsupported(why.to_string()));
         }
         if !machine.passthrough.is_empty() {
-            let why = "the guest of this recording has devices of the host, whose state nothing can bring back: it \
-                       cannot go on";
+            let why = "the guest of this recording has devices of the host, whose state cannot be restored: it \
+                cannot go on";
             return Err(Error::Unsupported(why.to_string()));
         }
         if opened.manifest().cut.is_some() {
-            let why = "this is the end of a longer recording, without what the run no longer needed: it cannot go on; go on \
-                       from the whole recording";
+            let why = "this recording is only the end of a longer one, without unused memory: it cannot go on; use \
+                the whole recording";
             return Err(Error::Unsupported(why.to_string()));
         }
         if let Some(network) = network {
@@ -78,7 +77,7 @@ impl SourceArgs {
 }
 
 impl Source {
-    /// What the process needs until the machine has gone live.
+    /// The needs of the process until the machine has gone live.
     pub fn needs(&self) -> Needs {
         let running = sandbox_arg::of_machine(&self.opened.manifest().machine, self.engine);
         Needs { kvm: running.kvm, ..sandbox_arg::of_replay(&self.opened, &self.path, self.engine) }

@@ -9,9 +9,9 @@ use recording::{EVENTS, MANIFEST};
 /// When a recording is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum KeepOn {
-    /// Whatever happens
+    /// Always
     Always,
-    /// Unless the guest ended its run well, and did not ask for it
+    /// Unless the guest powered off or reset without a panic, or wrote 0 to its --debug-exit port
     Fail,
 }
 
@@ -40,9 +40,11 @@ fn went_well(outcome: &Outcome) -> bool {
     }
 }
 
-/// Removes a recording. In the sandbox the process can empty the folder, but not remove it: the companion does that.
+/// Removes a recording. In the sandbox the process can empty the folder, but not remove it: the companion
+/// removes the folder.
 pub fn remove(folder: &Path) -> Result<(), Error> {
-    // Remove these first: without them the rest is no recording, even if the process is killed meanwhile.
+    // Remove these files first: without them the rest is no recording, even if the process is killed
+    // meanwhile.
     for name in [MANIFEST, EVENTS] {
         let file = folder.join(name);
         std::fs::remove_file(&file).map_err(Error::file("remove", file))?;

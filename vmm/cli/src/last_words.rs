@@ -14,8 +14,8 @@ const NO_THREAD: [&str; 3] = [
     "failed to allocate an alternative stack",
     "failed to set up alternative stack",
 ];
-/// The first thread's stack grows with its use, and a host that refuses to let it grow ends the process with a
-/// signal. So this much is used at once.
+/// The first thread's stack grows with its use, and a host that refuses to let it grow ends the process with
+/// a signal. So the process uses this much of the stack at once.
 const STACK_BYTES: usize = 1 << 20;
 
 /// If the host refuses threads or stack, the process ends with a message and an exit code.
@@ -25,7 +25,7 @@ pub fn speak_of_refusals() {
     set_hook(Box::new(move |panic| match refusal(panic) {
         Some(why) => {
             refused_memory::end_raw_mode();
-            say(&format!("ttvm: the host gives no more threads: {why}; see ulimit -v and ulimit -u"));
+            say(&format!("ttvm: the host refuses another thread: {why}; raise ulimit -u or ulimit -v"));
             std::process::exit(exit_code::FAILED)
         }
         None => usual(panic),

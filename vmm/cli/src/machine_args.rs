@@ -25,79 +25,86 @@ use crate::progress;
 /// The machine and its surroundings.
 #[derive(clap::Args)]
 pub struct MachineArgs {
-    /// Kernel: bzImage, ELF vmlinux, PVH or Multiboot
-    #[arg(long, value_name = "FILE", required_unless_present = "snapshot_from")]
+    /// Kernel: a bzImage, an ELF vmlinux, or a PVH or Multiboot kernel
+    #[arg(long, help_heading = "Guest", value_name = "FILE", required_unless_present = "snapshot_from")]
     kernel: Option<PathBuf>,
     /// Initial RAM disk
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Guest", value_name = "FILE")]
     initrd: Option<PathBuf>,
     /// Kernel command line
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(long, help_heading = "Guest", value_name = "TEXT", default_value = "")]
     cmdline: String,
-    /// Boot module for Multiboot kernels, with its command line: FILE or "FILE TEXT" (repeatable)
-    #[arg(long, value_name = "FILE [TEXT]")]
+    /// Boot module of a Multiboot kernel, with its command line: FILE or "FILE TEXT" (repeatable)
+    #[arg(long, help_heading = "Guest", value_name = "FILE [TEXT]")]
     module: Vec<String>,
-    /// Raw disk image; the guest's writes never reach it: a recording's checkpoints have them, and `run` holds them in memory.
-    /// Images of other formats, such as qcow2, are refused; raw:FILE is a raw disk that looks like one
-    #[arg(long, value_name = "FILE")]
+    /// Raw disk image. The guest's writes never reach it.
+    ///
+    /// `run` holds the guest's writes in memory, and `record` stores them in the checkpoints. ttvm refuses images of other formats,
+    /// such as qcow2. Write raw:FILE for a raw disk that looks like another format.
+    #[arg(long, help_heading = "Guest", value_name = "FILE")]
     disk: Option<DiskArg>,
-    /// Network card: user[,hostfwd=tcp::PORT-:PORT] connects the guest to the host's network by the program passt, and
-    /// ports of the host to the guest; tap,ifname=NAME connects it to a TAP interface. Both take mac=ADDRESS
-    #[arg(long, value_name = "NETWORK")]
+    /// Network card: user[,hostfwd=tcp::PORT-:PORT] or tap,ifname=NAME.
+    ///
+    /// `user` connects the guest to the host's network through the program passt. hostfwd forwards a port of the host to the guest.
+    /// `tap` connects the guest to a TAP interface. Both take mac=ADDRESS.
+    #[arg(long, help_heading = "Guest", value_name = "NETWORK")]
     net: Option<NetworkArg>,
-    /// Device of the host for the guest alone (repeatable): pci:0000:00:1d.0 is a PCI function that is bound to vfio-pci, and
-    /// port:0x2f8-0x2ff are plain ports. What the guest reads and what the device writes to memory is recorded. Experimental:
-    /// see vmm/host/PASSTHROUGH.md for what it can serve
-    #[arg(long, value_name = "DEVICE")]
+    /// Device of the host that the guest gets, like pci:0000:00:1d.0 or port:0x2f8-0x2ff,irq=3 (repeatable, experimental).
+    ///
+    /// pci: is a PCI function that is bound to vfio-pci. port: is a range of I/O ports, with or without an interrupt. See
+    /// vmm/host/PASSTHROUGH.md.
+    #[arg(long, help_heading = "Guest", value_name = "DEVICE")]
     passthrough: Vec<PassthroughArg>,
     /// RAM size: a number with K, M or G
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    #[arg(long, help_heading = "Guest", value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     memory: u64,
-    /// Print what the guest writes to port 0xE9, as QEMU's isa-debugcon does
-    #[arg(long)]
+    /// Print the bytes that the guest writes to port 0xE9, like QEMU's isa-debugcon
+    #[arg(long, help_heading = "Guest")]
     debug_console: bool,
-    /// Let the guest end the run by writing V to this port: exit code (V << 1) | 1, as QEMU's isa-debug-exit
-    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "0x501", value_parser = parse_port)]
+    /// Port that ends the run when the guest writes V: the exit code is (V << 1) | 1, like QEMU's isa-debug-exit
+    #[arg(long, help_heading = "Guest", value_name = "PORT", num_args = 0..=1, default_missing_value = "0x501", value_parser = parse_port)]
     debug_exit: Option<u16>,
     #[command(flatten)]
     source: SourceArgs,
     #[command(flatten)]
     engine: EngineArgs,
     /// Also write the guest's console output to this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Run", value_name = "FILE")]
     console_log: Option<PathBuf>,
-    /// Skip the guest's idle time always, even if something may be typed. Without --paced and --unpaced, idle
-    /// time passes in real time as long as something may be typed (on a terminal, or until standard input
-    /// ends), and is skipped after that. With standard input from /dev/null it is skipped from the start, and
-    /// the clock of an idle guest runs hundreds of times as fast as real time
-    #[arg(long)]
+    /// Always skip the guest's idle time.
+    ///
+    /// By default idle time passes in real time while somebody can type: on a terminal, or until standard input ends. After that,
+    /// ttvm skips idle time. With standard input from /dev/null it skips idle time from the start.
+    #[arg(long, help_heading = "Run")]
     unpaced: bool,
-    /// Let the guest's idle time pass in real time always, even if nothing can be typed
-    #[arg(long, conflicts_with = "unpaced")]
+    /// Always let the guest's idle time pass in real time
+    #[arg(long, help_heading = "Run", conflicts_with = "unpaced")]
     paced: bool,
-    /// Date that the guest's clock starts with, in seconds since 1970 [default: now]
-    #[arg(long, value_name = "SECONDS")]
+    /// Date at which the guest's clock starts, in seconds since 1970 [default: now]
+    #[arg(long, help_heading = "Guest", value_name = "SECONDS")]
     date: Option<i64>,
     /// Seed of the guest's randomness [default: random]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, help_heading = "Guest", value_name = "NUMBER")]
     seed: Option<u64>,
-    /// With --engine kvm: let the guest's clock run N times slower than the host's while the guest works. For
-    /// hosts where leaving the guest takes so long that it would do nothing but serve its timer
+    /// With --engine kvm: run the guest's clock N times slower than the host's while the guest computes.
+    ///
+    /// Use this on hosts where exits are so slow that the guest only serves its timer.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     slow_clock: u32,
-    /// With --engine kvm: an interrupt that is due waits so long for the guest to exit by itself before it is
-    /// stopped. Less lets interrupts come at more various places, which finds races, and makes more stops,
-    /// which take time
+    /// With --engine kvm: time that a due interrupt waits for an exit before ttvm stops the guest.
+    ///
+    /// With a smaller value, interrupts arrive at more different instructions, which finds races. The additional
+    /// exits take time.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     wait_for_exit: u32,
     /// End the run after this number of instructions, like 1000, 5M or 60e9
-    #[arg(long, value_name = "N", value_parser = notation::instructions)]
+    #[arg(long, help_heading = "Run", value_name = "N", value_parser = notation::instructions)]
     max_instructions: Option<u64>,
-    /// End the run after so much of the guest's time, like 60s; skipped idle time counts
-    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    /// End the run after this guest time, like 60s; skipped idle time counts
+    #[arg(long, help_heading = "Run", value_name = "TIME", value_parser = some_time)]
     max_time: Option<u64>,
-    /// End the run as soon as the console shows this text
-    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    /// End the run when the console shows this text
+    #[arg(long, help_heading = "Run", value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop_when: Option<String>,
 }
 
@@ -209,7 +216,7 @@ impl MachineArgs {
 /// Parses a time that is not zero.
 fn some_time(text: &str) -> Result<u64, String> {
     match notation::time(text)? {
-        0 => Err("give more than no time at all".to_string()),
+        0 => Err("give a time above 0".to_string()),
         ns => Ok(ns),
     }
 }

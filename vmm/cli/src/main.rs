@@ -12,6 +12,7 @@ mod companion;
 mod disk_arg;
 mod engine_arg;
 mod go_live;
+mod help;
 mod inherited;
 mod interrupt;
 mod keep_on;
@@ -51,74 +52,55 @@ use crate::verbs::{
 #[global_allocator]
 static ALLOCATOR: SpokenRefusals = SpokenRefusals;
 
-/// The text of `ttvm --version`. It tells whether one ttvm can read another's recordings.
+/// The text of `ttvm --version`, which tells whether one ttvm can read another's recordings.
 static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     let models: Vec<&str> = cpu::CpuModel::names().collect();
     let version = env!("CARGO_PKG_VERSION");
     format!("{version}\nrecordings: format {FORMAT_VERSION}\nCPU models: {}", models.join(", "))
 });
 
-/// Runs an operating system in a virtual machine, records the run, and goes back to any instruction of it.
+/// Record an operating system in a virtual machine, and debug the recording forwards and backwards
+///
+/// Examples:
+///   ttvm record -o R.ttvm --kernel vmlinuz --initrd initrd.gz --cmdline console=ttyS0
+///   ttvm debug R.ttvm --gdb
+///
+/// `ttvm VERB --help` explains a verb.
 #[derive(Parser)]
-#[command(name = "ttvm", version, long_version = LONG_VERSION.as_str(), max_term_width = 100)]
+#[command(name = "ttvm", version, long_version = LONG_VERSION.as_str(), max_term_width = 100, verbatim_doc_comment)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
 }
 
+// The help text of each verb is the doc comment of its `Args`.
 #[derive(Subcommand)]
 enum Verb {
-    /// Run a guest without recording
     Run(run::Args),
-    /// Run a guest and record everything that comes in from outside
     Record(record::Args),
-    /// Steer a run that was started with --control: record it from now on
     Control(control::Args),
-    /// Run a recording again and check that nothing differs
     Replay(replay::Args),
-    /// Let gdb attach to a recording, and step backwards
     Debug(debug::Args),
-    /// List the recordings in a directory
     Ls(ls::Args),
-    /// Remove recordings
     Rm(rm::Args),
-    /// Tell a recording where its images lie now
     Relink(relink::Args),
-    /// Say what a recording holds
     Info(info::Args),
-    /// Show the machine at a position: registers, memory, code, console
     State(state::Args),
-    /// Make a symbol file for gdb from the guest kernel itself, as of a position
     Symbols(symbols::Args),
-    /// Find where in a recording something happens
     Search(search::Args),
-    /// List what the guest's kernel reports of itself: panics, oopses, BUG, WARNING, KASAN, lockdep
     Reports(reports::Args),
-    /// List, add or remove the checkpoints that make going to a position fast
     Checkpoints(checkpoints::Args),
-    /// Check that a recording is whole and replays exactly; if not, find out where the difference began
     Verify(verify::Args),
-    /// List the events of a recording, or say where two recordings part
     Log(log::Args),
-    /// Write what passed over a recording's network into a file for Wireshark
     ExportPcap(export_pcap::Args),
-    /// Write the guest's memory and registers at a position into a core file, for crash and drgn
     Dump(dump::Args),
-    /// Write what the guest did into a file for Perfetto: threads, system calls, interrupts, console
     Trace(trace::Args),
-    /// Start drgn on the machine at a position
     Drgn(drgn::Args),
-    /// Say what this host offers to each engine, --net, --passthrough and the sandbox, and what to do about what is missing
     Doctor(doctor::Args),
-    /// Make one file of a recording and its images, for another machine
     Pack(pack::Args),
-    /// Make a recording of such a file again
     Unpack(unpack::Args),
-    /// Print what a shell needs to complete ttvm's command lines
     Completions(completions::Args),
-    /// Write the manual pages
     Man(man::Args),
-    /// Run gdb for debug, and remove its files when it ends: for debug alone
     #[command(hide = true)]
     DebugCompanion(companion::Args),
 }

@@ -24,7 +24,7 @@ struct Guard {
 }
 
 impl NewFolder<'_> {
-    /// Makes the folder. Never overwrites an existing one.
+    /// Makes the folder. Never overwrites an existing folder.
     pub fn make(path: &Path) -> Result<NewFolder<'_>, Error> {
         let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).map_err(no_signals)?;
         create_folder(path)?;

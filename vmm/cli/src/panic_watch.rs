@@ -62,8 +62,9 @@ impl PanicWatch {
     }
 }
 
-/// The first line of the panic's report, for a recorded run with this outcome. It comes from the recorder's note.
-/// Without one, if the guest reset itself, a replay looks at the recording's end, if a checkpoint is near.
+/// The first line of the panic's report, for a recorded run with this outcome. The line comes from the
+/// recorder's note. Without a note, if the guest reset itself and a checkpoint is near, a replay looks at the
+/// recording's end.
 pub fn panic_of(path: &Path, outcome: &Outcome) -> Option<String> {
     read_panic_note(path).or_else(|| {
         (*outcome == Outcome::Reset).then_some(())?;

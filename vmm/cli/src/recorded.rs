@@ -19,19 +19,20 @@ use crate::panic_watch::PanicWatch;
 /// Which checkpoints are taken and kept.
 #[derive(clap::Args)]
 pub struct CheckpointArgs {
-    /// Guest time between two checkpoints, like 1s or 250ms; 0 for none. It is kept whatever that costs, unless
-    /// --checkpoint-overhead is given, too; a guest that is idle has fewer. Without this: 250ms, and more while the guest
-    /// writes more than may be stored
-    #[arg(long, value_name = "TIME", value_parser = notation::time, requires = "output")]
+    /// Guest time between two checkpoints, like 1s or 250ms; 0 for no checkpoints.
+    ///
+    /// The default is 250ms, and more while the guest writes a lot. A value that you give holds whatever it costs, unless you also
+    /// give --checkpoint-overhead. An idle guest gets fewer checkpoints.
+    #[arg(long, help_heading = "Checkpoints", value_name = "TIME", value_parser = notation::time, requires = "output")]
     checkpoint_interval: Option<u64>,
-    /// The share of the run's time that storing checkpoints may take [default: 4%]
-    #[arg(long, value_name = "PERCENT", value_parser = percent, requires = "output")]
+    /// Maximum share of the run's time for storing checkpoints [default: 4%]
+    #[arg(long, help_heading = "Checkpoints", value_name = "PERCENT", value_parser = percent, requires = "output")]
     checkpoint_overhead: Option<f64>,
-    /// Disk space that checkpoints may take; older ones get sparser to stay below it
-    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = notation::bytes, requires = "output")]
+    /// Maximum disk space for checkpoints. ttvm removes older checkpoints to stay below it
+    #[arg(long, help_heading = "Checkpoints", value_name = "SIZE", default_value = "8G", value_parser = notation::bytes, requires = "output")]
     max_size: u64,
-    /// Keep only the checkpoints of the last stretch of guest time, like 10s, and the newest one before it
-    #[arg(long, value_name = "TIME", value_parser = notation::time, requires = "output")]
+    /// Keep only checkpoints of the last guest time, like 10s, and one checkpoint before it
+    #[arg(long, help_heading = "Checkpoints", value_name = "TIME", value_parser = notation::time, requires = "output")]
     last: Option<u64>,
 }
 
@@ -72,13 +73,13 @@ impl CheckpointArgs {
         }
         say(&if max < least {
             format!(
-                "ttvm: --max-size of {max} bytes is too small: a checkpoint takes more than {least} bytes, so there will be \
-                 none\r"
+                "ttvm: --max-size of {max} bytes is too small: a checkpoint takes more than {least} bytes, so there \
+                 will be none; raise --max-size\r"
             )
         } else {
             format!(
-                "ttvm: --max-size of {max} bytes is less than the guest's memory of {memory}: once a checkpoint does not fit, \
-                 there will be no more of them\r"
+                "ttvm: --max-size of {max} bytes is less than the guest's memory of {memory}: checkpoints stop when \
+                 one does not fit; raise --max-size\r"
             )
         });
     }
@@ -111,10 +112,10 @@ pub fn report<U: Unit>(
     if keep_on.keeps(outcome, panic.is_some()) {
         say(&format!("ttvm: recorded in {name}"));
     } else if machine.asked_to_be_kept() {
-        say(&format!("ttvm: recorded in {name}, which the guest asked to be kept"));
+        say(&format!("ttvm: recorded in {name}; the guest asked to keep the recording"));
     } else {
         keep_on::remove(output)?;
-        say(&format!("ttvm: the guest ended its run well, so its recording {name} was removed"));
+        say(&format!("ttvm: the guest ended its run without a panic, so --keep-on fail removed {name}"));
     }
     Ok(code)
 }

@@ -6,7 +6,7 @@ use machine::error::Error;
 use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use machine::position::{Count, Moment};
 
-/// Is told what happens in a run.
+/// Receives the events of a run.
 pub trait RunListener {
     /// The run has reached this time.
     fn comes_to(&mut self, _time_ns: u64) {}

@@ -11,9 +11,10 @@ use sandbox::Needs;
 /// Whether to lock in.
 #[derive(Clone, Copy, clap::Args)]
 pub struct SandboxArgs {
-    /// Keep access to files, network and programs while the guest runs. Without this, ttvm locks itself in once it has
-    /// opened what it needs, so that a bug in it which a guest can use leads no further; `ttvm doctor` says what this host
-    /// offers for that
+    /// Do not start the sandbox.
+    ///
+    /// In the sandbox, ttvm has no access to other files, the network and programs while the guest runs. So a guest gains little
+    /// from a bug in ttvm. `ttvm doctor` shows what this host offers for the sandbox.
     #[arg(long)]
     no_sandbox: bool,
 }
@@ -24,12 +25,12 @@ impl SandboxArgs {
         if self.no_sandbox {
             return Ok(());
         }
-        // This value is read once, and must be read now.
+        // Read the number of cores now, because a locked-in process cannot.
         history::timeline::cores();
         match sandbox::lock_in(needs) {
             Ok(locked) => log::debug!("locked in: {locked:?}"),
             Err(error) => {
-                let why = format!("ttvm cannot lock itself in: {error}; --no-sandbox does without");
+                let why = format!("ttvm cannot start its sandbox: {error}; use --no-sandbox to run without");
                 return Err(Error::Unsupported(why));
             }
         }
@@ -37,12 +38,12 @@ impl SandboxArgs {
     }
 }
 
-/// What a running machine needs: nothing, except the devices that it has open.
+/// The needs of a running machine: only the devices that are open already.
 pub fn of_machine(machine: &MachineConfig, engine: EngineKind) -> Needs {
     Needs { kvm: engine == host::KVM, vfio: !machine.passthrough.is_empty(), ..Needs::default() }
 }
 
-/// What a replay needs: the images and the recording itself. Counts are added to a recording that has none yet.
+/// The needs of a replay: the images and the recording itself. Counts are added to a recording that has none yet.
 pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     let mut needs = Needs { read: images(opened), kvm: engine == host::KVM, ..Needs::default() };
     if needs.kvm {
@@ -55,8 +56,8 @@ pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     needs
 }
 
-/// What a debugger needs: as a replay, and adding checkpoints to the recording when gdb's user asks for it. gdb was
-/// started before.
+/// The needs of a debugger. Like a replay, the debugger reads the recording, and also adds checkpoints when gdb's
+/// user asks for them. gdb was started before.
 pub fn of_debug(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     let needs = of_replay(opened, folder, engine);
     Needs { written: vec![folder.to_path_buf()], clients: true, helper: true, ..needs }

@@ -17,8 +17,9 @@ use crate::run_listener::RunListener;
 /// Where to write it.
 #[derive(clap::Args)]
 pub struct StatsArgs {
-    /// Write counts, CPU time and what the engine did to this file, and the CPU time at every MARK line on the
-    /// console (used by scripts/bench and scripts/bench-kvm)
+    /// Write the engine's counts and the CPU time to this file.
+    ///
+    /// The file also has the CPU time at each MARK line on the console. The scripts/bench scripts use this.
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
 }
@@ -50,7 +51,7 @@ struct MarkLine {
 pub struct Marks(Option<Arc<Mutex<Found>>>);
 
 struct Found {
-    /// The file for the statistics. It is made early, while files can still be made.
+    /// The file for the statistics, made early, while the process may still make files.
     file: File,
     line: Vec<u8>,
     marks: Vec<MarkLine>,

@@ -19,9 +19,9 @@ use crate::wait::Wait;
 /// What part of a recording to open.
 #[derive(clap::Args)]
 pub struct PartArgs {
-    /// Of a recording of KVM, open only the end: from the last checkpoint that lies so much guest time before
-    /// it, like 2s, or more. That is where `start` is then, and where instructions, branches and system calls
-    /// count from
+    /// For recordings made with KVM: open only the last part, like 2s of guest time.
+    ///
+    /// The part begins at the last checkpoint that is at least this far before the end. Positions count from that checkpoint.
     #[arg(long, value_name = "TIME", value_parser = notation::time)]
     last: Option<u64>,
 }
@@ -38,7 +38,7 @@ impl PartArgs {
         Ok((self.of(opened)?, engine))
     }
 
-    /// Opens a recording or a part of one. Its positions are instruction counts.
+    /// Opens a recording or a part of one, with positions in instructions.
     pub fn open(&self, path: &Path) -> Result<Recording<Instructions>, Error> {
         self.of(Opened::open(path)?)
     }
@@ -49,7 +49,8 @@ impl PartArgs {
         let recording = match opened {
             Opened::ByInstructions(recording) => {
                 say(
-                    "ttvm: --last changes nothing: this recording counts instructions, any place in it is near",
+                    "ttvm: --last has no effect: this recording counts instructions, so every position is quick to \
+                     reach",
                 );
                 return Ok(recording);
             }
@@ -57,13 +58,15 @@ impl PartArgs {
         };
         let Some(from) = recount::start_of_last(&recording, last_ns)? else {
             let seconds = last_ns as f64 / 1e9;
-            say(&format!("ttvm: no checkpoint lies {seconds} s before the end or earlier: all is opened"));
+            say(&format!(
+                "ttvm: no checkpoint is {seconds} s or more before the end: opening the whole recording"
+            ));
             return recounted(recording, Exits(0), false);
         };
         let part = recounted(recording, from, false)?;
         let begins_ns = part.log.power_on()?.at.time_ns;
         say(&format!(
-            "ttvm: this is the recording from exit {from} on, at {:.6} s guest time; instructions count from there",
+            "ttvm: opened from exit {from} on, at {:.6} s guest time; instructions count from there",
             begins_ns as f64 / 1e9
         ));
         Ok(part)
@@ -77,8 +80,7 @@ pub struct PlaceArgs {
     recording: PathBuf,
     #[command(flatten)]
     part: PartArgs,
-    /// Where: start, end, panic, oops, fault, report:N, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
-    /// -N or -10ms before the end, +N or +10ms after the start
+    /// Position, like panic, 12.5s or insn:1e9
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     at: PositionSpec,
     #[command(flatten)]
@@ -110,8 +112,9 @@ fn recounted(
     offers_part: bool,
 ) -> Result<Recording<Instructions>, Error> {
     let has_parts = offers_part && matches!(recount::start_of_last(&recording, 0), Ok(Some(_)));
-    let mut hint = has_parts
-        .then_some("ttvm: counting instructions takes a replay of all; --last 2s opens the end only");
+    let mut hint = has_parts.then_some(
+        "ttvm: counting instructions needs a replay of the whole recording; --last 2s opens the end only",
+    );
     let exits = recording.log.last_moment().count;
     let bar = progress::bar(exits.saturating_since(from), std::io::stderr().is_terminal());
     bar.set_message("counting instructions");

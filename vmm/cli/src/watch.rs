@@ -53,7 +53,7 @@ struct Shared {
 #[derive(Clone, PartialEq, Eq)]
 enum Phase {
     Unrecorded,
-    /// Recorded since this guest time.
+    /// The run has been recorded since this guest time.
     Recorded(u64),
     /// A recording could not begin.
     Failed(String),
@@ -96,7 +96,7 @@ impl Watch {
         match line {
             b"status" => Ok(self.status()),
             b"record" => self.record(),
-            _ => Err("that is no command: there are record and status".to_string()),
+            _ => Err("unknown command: write record or status".to_string()),
         }
     }
 
@@ -119,7 +119,7 @@ impl Watch {
     /// Asks for a recording, and waits until it has begun.
     fn record(&self) -> Result<String, String> {
         if self.0.folder.is_none() {
-            return Err("the run has no folder to be recorded in: start it with -o NAME.ttvm".to_string());
+            return Err("the run has no folder for a recording: start it with -o NAME.ttvm".to_string());
         }
         let mut phase = self.phase();
         if let Phase::Recorded(_) = *phase {
@@ -135,7 +135,7 @@ impl Watch {
                 Ok(format!("recorded in {} from {:.6} s guest time on", self.folder(), *since as f64 / 1e9))
             }
             Phase::Failed(why) => Err(why.clone()),
-            Phase::Unrecorded => Err("the run does not go on; it will be recorded once it does".to_string()),
+            Phase::Unrecorded => Err("the run is stopped; the recording starts when it goes on".to_string()),
         }
     }
 }
@@ -145,7 +145,7 @@ pub fn serve(listener: Listener, watch: Watch) -> Result<(), Error> {
     listener.open().map_err(trouble)?;
     let spawned = std::thread::Builder::new().name("control".to_string()).spawn(move || {
         if let Err(error) = sandbox::narrow(&Needs { clients: true, ..Needs::default() }) {
-            log::warn!("{error}; the run cannot be steered");
+            log::warn!("{error}; `ttvm control` does not work for this run");
             return;
         }
         loop {
@@ -153,7 +153,7 @@ pub fn serve(listener: Listener, watch: Watch) -> Result<(), Error> {
                 // A client's failure does not matter to the run.
                 Ok(stream) => drop(answer(stream, &watch)),
                 Err(error) => {
-                    log::warn!("{error}; the run cannot be steered any more");
+                    log::warn!("{error}; `ttvm control` does not work for this run any more");
                     return;
                 }
             }

@@ -42,7 +42,7 @@ fn typed_and_echoed(child: &mut Child, key: u8) {
     assert_eq!(byte[0], key);
 }
 
-/// Reads the program's messages until a line contains `part`. Returns all of them.
+/// Reads the program's messages until a line contains `part`. Returns all lines so far.
 fn told(child: &mut Child, part: &str) -> String {
     let mut told = String::new();
     let mut lines = BufReader::new(child.stderr.as_mut().unwrap());
@@ -96,7 +96,7 @@ fn a_reader_that_does_not_read_cannot_keep_a_signal_from_ending_the_run() {
     let directory = directory();
     let mut child = command(directory.path(), &RECORD).spawn().unwrap();
     typed_and_echoed(&mut child, b'a');
-    // More than a pipe holds. The recorder does not read while it waits, so a thread types the rest.
+    // A thread types more keys than a pipe holds, because the recorder does not read while it waits.
     let mut keys = child.stdin.take().unwrap();
     let typing = std::thread::spawn(move || keys.write_all(&[b'x'; 400_000]));
     let log = directory.path().join("r.ttvm/events.log");
@@ -242,7 +242,8 @@ fn a_run_goes_on_without_its_outputs() {
 
 #[test]
 fn a_keyboard_that_cannot_be_read_is_one_on_which_nothing_is_typed() {
-    // Reading address 0 of a process fails with EIO, as on a closed terminal. This is no reason to complain.
+    // Reading address 0 of a process fails with EIO, as on a closed terminal. The loss of the keyboard
+    // causes no complaint.
     for (keyboard, is_told) in [("/", true), ("/proc/self/mem", false)] {
         let directory = directory();
         let output = command(directory.path(), &[&RECORD[..], &["--max-instructions", "3000000"]].concat())
@@ -267,7 +268,7 @@ fn how_idle_time_passes_is_said_at_the_start() {
     };
     let (_keyboard, pipe) = std::io::pipe().map(|(read, write)| (write, read)).unwrap();
     for (stdin, more, expected) in [
-        (Stdio::null(), &[][..], "is skipped, because nothing can be typed"),
+        (Stdio::null(), &[][..], "is skipped, because nobody can type"),
         (Stdio::null(), &["--paced"], "passes in real time, as --paced says"),
         (Stdio::null(), &["--unpaced"], "is skipped, as --unpaced says"),
         (Stdio::from(pipe), &[], "passes in real time until standard input ends"),

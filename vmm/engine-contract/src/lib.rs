@@ -14,9 +14,9 @@
 //! assert!(has_arrived(End::LandingPlace, leave) && !has_arrived(End::Overshot, leave));
 //! ```
 //!
-//! Engines that count instructions stop at a count. Others leave the guest at its exits, when time is up, or at a
-//! [`LandingPlace`]. The crate `machine` has the trait that engines implement. These types have their own crate,
-//! because the crate `kvm` uses them too and does not depend on `machine`.
+//! Engines that count instructions stop at a count. Other engines leave the guest at its exits, when time is
+//! up, or at a [`LandingPlace`]. The crate `machine` has the trait that engines implement. These types have
+//! their own crate, because the crate `kvm` uses them too and does not depend on `machine`.
 
 #![forbid(unsafe_code)]
 
@@ -33,14 +33,14 @@ pub use statistics::{Landings, Statistics};
 pub enum Leave {
     /// Only at the exits at which the bus ends a run.
     AtExits,
-    /// In real time: at the first exit after `due`. If no exit comes, anywhere after `force`.
+    /// In real time: at the first exit after `due`. Without an exit, at any place after `force`.
     After {
         /// Time from now.
         due: Duration,
         /// Time from now.
         force: Duration,
-        /// Whether a replay must find the place after `force` again. For that the machine compares the written pages;
-        /// engines need no extra work.
+        /// Whether a replay must find the place after `force` again. To find it, the machine compares the
+        /// written pages; engines need no extra work.
         note: bool,
     },
     /// At a landing place, before the next exit.
@@ -49,8 +49,9 @@ pub enum Leave {
 
 /// A place where a guest was stopped between two exits, described by its registers.
 ///
-/// Several such places may have the same registers. The engine stops at each, and the machine compares more state to
-/// decide whether it is the right one. If everything is equal, any of them will do, because the future is the same.
+/// Several such places may have the same registers. The engine stops at each such place, and the machine
+/// compares more state to decide whether the place is right. If several places have equal state, any of them
+/// is right, because the future is the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LandingPlace {
     /// Linear address of the next instruction.
@@ -77,8 +78,8 @@ pub enum End {
     Forced,
     /// The guest may be at the landing place.
     LandingPlace,
-    /// The guest went beyond the landing place: it has passed the place's count of branches. Its requests after the
-    /// place were not served. Its state cannot be used: restore the earlier registers and RAM, and run to the landing
-    /// place again.
+    /// The guest went beyond the landing place: it has passed the place's count of branches. The guest's
+    /// requests after the place were not served. The guest's state cannot be used: restore the earlier
+    /// registers and RAM, and run to the landing place again.
     Overshot,
 }

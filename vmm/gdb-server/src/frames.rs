@@ -1,5 +1,5 @@
-//! The functions of a program that a run is to return from, by the return addresses on the stack. This module detects
-//! when the program has left them.
+//! The functions of a program that a run is to return from, by the return addresses on the stack. This module
+//! detects when the program has left these functions.
 
 use cpu::{AddressKind, CodeSize, Traps, WatchKind, Watchpoint};
 
@@ -11,7 +11,7 @@ use machine::position::Instructions;
 /// Bytes of the stack that are searched for return addresses.
 const STACK_BYTES: usize = 4096;
 const WORD_BYTES: u64 = 8;
-/// Most return addresses that are watched.
+/// The largest number of watched return addresses.
 const MOST_WATCHED: usize = 8;
 /// The lengths of calls through a register or memory, and their opcode.
 const INDIRECT_CALL_BYTES: [u64; 5] = [2, 3, 4, 6, 7];
@@ -67,7 +67,8 @@ impl Frames {
         if !thread.is_program || machine.cpu().core().code_size != CodeSize::Bits64 {
             return None;
         }
-        // Earlier calls may have left the same word on the stack. Those words are nearer to the top of the stack.
+        // Earlier calls may have left the same word on the stack. The words of earlier calls are nearer to
+        // the top of the stack.
         let last = words.words.iter().rposition(|&word| word == returns_to)?;
         let first = if is_entry && words.words[0] == returns_to { 0 } else { last };
         let behind_calls = words.words.iter().enumerate().skip(first + 1);

@@ -145,7 +145,7 @@ impl GdbTarget<'_> {
             return self.sections_of(name.trim());
         }
         if !["", "modules"].contains(&argument) {
-            let why = "write symbols, or symbols modules: ttvm reads no file for gdb; tt symbols FILE has gdb read it";
+            let why = "write symbols, or symbols modules; 'tt symbols FILE' loads a file";
             return Err(Refusal::new(why));
         }
         let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
@@ -166,7 +166,7 @@ impl GdbTarget<'_> {
         let modules = symbols.modules().join(" ");
         let _ = writeln!(answer, "# modules: {}", if modules.is_empty() { "none" } else { &modules });
         if let Some(why) = symbols.without_modules() {
-            let _ = writeln!(answer, "# without the symbols of modules: {why}");
+            let _ = writeln!(answer, "# the symbols of modules are missing: {why}");
         }
         for why in debug.missing() {
             let _ = writeln!(answer, "# {why}");

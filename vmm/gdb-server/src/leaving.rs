@@ -1,10 +1,10 @@
 //! Functions that a program leaves without their return: by `longjmp`, by an exception, or from a signal handler. A run
 //! to a return address ends where the program lands. A successful `exec` ends such a run, too.
 //!
-//! The jump itself cannot be detected. The program's next action after the landing can: it calls a function or returns,
-//! and so accesses a return address on the stack from above. Watching the stack makes a run slow, so a long run stops
-//! watching after a while. It then checks the stack whenever the kernel returns to the program. The landing is found
-//! afterwards, in steps from the last place that was certainly before it.
+//! The jump itself cannot be detected. The program's next action after the landing can: it calls a function
+//! or returns, and so accesses a return address on the stack from above. Watching the stack makes a run slow,
+//! so a long run stops watching after a while. Then the run checks the stack whenever the kernel returns to
+//! the program. The landing is found afterwards, in steps from the last place that was certainly before it.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ use machine::position::Instructions;
 
 /// Instructions during which return addresses are watched.
 const WATCHED_STEPS: u64 = 500_000;
-/// Most instructions from the one that sets the stack pointer to the jump.
+/// The largest number of instructions between setting the stack pointer and the jump.
 const STEPS_TO_JUMP: u32 = 64;
 
 impl GdbTarget<'_> {
@@ -64,8 +64,8 @@ impl GdbTarget<'_> {
         Stop::Elsewhere
     }
 
-    /// Goes back to the landing after `begun`, from the first call or return after functions were left without a
-    /// return. Stays and returns `None` if there was no landing.
+    /// Goes back to the landing after `begun`, from the first call or return after functions were left
+    /// without a return. Does not move and returns `None` if there was no landing.
     fn go_back_to_landing(
         &mut self,
         frames: &Frames,

@@ -1,8 +1,8 @@
 //! A thread's place in the guest: the thread, whether it runs a program or the kernel, and its stack depth. This
 //! distinguishes an interrupt handler or another thread from the code that gdb steps through.
 //!
-//! The kernel's pointer to the running task identifies a thread. If the kernel is unknown, CR3 and the base of FS
-//! identify a program's thread. Inside an unknown kernel, only the stack pointer can.
+//! The kernel's pointer to the running task identifies a thread. If the kernel is unknown, CR3 and the base
+//! of FS identify a program's thread. Inside an unknown kernel, only the stack pointer identifies a thread.
 
 use std::sync::Arc;
 
@@ -23,14 +23,14 @@ const RSP: u8 = 4;
 const CONTEXT_RSP: u64 = 160;
 const CONTEXT_RIP: u64 = 168;
 const SYSCALL_BYTES: u64 = 2;
-/// A program may jump out of a signal handler. Then its stack pointer is higher than before the signal, by less than
-/// this.
+/// A program may jump out of a signal handler. Then the program's stack pointer is higher than before the
+/// signal, by less than this.
 const JUMPED_BYTES: u64 = 1 << 16;
 
 /// A thread of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Thread {
-    /// The address of its structure in the kernel, if known.
+    /// The address of the thread's structure in the kernel, if known.
     pub task: Option<u64>,
     space: u64,
     local: u64,
@@ -41,7 +41,7 @@ pub(super) struct Thread {
 pub(super) struct Level {
     pub thread: Thread,
     tasks: Option<Arc<Tasks>>,
-    /// Whether it is in a program, and not in the kernel.
+    /// Whether the thread is in a program, and not in the kernel.
     pub is_program: bool,
     pub rip: u64,
     pub stack: u64,
@@ -162,7 +162,7 @@ impl Level {
             && (self.is_program || self.runs(machine))
     }
 
-    /// Whether both are the same place of the same thread.
+    /// Whether both levels are the same place of the same thread.
     pub fn is_same(&self, other: &Level) -> bool {
         let place = |level: &Level| (level.is_program, level.rip, level.stack);
         self.thread == other.thread && place(self) == place(other)
@@ -173,7 +173,7 @@ impl Level {
         Some((self.tasks.as_ref()?.place_of_current(machine)?, self.thread.task?))
     }
 
-    /// Whether the thread has ended. A running thread has not.
+    /// Whether the thread has ended. A running thread has not ended.
     pub fn has_ended(&self, machine: &Machine<Instructions>) -> bool {
         match (self.thread.task, &self.tasks) {
             (Some(task), Some(tasks)) => !self.runs(machine) && tasks.has_ended(machine, task),
@@ -247,7 +247,7 @@ const LONG_MODE_ACTIVE: u64 = 1 << 10;
 /// The exceptions that push an error code (SDM vol. 3, table 6-1).
 const WITH_ERROR_CODE: [u8; 10] = [8, 10, 11, 12, 13, 14, 17, 21, 29, 30];
 
-/// Whether the next instruction is one of these.
+/// Whether the next instruction has one of these opcodes.
 pub(super) fn is_at(machine: &Machine<Instructions>, codes: &[&[u8]]) -> bool {
     let mut code = [0; 3];
     machine.cpu().core().peek(machine.cpu().rip(), &mut code);

@@ -97,7 +97,8 @@ pub struct GdbTarget<'a> {
     message: Option<String>,
     /// A message for a user without our commands, which is shown at the connection.
     greeting: Option<String>,
-    /// Whether the last command came from a script. Its answer is not shown to a person, so the message waits.
+    /// Whether the last command came from a script. No person sees the answer to a script, so the message
+    /// waits.
     unseen: bool,
     progress: progress::Settings,
 }
@@ -308,7 +309,7 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
-        let hidden = || Refusal::new("gdb sees the CPU alone: see 'monitor threads on'");
+        let hidden = || Refusal::new("gdb sees only the CPU: 'monitor threads on' shows the guest's threads");
         self.shown_threads.as_ref().ok_or_else(hidden)?.registers(self.timeline.machine(), number)
     }
 
@@ -402,7 +403,7 @@ impl DebugTarget for GdbTarget<'_> {
     }
 
     fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {
-        // This is a script's command.
+        // Only scripts send the command `position`.
         self.unseen = command == "position";
         self.temporary.is_shown = true;
         // gdb does not print an error's text better than this, and scripts must recognise errors.

@@ -19,49 +19,50 @@ use views::console;
 use views::filters::Filters;
 use views::guest_kernel::GuestKernels;
 
-/// Most hits in one list.
+/// The largest number of hits in one list.
 const MAX_LISTED: usize = 1000;
 /// A symbol's size may include the gap to the next symbol. Of a large symbol only the first word is used.
 const MAX_VARIABLE_BYTES: u64 = 8;
-/// Most bytes of physical memory shown at once.
+/// The largest number of bytes of physical memory shown at once.
 const MAX_PHYSICAL_BYTES: u64 = 1 << 16;
 
 const HELP: &str = "\
-monitor when                        where this is: instruction count, branches, guest time
+monitor when                        show the position: instructions, branches, guest time
 monitor goto POS                    go to a position: start, end, panic, oops, fault, report:N, event:N,
-                                    insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%, +N, -N, +10ms, -10ms (from here), mark:NAME,
-                                    hit:N (of the last list)
-monitor back-to WHAT                go back to before WHAT last happened
-monitor forward-to WHAT             go forward to behind WHAT when it happens next
-                                    WHAT: write ADDR [LEN], change ADDR [LEN], read ADDR [LEN], call ADDR, syscall [N or
-                                    NAME], interrupt [VECTOR], or a condition; ADDR may be the name of a kernel symbol;
-                                    pid:N and comm:NAME behind it choose a process or a thread
-monitor traps CONDITION [FROM TO]   list where a condition holds, to choose from by goto hit:N
-monitor search CONDITION            where it held last and where it holds next, without going there
-monitor mark [NAME]                 give this place a name, or list the names
-monitor checkpoint                  add a checkpoint to the recording here: coming back gets fast
-monitor console [LINES]             the guest's console as of now
-monitor physical ADDR LEN           physical memory
-monitor ps                          the guest's processes as of now; * marks the one that runs
-monitor threads [on|off]            show gdb the guest's threads as its own: info threads, thread N, bt
-monitor backtrace                   who called whom in the guest's kernel, by its own tables (ORC)
-monitor dmesg [LINES]               the messages of the guest's kernel as of now
-monitor reports                     panics, oopses, BUG, WARNING, KASAN and lockdep of the guest's kernel in all of the
-                                    recording, to choose from by goto report:N
+                                    insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
+                                    +N, -N, +10ms, -10ms (from here), mark:NAME, hit:N (of the last list)
+monitor back-to WHAT                go back to just before WHAT happened last
+monitor forward-to WHAT             go forward to just after WHAT happens next
+                                    WHAT: write ADDR [LEN], change ADDR [LEN], read ADDR [LEN], call ADDR,
+                                    syscall [N or NAME], interrupt [VECTOR], or a condition; ADDR can be a
+                                    kernel symbol; pid:N and comm:NAME at the end choose a process or thread
+monitor traps CONDITION [FROM TO]   list all places where a condition holds; goto hit:N goes to one
+monitor search CONDITION            show where a condition held last and holds next
+monitor mark [NAME]                 name this position, or list the names
+monitor checkpoint                  add a checkpoint here, so the next session gets here fast
+monitor console [LINES]             show the guest's console at this position
+monitor physical ADDR LEN           show physical memory
+monitor ps                          show the guest's processes; * marks the running one
+monitor threads [on|off]            show the guest's threads in gdb, or only the CPU
+monitor backtrace                   show the kernel's call stack, from its unwind tables (ORC)
+monitor dmesg [LINES]               show the kernel's messages at this position
+monitor reports                     list the kernel's panics, oopses, BUG, WARNING, KASAN and lockdep reports;
+                                    goto report:N goes to one
 monitor break-in PID|NAME|here|CR3|anywhere [ADDR...]
-                                    let all break- and watchpoints, or those at ADDR, stop in one process only, in
-                                    those with one name, or in one address space
-monitor symbols [modules]           make files of the symbols of the guest's kernel and its modules, or of these alone, and
-                                    say how gdb loads them
-monitor symbols module NAME         where the sections of a module are
-monitor mappings [PID]              the files that a process has mapped, and where; without PID, the process that runs
-monitor step-interrupts [on|off]    let steps go into interrupts, faults and other threads, or follow their thread (off)
-monitor pass-calls                  let the next steps of a program pass its system calls, for scripts
-monitor user-breakpoints ADDR...    these are the user's breakpoints: all others are gdb's own, for one step, for scripts
-monitor back                        leave the scratch fork that changing something began
-monitor threads look-at NUMBER      read this thread's memory where gdb does not say whose it wants, for scripts
-monitor position                    instruction count, that of the recording's end, and 1 in a fork, for scripts
-(After a movement gdb must drop what it knows: maintenance flush register-cache. The tt commands do.)
+                                    limit breakpoints and watchpoints, or those at ADDR, to one process,
+                                    to processes of one name, or to one address space
+monitor symbols [modules]           write symbol files of the guest's kernel and modules, or of modules only,
+                                    and show how gdb loads them
+monitor symbols module NAME         show the addresses of a module's sections
+monitor mappings [PID]              show the files in a process's memory; without PID: of the running process
+monitor step-interrupts [on|off]    let steps go into interrupts, faults and other threads, or not
+monitor back                        leave the scratch fork that a change began
+For scripts:
+monitor pass-calls                  let the next steps of a program pass its system calls
+monitor user-breakpoints ADDR...    name the user's breakpoints; all others are gdb's own
+monitor threads look-at NUMBER      choose the thread whose memory gdb reads
+monitor position                    show the position, the recording's end, and 1 in a fork
+After a movement gdb needs `maintenance flush register-cache`. The tt commands do this.
 ";
 
 impl GdbTarget<'_> {
@@ -187,10 +188,11 @@ impl GdbTarget<'_> {
             TravelStop::Hit(cause) => format!("{}\n", self.told(cause)),
             TravelStop::Interrupted => "interrupted\n".to_string(),
             TravelStop::Start => {
-                "not between here and the start of the recording; this is where you were\n".to_string()
+                "not found between here and the start of the recording; the position is unchanged\n"
+                    .to_string()
             }
             TravelStop::End | TravelStop::Reached => {
-                "not between here and the end; this is where you were\n".to_string()
+                "not found between here and the end; the position is unchanged\n".to_string()
             }
         };
         Ok(found + &self.when())
@@ -229,7 +231,7 @@ impl GdbTarget<'_> {
             let _ = writeln!(answer, "hit:{number:<4} insn:{before:<14} {told}");
         }
         answer += &match (hits.interrupted_at, self.hits.len()) {
-            (Some(edge), _) => format!("interrupted: nothing behind insn:{edge} has been looked at\n"),
+            (Some(edge), _) => format!("interrupted: the places after insn:{edge} were not searched\n"),
             (None, 0) => "nowhere in that part of the recording\n".to_string(),
             (None, MAX_LISTED) => format!("these are the first {MAX_LISTED}; goto hit:N goes to one\n"),
             (None, _) => "goto hit:N goes to one\n".to_string(),
@@ -254,12 +256,12 @@ impl GdbTarget<'_> {
         Ok((self.stops_of(text, end, poll)?, Instructions(0), end))
     }
 
-    /// The stops for a condition up to a place. It may use the names of the guest's kernels. The filters behind it
-    /// choose threads.
+    /// The stops for a condition up to a place. The condition may use the names of the guest's kernels. The
+    /// filters behind the condition choose threads.
     fn stops_of(&mut self, text: &str, until: Instructions, poll: &mut Poll<'_>) -> Result<Stops, Refusal> {
         let (condition, filters) = Filters::behind(text).map_err(Refusal::new)?;
         if filters.longer_ns.is_some() {
-            return Err(Refusal::new("ask 'ttvm search' how long system calls take"));
+            return Err(Refusal::new("only `ttvm search` takes the filter longer:"));
         }
         let stops = self.stops_without_filters(condition, until, poll)?;
         if !filters.choose_threads() {
@@ -282,7 +284,7 @@ impl GdbTarget<'_> {
         until: Instructions,
         poll: &mut Poll<'_>,
     ) -> Result<Stops, Refusal> {
-        // Most conditions have only numbers, and the symbols would have to be searched for.
+        // Most conditions have only numbers, and searching for the symbols takes time.
         stops_of(text, &NoNames).or_else(|_| {
             let kernels = self.timeline.names(until, poll).map_err(refused)?;
             kernels.stops(|names| stops_of(text, names))
@@ -315,7 +317,9 @@ impl GdbTarget<'_> {
             return Err(Refusal::new("a mark's name is one word"));
         }
         if self.timeline.forked_at().is_some() {
-            return Err(Refusal::new("a place in a scratch fork cannot be come back to"));
+            return Err(Refusal::new(
+                "a position in a scratch fork cannot have a name: leave the fork first, with 'monitor back'",
+            ));
         }
         let here = self.timeline.position();
         self.marks.insert(name.to_string(), here);
@@ -360,7 +364,9 @@ impl GdbTarget<'_> {
         }
         let said = match self.stepping.follow_cpu {
             true => "steps follow the CPU, into interrupts, faults and other threads\n",
-            false => "steps follow their thread; what comes between passes, but for break- and watchpoints\n",
+            false => {
+                "steps follow their thread; in other code gdb stops only at breakpoints and watchpoints\n"
+            }
         };
         Ok(said.to_string())
     }
@@ -466,7 +472,7 @@ mod tests {
         }
     }
 
-    /// A small variable and a large one.
+    /// A small variable and a large variable.
     struct Variables;
 
     impl Names for Variables {

@@ -1,5 +1,5 @@
-//! `monitor ps`, `monitor threads`, `monitor mappings` and `monitor break-in`. They list the guest's processes, show
-//! them as gdb's threads, list their mapped files, and stop in one process only.
+//! `monitor ps`, `monitor threads`, `monitor mappings` and `monitor break-in`. These commands list the
+//! guest's processes, show them as gdb's threads, list their mapped files, and stop in one process only.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl GdbTarget<'_> {
             let _ = writeln!(text, "(* of process {} it is thread {})", thread.process, thread.id);
         }
         if let Some(damage) = list.damage {
-            let _ = writeln!(text, "(this is not all: {damage})");
+            let _ = writeln!(text, "(the list is incomplete: {damage})");
         }
         Ok(text)
     }
@@ -58,8 +58,10 @@ impl GdbTarget<'_> {
             (_, None) => return Err(Refusal::new("write: monitor mappings [PID]")),
         };
         let process = process.ok_or_else(|| match pid {
-            "" => Refusal::new("it cannot be told which process runs here"),
-            pid => Refusal::new(format!("there is no process {pid} here and now")),
+            "" => Refusal::new("ttvm cannot find out which process runs here: give a PID"),
+            pid => {
+                Refusal::new(format!("there is no process {pid} at this position: 'monitor ps' lists them"))
+            }
         })?;
         let symbols = self.symbols().map_err(|none| Refusal::new(format!("{none} here")))?;
         let machine = self.timeline.machine();
@@ -73,7 +75,7 @@ impl GdbTarget<'_> {
         if mappings.is_empty() {
             let Process { pid, name, .. } = process;
             return Err(Refusal::new(format!(
-                "process {pid} ({name}) has no file in its memory here: name another one, see 'monitor ps'"
+                "process {pid} ({name}) has no file in its memory here: name another one; 'monitor ps' lists them"
             )));
         }
         Ok(text)
@@ -96,7 +98,7 @@ impl GdbTarget<'_> {
         }
         let said = match self.shown_threads {
             Some(_) => "gdb sees the guest's threads; thread 1 is the CPU, and the only one that moves\n",
-            None => "gdb sees the CPU alone\n",
+            None => "gdb sees only the CPU\n",
         };
         Ok(said.to_string())
     }
@@ -182,7 +184,8 @@ impl GdbTarget<'_> {
     fn process(&mut self, pid: u32) -> Result<(Only, String), Refusal> {
         let (tasks, processes) = self.processes()?;
         let Some(process) = processes.with(pid) else {
-            let said = format!("there is no process {pid} here and now; points stop where there is one\n");
+            let said =
+                format!("there is no process {pid} at this position; points stop where there is one\n");
             return Ok((Only::Process(pid, tasks), said));
         };
         let mut said = described(process);
@@ -201,7 +204,10 @@ impl GdbTarget<'_> {
         };
         let mut said: String = processes.all.iter().filter(has_name).map(described).collect();
         match said.lines().count() {
-            0 => said = format!("no process is named '{kept}' here and now; points stop where one is\n"),
+            0 => {
+                said =
+                    format!("no process is named '{kept}' at this position; points stop where there is one\n")
+            }
             1 => {}
             count => {
                 let _ = writeln!(
@@ -217,7 +223,7 @@ impl GdbTarget<'_> {
         let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
         let processes = tasks.list(self.timeline.machine());
         if processes.all.is_empty() {
-            return Err(Refusal::new("there are no processes here: the kernel has not come so far"));
+            return Err(Refusal::new("there are no processes yet: go to a later position"));
         }
         Ok((tasks, processes))
     }

@@ -9,7 +9,7 @@ use history::timeline::Meter;
 /// A listener besides gdb.
 pub(super) type Listener = Rc<dyn Fn(String)>;
 
-/// How often to report, and to whom besides gdb.
+/// How often to report the progress, and the receiver besides gdb.
 pub(super) struct Settings {
     pub every: Duration,
     pub listener: Option<Listener>,
@@ -22,7 +22,8 @@ impl Default for Settings {
     }
 }
 
-/// A function to call at every poll of a movement that begins now. It returns the message that is due, if any.
+/// A function to call at every poll of a movement that begins now. The function returns the message that is
+/// due, if any.
 pub(super) fn teller(meter: Meter, settings: &Settings) -> Box<gdb::Progress> {
     let (every, listener) = (settings.every, settings.listener.clone());
     let begun = Instant::now();

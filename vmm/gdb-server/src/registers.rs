@@ -1,7 +1,8 @@
 //! The CPU's state in gdb's terms, and back.
 //!
-//! Some registers cannot be changed. Control registers determine how code and page tables are read, and gdb does not
-//! know the hidden parts of segment registers. Both only change together with the rest of the machine.
+//! Some registers cannot be changed. Control registers determine how code and page tables are read, and gdb
+//! does not know the hidden parts of segment registers. Control registers and hidden parts only change
+//! together with the rest of the machine.
 
 use cpu::{CpuState, SegReg};
 use gdb::{Refusal, Registers};

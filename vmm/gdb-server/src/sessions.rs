@@ -1,4 +1,4 @@
-//! Several gdbs on one recording. Each has its own timeline, and so its own position.
+//! Several gdbs on one recording. Each gdb has its own timeline, and so its own position.
 //!
 //! A timeline is prepared before its gdb connects. The reason: a gdb waits two seconds for its first answer, and
 //! reaching the end of a recording without checkpoints takes longer. Until a gdb connects, the timeline prepares fast
@@ -22,13 +22,13 @@ use machine::notation::PositionSpec;
 use machine::position::Instructions;
 use recording::Recording;
 
-/// Most sessions at once. Each has its own guest RAM.
+/// The largest number of sessions at once. Each session has its own guest RAM.
 pub const MAX_SESSIONS: usize = 8;
 
 /// The interval between progress reports of a movement.
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
-/// How to serve gdbs.
+/// The options for serving gdbs.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The folder of the files for gdb.
@@ -64,7 +64,7 @@ enum News {
     Moving(usize, String),
     Ended,
     Failed(Error),
-    /// A session's thread panicked. The server panics too, instead of waiting for it.
+    /// A session's thread panicked. The server panics too, instead of waiting for the thread.
     Panicked(Box<dyn Any + Send>),
 }
 
@@ -162,7 +162,7 @@ impl Sessions<'_> {
             (self.report)(Report::TurnedAway);
             turn_away(
                 stream,
-                &format!("{MAX_SESSIONS} gdbs are connected, which is the most: end one of them first"),
+                &format!("{MAX_SESSIONS} gdbs are connected, which is the maximum: end one of them first"),
             );
         }
         Ok(())

@@ -1,12 +1,12 @@
 //! Steps that follow their thread. Interrupts, faults and other threads in between are not shown, except for break- and
 //! watchpoints in them. `steps_back.rs` does the same backward.
 //!
-//! A step of the CPU is one of three kinds. If it delivers an event, the run continues until a handler returns to the
-//! same [`Level`]. If it switches to another thread, the run continues until the kernel switches back. If it is the
-//! thread's own instruction, the step is done.
+//! A step of the CPU is one of three kinds. After a delivery, the run continues until a handler returns to
+//! the same [`Level`]. After a switch to another thread, the run continues until the kernel switches back.
+//! After the thread's own instruction, the step is done.
 //!
-//! A fault or an interrupt may not return to the same place, but to a signal handler or to code that repairs a fault.
-//! The thread continues there, so the step ends there.
+//! A fault or an interrupt may not return to the same place, but to a signal handler or to code that repairs
+//! a fault. The thread continues in that code, so the step ends there.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -264,7 +264,7 @@ impl GdbTarget<'_> {
             }
             TravelStop::End => {
                 let name = here.name(machine).unwrap_or_default();
-                self.message = Some(format!("The recording ends before the thread {name} comes so far."));
+                self.message = Some(format!("The recording ends before the thread {name} gets there."));
             }
             _ => {}
         }
@@ -279,7 +279,7 @@ impl GdbTarget<'_> {
     /// Stops because the thread has ended. The machine stands where the next thread has been chosen.
     fn ended(&mut self, thread: &Level) -> Stop {
         let name = thread.name(self.timeline.machine()).unwrap_or_default();
-        self.message = Some(format!("The thread {name} has ended: this is where it ran last."));
+        self.message = Some(format!("The thread {name} has ended: it ran here last."));
         self.timeline.settle_meanwhile();
         Stop::Elsewhere
     }

@@ -1,7 +1,7 @@
 //! Steps backward that follow their thread: the mirror image of `steps.rs`.
 //!
-//! If the step to undo leaves a handler or switches to the thread, a search finds the place where the thread was left.
-//! If break- or watchpoints are set, the part in between is searched for them.
+//! If the step to undo leaves a handler or switches to the thread, a search finds the place where the thread
+//! was left. If break- or watchpoints are set, a search looks for hits in the part in between.
 
 use cpu::{AddressKind, CodeSize, SystemCalls, Traps, WatchKind, Watchpoint};
 use gdb::{Poll, Refusal, Stop};
@@ -110,8 +110,8 @@ impl GdbTarget<'_> {
             }
             let here = self.level_with(&there);
             let is_same = here.is_same(&there);
-            // The switching instruction was the thread's own. So is a system call, and an instruction whose fault led
-            // elsewhere.
+            // The switching instruction was the thread's own. A system call, and an instruction whose fault
+            // led elsewhere, are also the thread's own.
             if !is_same {
                 return Ok(self.stopped(TravelStop::Reached));
             }
@@ -155,7 +155,8 @@ impl GdbTarget<'_> {
     }
 
     /// From before a return of a handler to `there`, goes back to the handler's beginning. Stays and returns
-    /// [`TravelStop::Start`] if it was no handler. Returns a breakpoint hit if the thread began there.
+    /// [`TravelStop::Start`] if the code was no handler. Returns a breakpoint hit if the thread began at
+    /// that place.
     fn left_for_handler(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<TravelStop, Refusal> {
         let here = self.timeline.snapshot().map_err(refused)?;
         let level = there.clone();
@@ -193,8 +194,8 @@ impl GdbTarget<'_> {
         Ok(TravelStop::Start)
     }
 
-    /// Adds a stop at the thread's beginning to a backward search, if the kernel has a symbol for it. Returns its
-    /// address.
+    /// Adds a stop at the thread's beginning to a backward search, if the kernel has a symbol for it. Returns
+    /// the beginning's address.
     fn stop_at_begin(&mut self, thread: &Level, stops: &mut Stops) -> Option<u64> {
         thread.thread.task?;
         let begin = self.begin_of_threads()?;
@@ -243,8 +244,9 @@ impl GdbTarget<'_> {
         })
     }
 
-    /// From before a program's jump to `there`: if the jump switched stacks, goes back to the call that began on this
-    /// stack. So `longjmp` is undone to the call of the function that it left. Stays for any other jump.
+    /// The machine stands before a program's jump to `there`. If the jump switched stacks, goes back to the
+    /// call that began on this stack. So undoing a `longjmp` leads to the call of the function that it left.
+    /// For any other jump the machine stays.
     fn back_over_jump(
         &mut self,
         there: &Level,
@@ -335,7 +337,7 @@ impl GdbTarget<'_> {
         self.timeline.set_stops(Stops { watches: vec![switch_to(place, task)], ..Stops::default() });
         let mut stop = self.timeline.run_backward(poll).map_err(refused)?;
         if matches!(stop, TravelStop::Hit(_)) {
-            // From the start of its last run forward to the next switch.
+            // Go from the start of the thread's last run forward to the next switch.
             self.timeline.set_stops(Stops::default());
             self.timeline.step_forward().map_err(refused)?;
             self.timeline.set_stops(Stops { watches: vec![switch(place).into()], ..Stops::default() });
@@ -409,7 +411,7 @@ fn is_jump(machine: &Machine<Instructions>) -> bool {
 /// Whether the next instruction copies to RSP from a register or memory other than a frame pointer.
 fn sets_stack(machine: &Machine<Instructions>) -> bool {
     let [prefix, opcode, operand, _] = code(machine);
-    // The prefix is REX.W. Its lower bits are the high bits of the operand's register numbers.
+    // The prefix is REX.W. The prefix's lower bits are the high bits of the operand's register numbers.
     let (is_wide, reg_high, rm_high) = (prefix & 0xf8 == 0x48, prefix >> 2 & 1, prefix & 1);
     let (reg, rm) = (operand >> 3 & 7 | reg_high << 3, operand & 7 | rm_high << 3);
     const RBP: u8 = 5;

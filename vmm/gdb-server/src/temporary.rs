@@ -1,5 +1,6 @@
-//! Temporary breakpoints. gdb sets them for a step over a call, `finish` or `until`. Each stops only the thread that
-//! was stepped. At a return address it stops only after the function has returned.
+//! Temporary breakpoints. gdb sets temporary breakpoints for a step over a call, `finish` or `until`. Each
+//! temporary breakpoint stops only the thread that was stepped. At a return address it stops only after
+//! the function has returned.
 //!
 //! gdb does not tell which breakpoints are its own. With `gdb/commands/tt.py` the user's addresses are known, and all
 //! other breakpoints are temporary. Without these commands, one of two signs must do. In the first, gdb sets the
@@ -99,8 +100,9 @@ impl Temporary {
     }
 }
 
-/// Accepts only the thread at `here`. At an address to which a function `returns`, accepts only after the return. At a
-/// function's entry (`is_entry`), when going back, accepts only the frame of the thread or one of its callers.
+/// Accepts only the thread at `here`. If a function `returns` to the address, accepts only the state after
+/// the return. At a function's entry (`is_entry`), when going back, accepts only the frame of the thread or
+/// one of its callers.
 fn in_thread(here: Level, returns: bool, is_entry: bool) -> Filter {
     Filter::new(move |machine| {
         let stack = machine.cpu().core().reg64(RSP);

@@ -31,7 +31,7 @@ pub(super) struct ShownThreads {
 /// A thread that does not run.
 struct Sleeper {
     number: u32,
-    /// The address of its `task_struct`.
+    /// The address of the thread's `task_struct`.
     task: u64,
     /// The page tables that it would run on; `None` for a kernel thread, which runs on any.
     cr3: Option<u64>,

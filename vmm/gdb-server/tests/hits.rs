@@ -299,7 +299,7 @@ fn a_range_step_ends_behind_an_instruction_of_one_byte() {
     let mut target = GdbTarget::new(&mut timeline);
     assert_eq!(target.step_range(top..dec + 1, &none, &mut || false).unwrap(), gdb::Stop::Step);
     assert_eq!(target.read_registers().unwrap().rip, dec + 1);
-    // A breakpoint at that instruction ends it earlier.
+    // A breakpoint at that instruction ends the step earlier.
     target.step_forward(&mut || false).unwrap();
     let at_dec = BTreeSet::from([dec]);
     assert_eq!(target.step_range(top..dec + 1, &at_dec, &mut || false).unwrap(), gdb::Stop::Breakpoint(dec));

@@ -16,13 +16,13 @@
 //! All `unsafe` code of the software engine's memory path is in this crate. No Rust reference to guest memory is ever
 //! formed: scalars move through raw pointer reads and writes, byte ranges through copies.
 //!
-//! Every page has flags ([`PageFlags`]). One tells whether the page was written since the flag was last cleared, for
-//! checkpoints. Another tells whether the CPU holds data derived from the page, such as decoded code or page-table
-//! walks. A write from outside the CPU to such a page is queued. The CPU drops the derived data before it executes the
-//! next instruction ([`GuestRam::take_foreign_writes`]).
+//! Every page has flags ([`PageFlags`]). One flag tells whether the page was written since the flag was last
+//! cleared, for checkpoints. Another flag tells whether the CPU holds data derived from the page, such as
+//! decoded code or page-table walks. A write from outside the CPU to such a page is queued. The CPU drops the
+//! derived data before it executes the next instruction ([`GuestRam::take_foreign_writes`]).
 //!
-//! The CPU owns [`GuestRam`]. Devices and the host's side of a run have a [`RamView`] of the same memory. Both can
-//! change threads. The mapping lives as long as one of them.
+//! The CPU owns [`GuestRam`]. Devices and the host's side of a run have a [`RamView`] of the same memory.
+//! `GuestRam` and `RamView` can change threads. The mapping lives as long as one of them.
 
 mod layout;
 mod pages;
@@ -57,7 +57,7 @@ impl std::fmt::Display for RamError {
 
 impl std::error::Error for RamError {}
 
-/// All RAM of a guest.
+/// The whole RAM of a guest.
 ///
 /// "Offset" means a byte offset into RAM as if it were contiguous; [`RamLayout`] converts offsets from and to
 /// guest-physical addresses.
@@ -70,13 +70,13 @@ pub struct GuestRam {
     flags: PageFlags,
 }
 
-// SAFETY: `base` points into a private anonymous mapping, which `flags` keeps while `self` lives. All access is by
-// value copies. Only one thread at a time uses a `GuestRam`, which is not `Sync`.
+// SAFETY: `base` points into a private anonymous mapping, which `flags` keeps while `self` lives. All access
+// to RAM is by value copies. Only one thread at a time uses a `GuestRam`, which is not `Sync`.
 unsafe impl Send for GuestRam {}
 
 macro_rules! scalar_access {
     ($load:ident, $store:ident, $type:ty) => {
-        /// Reads a little-endian scalar at a RAM offset. Panics if it does not lie inside RAM.
+        /// Reads a little-endian scalar at a RAM offset. Panics if the scalar does not lie inside RAM.
         #[inline(always)]
         pub fn $load(&self, offset: u64) -> $type {
             let pointer = self.pointer(offset, size_of::<$type>());
@@ -84,8 +84,8 @@ macro_rules! scalar_access {
             <$type>::from_le(unsafe { pointer.cast::<$type>().read_unaligned() })
         }
 
-        /// Writes a little-endian scalar at a RAM offset. Panics if it does not lie inside RAM. The caller sets the
-        /// page flags.
+        /// Writes a little-endian scalar at a RAM offset. Panics if the scalar does not lie inside RAM. The
+        /// caller sets the page flags.
         #[inline(always)]
         pub fn $store(&self, offset: u64, value: $type) {
             let pointer = self.pointer(offset, size_of::<$type>());
@@ -114,7 +114,7 @@ impl GuestRam {
         Ok(GuestRam { memory, base, size_bytes: size, layout, flags })
     }
 
-    /// RAM for devices and loaders. Writes through it mark pages dirty and queue foreign writes.
+    /// RAM for devices and loaders. Writes through this memory mark pages dirty and queue foreign writes.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
@@ -170,7 +170,7 @@ impl GuestRam {
     scalar_access!(load_u64, store_u64, u64);
     scalar_access!(load_u128, store_u128, u128);
 
-    /// Reads 16 bytes at a RAM offset, as a vector. Panics if they do not lie inside RAM.
+    /// Reads 16 bytes at a RAM offset, as a vector. Panics if the bytes do not lie inside RAM.
     #[inline(always)]
     pub fn load_vector(&self, offset: u64) -> [u8; 16] {
         let pointer = self.pointer(offset, 16);

@@ -16,7 +16,7 @@ pub struct PageFlags(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     flags: Box<[AtomicU8]>,
-    /// For each group of pages, whether one of them may be dirty. Most groups never are.
+    /// For each group of pages, whether one of them may be dirty. Most groups never have a dirty page.
     groups: Box<[AtomicBool]>,
     any_foreign: AtomicBool,
     foreign_writes: Mutex<Vec<u64>>,

@@ -7,7 +7,8 @@ use crate::pages::GuestMemory;
 
 /// RAM of a guest whose CPU may be elsewhere: in another structure, or on another thread.
 ///
-/// Its accesses are `vm-memory`'s, which are volatile copies. Its writes mark pages dirty and queue foreign writes.
+/// A view's accesses are `vm-memory`'s, which are volatile copies. A view's writes mark pages dirty and queue
+/// foreign writes.
 #[derive(Clone)]
 pub struct RamView {
     memory: GuestMemory,
@@ -34,15 +35,15 @@ impl RamView {
         self.layout.size_bytes()
     }
 
-    /// Copies bytes into RAM like a device. They must not cross the end of the low part of RAM. Panics if they do not
-    /// lie inside RAM.
+    /// Copies bytes into RAM like a device. The bytes must not cross the end of the low part of RAM. Panics
+    /// if the bytes do not lie inside RAM.
     pub fn write_bytes(&self, offset: u64, from: &[u8]) {
         let gpa = GuestAddress(self.layout.gpa_of(offset));
         self.memory.write_slice(from, gpa).expect("the caller's offset lies inside RAM");
     }
 
-    /// Copies bytes out of RAM. They must not cross the end of the low part of RAM. Panics if they do not lie inside
-    /// RAM.
+    /// Copies bytes out of RAM. The bytes must not cross the end of the low part of RAM. Panics if the
+    /// bytes do not lie inside RAM.
     pub fn read_bytes(&self, offset: u64, to: &mut [u8]) {
         let gpa = GuestAddress(self.layout.gpa_of(offset));
         self.memory.read_slice(to, gpa).expect("the caller's offset lies inside RAM");

@@ -1,7 +1,8 @@
 //! One boot of a kernel: its release, its addresses, and how it was started.
 //!
-//! A guest may start a second kernel by kexec, or a crash kernel after a panic. Both may be the same build. KASLR moves
-//! each boot to other addresses. Without KASLR, the parameters from the loader tell boots apart.
+//! A guest may start a second kernel by kexec, or a crash kernel after a panic. Both kernels may be the same
+//! build. KASLR moves each boot to other addresses. Without KASLR, the parameters from the loader tell boots
+//! apart.
 //!
 //! Follows Linux 6.1 to 7.2: `init/version-timestamp.c`, `arch/x86/kernel/head64.c`,
 //! `arch/x86/kernel/kexec-bzimage64.c`, `Documentation/arch/x86/boot.rst`. Guest memory is not trusted: every length
@@ -59,7 +60,7 @@ impl Boot {
         KernelView::all(guest).any(|view| self.is_mapped_in(view))
     }
 
-    /// Whether another kernel has started this one.
+    /// Whether another kernel has started this kernel by kexec.
     pub fn is_by_kexec(&self) -> bool {
         self.loader[0] >> 4 == KEXEC
     }

@@ -46,7 +46,7 @@ pub struct Btf<'a> {
 /// A field of a structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its distance from the start of the structure, in bytes.
+    /// The field's distance from the start of the structure, in bytes.
     pub offset: u64,
     /// The number of its type.
     pub kind: u32,
@@ -55,9 +55,9 @@ pub struct Field {
 /// A type, or another item with a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Type<'a> {
-    /// Its name, if it is printable.
+    /// The type's name, if it is printable.
     pub name: Option<&'a str>,
-    /// Its description.
+    /// The type's description.
     pub shape: Shape<'a>,
 }
 
@@ -66,13 +66,13 @@ pub struct Type<'a> {
 pub enum Shape<'a> {
     /// An integer. `bits` is smaller than the size only in bit fields of the old encoding.
     Integer {
-        /// Its size in bytes.
+        /// The type's size in bytes.
         size: u32,
-        /// Its size in bits.
+        /// The type's size in bits.
         bits: u8,
-        /// Whether it can be below zero.
+        /// Whether the integer can be below zero.
         is_signed: bool,
-        /// Whether it is `_Bool`.
+        /// Whether the integer is `_Bool`.
         is_bool: bool,
     },
     /// A floating-point number of this size in bytes.
@@ -91,28 +91,28 @@ pub enum Shape<'a> {
     Tagged(u32),
     /// An array.
     Array {
-        /// The type of its elements.
+        /// The type of the array's elements.
         element: u32,
         /// The number of elements.
         count: u32,
     },
     /// A structure, or a union.
     Structure {
-        /// Whether it is a union.
+        /// Whether the type is a union.
         is_union: bool,
-        /// Its size in bytes.
+        /// The type's size in bytes.
         size: u32,
-        /// Its members.
+        /// The type's members.
         members: Vec<Member<'a>>,
     },
     /// A structure or union that is only declared.
     Forward {
-        /// Whether it is a union.
+        /// Whether the type is a union.
         is_union: bool,
     },
     /// An enumeration.
     Enumeration {
-        /// Its size in bytes.
+        /// The type's size in bytes.
         size: u32,
         /// Whether values may be negative.
         is_signed: bool,
@@ -121,9 +121,9 @@ pub enum Shape<'a> {
     },
     /// The signature of a function.
     Prototype {
-        /// The type of its result.
+        /// The type of the function's result.
         result: u32,
-        /// Names and types of its parameters. The last one is void if the function is variadic.
+        /// Names and types of the function's parameters. The last type is void if the function is variadic.
         parameters: Vec<(Option<&'a str>, u32)>,
     },
     /// A function with a prototype.
@@ -137,13 +137,13 @@ pub enum Shape<'a> {
 /// A member of a structure or union.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member<'a> {
-    /// Its name.
+    /// The member's name.
     pub name: Option<&'a str>,
     /// The number of its type.
     pub kind: u32,
-    /// Its distance from the start of the structure, in bits.
+    /// The member's distance from the start of the structure, in bits.
     pub bit_offset: u32,
-    /// Its number of bits, if it is a bit field.
+    /// The member's number of bits, if it is a bit field.
     pub bit_size: Option<u8>,
 }
 
@@ -266,7 +266,7 @@ impl<'a> Btf<'a> {
         }
     }
 
-    /// All types that one refers to.
+    /// All types that a type refers to.
     pub fn references(&self, number: u32) -> Vec<u32> {
         let mut found: Vec<u32> = self.leads_to(number).into_iter().collect();
         match self.full(number).map(|found| found.shape) {
@@ -408,8 +408,8 @@ fn kind_of(info: u32) -> u32 {
     info >> 24 & 0x7f
 }
 
-/// The number of members or other parts of a record, from its second word. Before Linux 7 it has 16 bits, and the
-/// others are zero.
+/// The number of members or other parts of a record, from its second word. Before Linux 7 the number has 16
+/// bits, and the other bits are zero.
 fn count_of(info: u32) -> usize {
     (info & 0x00ff_ffff) as usize
 }

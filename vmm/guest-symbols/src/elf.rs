@@ -1,9 +1,9 @@
 //! An ELF file with symbols and debug information, for gdb: for `symbol-file` or `add-symbol-file`, or as the program
 //! itself.
 //!
-//! Its sections are allocated but hold no bytes (`SHT_NOBITS`), as after `objcopy --only-keep-debug`. So debuggers read
-//! memory from the target. Local symbols come first, in groups by module. Each group begins with a file symbol that has
-//! the module's name. The crate `object` writes the file's structures.
+//! The file's sections are allocated but hold no bytes (`SHT_NOBITS`), as after `objcopy --only-keep-debug`.
+//! So debuggers read memory from the target. Local symbols come first, in groups by module. Each group begins
+//! with a file symbol that has the module's name. The crate `object` writes the file's structures.
 
 use std::iter;
 
@@ -20,14 +20,14 @@ use super::dwarf::DebugInfo;
 use super::sections::{Access, Section};
 use super::symbols::{Symbol, Symbols};
 
-/// Most sections of the kernel and its modules. The rest: the null section, the symbols, their names, the sections'
-/// names, and debug information.
+/// The largest number of sections of the kernel and its modules. The file's other sections: the null section,
+/// the symbols, their names, the sections' names, and debug information.
 const MAX_SECTIONS: usize = SHN_LORESERVE as usize - 4 - 8;
 
 /// The kernel's names have some megabytes, and the offsets have 32 bits.
 const FITS: &str = "names are shorter than four gigabytes";
 
-/// A symbol. The offset of its name is known once all names are.
+/// A symbol. The offset of the symbol's name is known once all names are.
 struct NamedSym {
     name: StringId,
     sym: Sym,

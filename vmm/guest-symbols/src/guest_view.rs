@@ -9,7 +9,7 @@ pub const USER_ROOT_BIT: u64 = 1 << 12;
 /// The bits of CR3 that are an address.
 const ROOT: u64 = 0x000f_ffff_ffff_f000;
 
-/// A stopped guest. Reading it changes nothing: it sets no accessed bits and reaches no devices.
+/// A stopped guest. Reading a guest changes nothing: reads set no accessed bits and reach no devices.
 pub trait GuestView {
     /// The current CR3.
     fn cr3(&self) -> u64;
@@ -51,7 +51,8 @@ impl<'a> KernelView<'a> {
         [KernelView::current(guest)].into_iter().chain(KernelView::behind_user(guest))
     }
 
-    /// The result of `find` in the current view, or else in the other one. If both fail, the last error.
+    /// The result of `find` in the current view, or else in the other view. If `find` fails in both
+    /// views, the last error.
     pub(crate) fn first_with<T, E>(
         guest: &'a dyn GuestView,
         find: impl Fn(KernelView<'a>) -> Result<T, E>,

@@ -1,7 +1,7 @@
 //! The kernel's own symbol tables in its memory.
 //!
-//! `scripts/kallsyms.c` writes them into the read-only data in one of these orders. Each is aligned to eight bytes, or
-//! to four from Linux 7.0 on:
+//! `scripts/kallsyms.c` writes them into the read-only data in one of these orders. Each table is aligned to
+//! eight bytes, or to four from Linux 7.0 on:
 //!
 //! ```text
 //! up to 6.3       6.4 to 6.19     from 7.0 on
@@ -28,10 +28,10 @@
 //! token_index    u16 each: where in the token table each begins
 //! ```
 //!
-//! So the search looks for the token index with its table, because hardly any other data looks like them. It then looks
-//! for the names before the table; markers that agree with them must follow. Then it tries the offsets at the two
-//! possible places: they must give ascending addresses. Kernels that store 64-bit addresses instead of offsets are not
-//! supported.
+//! So the search looks for the token index with its table, because hardly any other data looks like them.
+//! Then the search looks for the names before the table; markers that agree with the names must follow. Then
+//! the search tries the offsets at the two possible places: they must give ascending addresses. Kernels that
+//! store 64-bit addresses instead of offsets are not supported.
 
 use std::ops::Range;
 
@@ -47,7 +47,7 @@ pub const MAX_NAMES_BYTES: usize = 64 << 20;
 /// The address range of the kernel's image, wherever KASLR puts it (`Documentation/x86/x86_64/mm.rst`).
 pub const IMAGE: Range<u64> = 0xffff_ffff_8000_0000..0xffff_ffff_c000_0000;
 
-/// Memory is searched in pieces of at most this size. All tables must lie in one piece.
+/// Memory is searched in pieces of at most this size. All tables must lie in the same piece.
 const PIECE_BYTES: usize = 64 << 20;
 /// When a piece is full, the next piece begins with the end of the previous one.
 const OVERLAP_BYTES: usize = 16 << 20;
@@ -65,13 +65,13 @@ const MAX_NAME_STEPS: usize = 1 << 28;
 /// A symbol as stored in a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawSymbol {
-    /// Its name.
+    /// The symbol's name.
     pub name: String,
-    /// Its address.
+    /// The symbol's address.
     pub address: u64,
-    /// Its size in bytes; 0 if unknown.
+    /// The symbol's size in bytes; 0 if unknown.
     pub size: u64,
-    /// Its class, as `nm` prints it.
+    /// The symbol's class, as `nm` prints it.
     pub class: u8,
 }
 
@@ -223,8 +223,8 @@ fn offsets(bytes: &[u8], start: usize, count: usize) -> Option<impl Iterator<Ite
     Some(table.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)))
 }
 
-/// The addresses of offsets with a base behind them. `None` if they cannot be a kernel's: the base must lie in its
-/// image, and the addresses must ascend from there.
+/// The addresses of offsets with a base behind them. `None` if the addresses cannot be a kernel's: the base
+/// must lie in its image, and the addresses must ascend from there.
 fn from_base(bytes: &[u8], start: usize, count: usize) -> Option<Vec<u64>> {
     let offsets = offsets(bytes, start, count)?;
     let base = u64_at(bytes, start + (4 * count).next_multiple_of(8)).filter(|base| IMAGE.contains(base))?;

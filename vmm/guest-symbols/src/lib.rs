@@ -26,8 +26,9 @@
 //! assert!(function_at(&Empty, 0xffff_ffff_8100_0000).is_err());
 //! ```
 //!
-//! A running Linux has the names and addresses of all its functions and variables in memory (kallsyms), and also the
-//! symbols of loaded modules. The addresses are the ones of this boot (KASLR). The modules of this crate:
+//! A running Linux has the names and addresses of all its functions and variables in memory (kallsyms), and
+//! also the symbols of loaded modules. The addresses are valid for this boot (KASLR). The modules of this
+//! crate:
 //!
 //! - [`kallsyms`] finds the kernel's tables by their structure.
 //! - [`modules`] walks the list of modules, by the kernel's type information ([`btf`]).

@@ -54,7 +54,7 @@ impl fmt::Display for Mapping {
     }
 }
 
-/// The layout of a kernel's mappings. It is constant while the kernel runs.
+/// The layout of a kernel's mappings. The layout is constant while the kernel runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mappings {
     mm: u64,

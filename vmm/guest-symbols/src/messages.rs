@@ -1,5 +1,5 @@
-//! The messages of the guest's kernel (`dmesg`), read from the ring buffer in its memory. They include messages that no
-//! console has shown.
+//! The messages of the guest's kernel (`dmesg`), read from the ring buffer in its memory. The ring buffer
+//! also has messages that no console has shown.
 //!
 //! ```text
 //! descriptors    one for each message, by its number: its state, and where its text is in the ring of texts
@@ -31,11 +31,11 @@ const LEVEL_SHIFT: u32 = 5;
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Its time, by the kernel's clock.
+    /// The message's time, by the kernel's clock.
     pub time_ns: u64,
-    /// Its level: 0 is an emergency, 7 is for debugging.
+    /// The message's level: 0 is an emergency, 7 is for debugging.
     pub level: u8,
-    /// Its text, of one or more lines. Control characters are replaced.
+    /// The message's text, of one or more lines. Control characters are replaced.
     pub text: String,
 }
 
@@ -56,11 +56,11 @@ impl std::fmt::Display for Message {
 pub struct Kept {
     /// The message.
     pub message: Message,
-    /// Its number among all messages, from 0 on.
+    /// The message's number among all messages, from 0 on.
     pub sequence: u64,
-    /// The address of its descriptor's state.
+    /// The address of the state of the message's descriptor.
     pub state_at: u64,
-    /// Its number in the descriptor's state, without the state bits.
+    /// The message's number in the descriptor's state, without the state bits.
     pub id: u64,
 }
 
@@ -92,7 +92,7 @@ pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Vec<Message
     Ok(kept.into_iter().map(|kept| kept.message).collect())
 }
 
-/// The location of a kernel's messages. It is constant while the kernel runs.
+/// The location of a kernel's messages. The location is constant while the kernel runs.
 #[derive(Clone, Debug)]
 pub struct KernelLog {
     /// The address of the variable that points to the ring buffer.
@@ -118,7 +118,8 @@ impl KernelLog {
         KernelView::all(guest).find_map(|view| Some(self.ring(view)?.messages()))
     }
 
-    /// The number of messages so far. It only grows along a run. `None` if the ring buffer is not mapped.
+    /// The number of messages so far. The number only grows along a run. `None` if the ring buffer is not
+    /// mapped.
     pub fn length(&self, guest: &dyn GuestView) -> Option<u64> {
         KernelView::all(guest).find_map(|view| {
             let ring = self.ring(view)?;

@@ -1,5 +1,5 @@
-//! The addresses of a loaded module's sections, by their names in its file. They are the contents of
-//! `/sys/module/NAME/sections`, read from `struct module_sect_attrs`.
+//! The addresses of a loaded module's sections, by their names in its file. The addresses are the
+//! contents of `/sys/module/NAME/sections`, read from `struct module_sect_attrs`.
 //!
 //! Follows Linux 5.10 to 7.2: `kernel/module/sysfs.c`. The group of attributes is an array of pointers that ends with a
 //! null pointer. The address is beside the attribute, or from Linux 6.14 on in `bin_attribute::private`.
@@ -93,7 +93,8 @@ impl Layout {
         each.filter_map(section).collect()
     }
 
-    /// The section of per-CPU variables. Its address is an offset, like the addresses of the kernel's own.
+    /// The section of per-CPU variables. The section's address is an offset, like the addresses of the
+    /// kernel's own per-CPU variables.
     fn of_each_cpu(&self, memory: KernelView<'_>, module: u64) -> Option<(String, u64)> {
         let (place, size) = self.percpu?;
         let is_there = memory.number::<4>(module.wrapping_add(size))? != 0;

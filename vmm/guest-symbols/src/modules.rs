@@ -1,8 +1,9 @@
 //! The loaded modules, and their symbols.
 //!
-//! The modules are in a list whose head is the kernel's variable `modules`. The offsets of the fields of `struct
-//! module` depend on the kernel's configuration. So they come from the kernel's type information, between `__start_BTF`
-//! and `__stop_BTF`. Supported are Linux 6.1 (`core_layout` and `init_layout`) and, from 6.4 on, the array `mem`.
+//! The modules are in a list whose head is the kernel's variable `modules`. The offsets of the fields of
+//! `struct module` depend on the kernel's configuration. So the offsets come from the kernel's type
+//! information, between `__start_BTF` and `__stop_BTF`. Supported are Linux 6.1 (`core_layout` and
+//! `init_layout`) and, from 6.4 on, the array `mem`.
 
 use object::LittleEndian;
 use object::elf::{SHN_UNDEF, Sym64};
@@ -25,19 +26,19 @@ const UNFORMED: u64 = 3;
 /// A loaded module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
-    /// Its name.
+    /// The module's name.
     pub name: String,
-    /// Its sections.
+    /// The module's sections.
     pub sections: Vec<Section>,
-    /// Its symbols.
+    /// The module's symbols.
     pub symbols: Vec<RawSymbol>,
 }
 
 /// Why the modules or other parts of the kernel could not be found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
-    /// The kernel lacks the symbol. It lacks the feature (it cannot load modules, say), or its tables have no variables
-    /// (no `CONFIG_KALLSYMS_ALL`).
+    /// The kernel lacks the symbol. Either the kernel lacks the feature (such as loading modules), or its
+    /// tables have no variables (no `CONFIG_KALLSYMS_ALL`).
     #[error("the kernel's symbols do not include '{0}'")]
     Symbol(&'static str),
     /// There is no type information at its place.
@@ -51,7 +52,7 @@ pub enum Missing {
     Field {
         /// The structure.
         structure: &'static str,
-        /// The field that it lacks.
+        /// The field that the structure lacks.
         field: &'static str,
     },
 }
@@ -71,8 +72,9 @@ pub(super) fn types(
     Ok(bytes)
 }
 
-/// Reads the type information of all modules, which the kernel keeps beside its own, `kernel`. Returns none for kernels
-/// that do not keep it, or keep it in an unknown way. `address_of` looks up the kernel's symbols.
+/// Reads the type information of all modules, which the kernel keeps beside its own, `kernel`. Returns no
+/// sections for kernels that do not keep them, or keep them in an unknown way. `address_of` looks up the
+/// kernel's symbols.
 ///
 /// Follows Linux 6.1 to 7.2: `kernel/bpf/btf.c`, `btf_modules`.
 pub(super) fn types_of_modules(
@@ -144,7 +146,8 @@ struct Layout {
 struct Region {
     base: u64,
     size: u64,
-    /// Its parts, in order: name, access, and the offset of the field with the part's end (relative to the base).
+    /// The region's parts, in order: name, access, and the offset of the field with the part's end (relative
+    /// to the base).
     parts: Vec<(&'static str, Access, u64)>,
 }
 

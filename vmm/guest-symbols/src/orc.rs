@@ -25,7 +25,7 @@ use super::modules::{self, Missing, types};
 use super::sections::{Access, Section};
 use super::symbols::Symbols;
 
-/// Limit on entries. A kernel with its modules has fewer.
+/// Limit on entries. A kernel with its modules has fewer entries.
 const MAX_ENTRIES: u64 = 1 << 22;
 /// Limit on frames.
 pub const MAX_FRAMES: usize = 256;
@@ -43,7 +43,7 @@ pub struct Registers {
     pub rdi: u64,
     pub r10: u64,
     pub r13: u64,
-    /// Whether it runs a program and not the kernel.
+    /// Whether the CPU runs a program and not the kernel.
     pub is_user: bool,
 }
 
@@ -52,7 +52,7 @@ pub struct Registers {
 pub struct Frame {
     /// The next instruction, or the return address of a call.
     pub address: u64,
-    /// Whether it is a return address.
+    /// Whether the address is a return address.
     pub is_return: bool,
 }
 
@@ -75,9 +75,9 @@ impl Frame {
 /// The end of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// At a program's instruction, which entered the kernel or is running.
+    /// The walk ends at a program's instruction, which entered the kernel or is running.
     Program(u64),
-    /// At the base of the stack: of a kernel thread, or at the kernel's first code.
+    /// The walk ends at the base of the stack: of a kernel thread, or at the kernel's first code.
     Stack,
     /// The kernel's tables have nothing for this code, or memory is not readable.
     Lost,
@@ -88,7 +88,7 @@ impl std::fmt::Display for End {
         match self {
             End::Program(at) => write!(f, "a program at {at:#x}"),
             End::Stack => f.write_str("the beginning of the stack"),
-            End::Lost => f.write_str("a place that the kernel's tables do not lead on from"),
+            End::Lost => f.write_str("a place where the kernel's tables end"),
         }
     }
 }
@@ -249,8 +249,8 @@ impl Table {
     }
 }
 
-/// The tables of a kernel with its modules, as of one position. They also unwind at any other position where the kernel
-/// and these modules are loaded.
+/// The tables of a kernel with its modules, as of one position. The tables also unwind at any other position
+/// where the kernel and these modules are loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unwinder {
     /// Ranges of code and their tables. The kernel's comes first.
@@ -367,7 +367,8 @@ impl Walk<'_> {
         KernelView::all(self.guest).find_map(|view| view.number::<8>(address)).ok_or(End::Lost)
     }
 
-    /// Goes to the caller, or to the interrupted function. Returns whether it is a caller.
+    /// Unwinds one frame: to the caller, or to the interrupted function. Returns whether the new function is
+    /// a caller.
     fn step(&mut self, entry: Entry) -> Result<bool, End> {
         let now = self.registers;
         let known = |value: u64| if self.whole { Ok(value) } else { Err(End::Lost) };

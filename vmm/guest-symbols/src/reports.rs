@@ -98,7 +98,7 @@ impl Sifter {
         let numbered = line.contains(NUMBERED);
         let kind = kind_of(line)?;
         match (kind, &mut self.oops) {
-            // The same oops continues, unless a second one starts inside the first.
+            // The current oops continues, unless a second oops starts inside the first.
             (Kind::Oops, Some(has_number)) if !(*has_number && numbered) => {
                 *has_number |= numbered;
                 return None;

@@ -19,18 +19,18 @@ pub enum Access {
 /// A section of the kernel or of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Its name, as in an ELF file.
+    /// The section's name, as in an ELF file.
     pub name: String,
-    /// Its first address.
+    /// The section's first address.
     pub start: u64,
-    /// Its size in bytes.
+    /// The section's size in bytes.
     pub size: u64,
-    /// Its use.
+    /// The section's use.
     pub access: Access,
 }
 
 impl Section {
-    /// The address after its end.
+    /// The address after the section's end.
     pub fn end(&self) -> u64 {
         self.start + self.size
     }
@@ -53,7 +53,7 @@ const MARKED: [(&str, &str, &str, Access); 6] = [
     (".brk", "__brk_base", "__brk_limit", Access::Data),
 ];
 
-/// Most pieces into which the space between marked sections is split.
+/// The largest number of pieces into which the space between marked sections is split.
 const MAX_UNMARKED: usize = 256;
 
 /// The sections of the kernel with these symbols, which are ordered by address.

@@ -1,8 +1,8 @@
 //! The registers of a thread that does not run, which the kernel saved on its stack when it switched to another thread.
 //!
-//! Follows Linux 6.1 to 7.2: `__switch_to_asm` in `arch/x86/entry/entry_64.S`. It pushes the `struct
-//! inactive_task_frame` of `arch/x86/include/asm/switch_to.h`, and keeps the stack pointer in `task_struct::thread`.
-//! All other registers are caller-saved.
+//! Follows Linux 6.1 to 7.2: `__switch_to_asm` in `arch/x86/entry/entry_64.S`. The function pushes the
+//! `struct inactive_task_frame` of `arch/x86/include/asm/switch_to.h`, and keeps the stack pointer in
+//! `task_struct::thread`. All other registers are caller-saved.
 
 use super::btf::Btf;
 use super::guest_view::{GuestView, KernelView};
@@ -24,7 +24,7 @@ pub struct SavedRegisters {
     pub r15: u64,
 }
 
-/// The layout of the saved registers. It is constant while the kernel runs.
+/// The layout of the saved registers. The layout is constant while the kernel runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchFrame {
     /// The stack pointer's offset in `task_struct`.
@@ -54,7 +54,8 @@ impl SwitchFrame {
         Ok(SwitchFrame { stack_pointer: thread + field(&btf, "thread_struct", "sp")?, size, offsets })
     }
 
-    /// The registers of the thread with its `task_struct` at an address. It must not be the running thread.
+    /// The registers of the thread with its `task_struct` at an address. The thread must not be the running
+    /// thread.
     pub fn registers(&self, guest: &dyn GuestView, task: u64) -> Option<SavedRegisters> {
         KernelView::all(guest).find_map(|view| self.registers_in(view, task))
     }

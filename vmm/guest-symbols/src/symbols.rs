@@ -14,17 +14,19 @@ use super::sections::{self, Section};
 /// A function or variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Symbol {
-    /// Its name in the kernel.
+    /// The symbol's name in the kernel.
     pub name: String,
-    /// Its address. For per-CPU variables it is an offset, or from Linux 6.15 on an address in the kernel's image.
+    /// The symbol's address. For a per-CPU variable this is an offset, or from Linux 6.15 on an address in
+    /// the kernel's image.
     pub address: u64,
-    /// Its size in bytes, if known. Otherwise the distance to the next symbol or to the end of the section.
+    /// The symbol's size in bytes, if known. Otherwise the distance to the next symbol or to the end of the
+    /// section.
     pub size: u64,
-    /// Its class, as `nm` prints it: `t` and `T` are code, upper case is global.
+    /// The symbol's class, as `nm` prints it: `t` and `T` are code, upper case is global.
     pub class: u8,
-    /// Its section in [`Symbols::sections`]; `None` if the address is only a number.
+    /// The symbol's section in [`Symbols::sections`]; `None` if the address is only a number.
     pub section: Option<usize>,
-    /// Its module in [`Symbols::modules`]; `None` for the kernel itself.
+    /// The symbol's module in [`Symbols::modules`]; `None` for the kernel itself.
     pub module: Option<usize>,
 }
 
@@ -34,12 +36,12 @@ impl Symbol {
         Symbol { name, address, size, class, section: None, module }
     }
 
-    /// Whether it is visible outside its source file.
+    /// Whether the symbol is visible outside its source file.
     pub fn is_global(&self) -> bool {
         self.class.is_ascii_uppercase()
     }
 
-    /// Whether its class means code.
+    /// Whether the symbol's class means code.
     pub fn is_code(&self) -> bool {
         is_code(self.class)
     }
@@ -48,7 +50,7 @@ impl Symbol {
 /// The symbols of a kernel, at one position of its run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbols {
-    /// By address. At the same address the global ones come first.
+    /// By address. At the same address the global symbols come first.
     symbols: Vec<Symbol>,
     by_name: ByName,
     sections: Vec<Section>,
@@ -144,8 +146,8 @@ impl Symbols {
         Symbols { symbols, by_name: ByName::default(), sections, modules: names, without_modules: None }
     }
 
-    /// A symbol by its name. Of several with this name it prefers the kernel's to a module's, then global ones, then
-    /// the lowest address.
+    /// A symbol by its name. If several symbols have the name, the kernel's symbols come before modules',
+    /// then global symbols come first, then the lowest address.
     pub fn named(&self, name: &str) -> Option<&Symbol> {
         self.all_named(name).next()
     }
@@ -180,7 +182,7 @@ impl Symbols {
         };
         let mut loaded: Vec<_> = self.modules.iter().enumerate().map(module).collect();
         if let Some(first) = loaded.first_mut() {
-            // It no longer matters which module a section belongs to.
+            // From here on, the module of a section does not matter.
             let of_kernel = |section: &&Section| kallsyms::IMAGE.contains(&section.start);
             first.sections = self.sections.iter().filter(|section| !of_kernel(section)).cloned().collect();
         }

@@ -22,7 +22,8 @@ const MAX_TASKS: usize = 1 << 16;
 const NAME_BYTES: usize = 16;
 /// `PF_KTHREAD` of `task_struct::flags`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
-/// `TASK_REPORT`, and the letters of its bits from the lowest on. The first letter means that no bit is set.
+/// `TASK_REPORT`, and the letters of its bits from the lowest on. The first letter of the list means that no
+/// bit is set.
 const REPORTED_STATES: u64 = 0x7f;
 const STATE_LETTERS: &[u8] = b"RSDTtXZP";
 /// `TASK_IDLE`: the task waits, and does not count as load.
@@ -35,41 +36,42 @@ const ISOLATED: (u64, u32) = (7, 11);
 /// A process's page tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressSpace {
-    /// The physical address of their root: CR3 while the process is in the kernel, without its low bits.
+    /// The physical address of the page tables' root: CR3 while the process is in the kernel, without its low
+    /// bits.
     Own(u64),
-    /// A kernel thread has none.
+    /// A kernel thread has no page tables of its own.
     KernelThread,
-    /// An exiting process has given them back, or they cannot be found.
+    /// An exiting process has given its page tables back, or they cannot be found.
     None,
 }
 
 /// A thread of a process. The process itself is its first thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
-    /// Its own number.
+    /// The thread's own number.
     pub id: u32,
-    /// Its process's number.
+    /// The number of the thread's process.
     pub process: u32,
-    /// The kernel's name for it: at most 15 bytes. Control characters are replaced.
+    /// The task's name in the kernel: at most 15 bytes. Control characters are replaced.
     pub name: String,
-    /// The address of its `task_struct`.
+    /// The address of the `task_struct`.
     pub task: u64,
 }
 
 /// A process or a kernel thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number; 0 is the idle task.
+    /// The process's number; 0 is the idle task.
     pub pid: u32,
-    /// The number of its parent.
+    /// The number of the process's parent.
     pub parent: u32,
-    /// Its state, as `ps` prints it: R, S, D, T, t, X, Z, P or I.
+    /// The process's state, as `ps` prints it: R, S, D, T, t, X, Z, P or I.
     pub state: char,
-    /// The kernel's name for it.
+    /// The task's name in the kernel.
     pub name: String,
-    /// Its page tables.
+    /// The process's page tables.
     pub space: AddressSpace,
-    /// Its threads except the first, which has the process's number.
+    /// The process's threads except the first, which has the process's number.
     pub threads: Vec<Thread>,
     /// The address of the `task_struct` of its first thread.
     pub task: u64,
@@ -100,7 +102,7 @@ impl Processes {
         self.all.iter().find(has)
     }
 
-    /// Whether a process is the one that runs.
+    /// Whether a process is the running process.
     pub fn is_current(&self, process: &Process) -> bool {
         self.current.as_ref().is_some_and(|current| current.process == process.pid)
     }
@@ -117,7 +119,7 @@ pub enum NoTasks {
     Missing(#[from] Missing),
 }
 
-/// The location of a kernel's processes. It is constant while the kernel runs.
+/// The location of a kernel's processes. The location is constant while the kernel runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tasks {
     /// The address of the first process's structure.
@@ -194,13 +196,14 @@ impl Tasks {
         KernelView::all(guest).find_map(|view| self.current_in(view))
     }
 
-    /// The address of the running task's structure. In an interrupt, this is the interrupted task. Much cheaper than
-    /// [`Tasks::current`].
+    /// The address of the running task's structure. In an interrupt, this is the interrupted task. This
+    /// function is much cheaper than [`Tasks::current`].
     pub fn running(&self, guest: &dyn GuestView) -> Option<u64> {
         KernelView::all(guest).find_map(|view| view.number::<8>(self.place_of_current_in(view)?))
     }
 
-    /// The address of the variable with the running task. The kernel writes it at every thread switch.
+    /// The address of the variable with the running task. The kernel writes this variable at every
+    /// thread switch.
     pub fn place_of_current(&self, guest: &dyn GuestView) -> Option<u64> {
         KernelView::all(guest).find_map(|view| self.place_of_current_in(view))
     }
@@ -220,7 +223,8 @@ impl Tasks {
         })
     }
 
-    /// The root of the current page tables, as the process has it. It is the same inside and outside of the kernel.
+    /// The root of the current page tables, as the process has it. The root is the same inside and outside of
+    /// the kernel.
     pub fn address_space(&self, guest: &dyn GuestView) -> u64 {
         let root = page_table_root(guest.cr3());
         if self.is_isolated(guest) { root & !USER_ROOT_BIT } else { root }
@@ -328,8 +332,8 @@ fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Optio
     loop {
         let trouble = match memory.number::<8>(at) {
             Some(next) if next == head => return (nodes, None),
-            Some(_) if *room == 0 => "there are too many",
-            Some(next) if !seen.insert(next) => "a list leads in circles",
+            Some(_) if *room == 0 => "there are too many processes",
+            Some(next) if !seen.insert(next) => "a list is circular",
             Some(next) => {
                 *room -= 1;
                 nodes.push(next);
@@ -339,7 +343,7 @@ fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Optio
             None => {
                 // The node itself is not in memory.
                 nodes.pop();
-                "a list leads nowhere"
+                "a list has a bad pointer"
             }
         };
         return (nodes, Some(trouble));

@@ -1,5 +1,5 @@
-//! VMCOREINFO: a Linux kernel's description of itself for tools that read its memory from outside. It is an ELF note,
-//! and the kernel keeps it in its own page.
+//! VMCOREINFO: a Linux kernel's description of itself for tools that read its memory from outside. VMCOREINFO
+//! is an ELF note, and the kernel keeps it in its own page.
 //!
 //! Follows Linux 6.1 to 7.2: `kernel/crash_core.c` (later `kernel/vmcore_info.c`) and
 //! `Documentation/admin-guide/kdump/vmcoreinfo.rst`.
@@ -28,7 +28,7 @@ pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Option<Vec<u8>> {
     })
 }
 
-/// The text, if these bytes begin with the note.
+/// The note's text, if these bytes begin with the note.
 pub fn in_note(bytes: &[u8]) -> Option<&[u8]> {
     let (header, rest) = bytes.split_at_checked(HEADER_BYTES)?;
     let word = |number: usize| Some(u32::from_le_bytes(*header.get(4 * number..)?.first_chunk()?) as usize);

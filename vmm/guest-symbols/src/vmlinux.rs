@@ -24,7 +24,7 @@ use super::symbols::Symbols;
 
 /// The largest table that is read.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
-/// Symbols of both the file and the kernel. They give the distance between the two.
+/// Symbols of both the file and the kernel. These symbols give the distance between the two.
 const LANDMARKS: [&str; 3] = ["_stext", "_text", "startup_64"];
 /// A file with fewer common functions is not a kernel's.
 const MIN_COMMON: usize = 64;
@@ -76,15 +76,16 @@ pub enum Unusable {
     },
     /// The file is of another kernel.
     #[error(
-        "{} is of another kernel than the guest's: {agreeing} of {common} functions that both have are where they \
-         should be", path.display()
+        "{} is not of the guest's kernel: {agreeing} of {common} common functions are at the expected addresses; \
+         use the file of the same build",
+        path.display()
     )]
     OtherKernel {
         /// The file.
         path: PathBuf,
-        /// Functions in both.
+        /// The number of functions in both.
         common: usize,
-        /// Those functions at the expected address, if the distance can be measured.
+        /// The number of compared functions at the expected address, if the distance can be measured.
         agreeing: usize,
     },
 }

@@ -28,9 +28,10 @@ pub fn record(kernel: &Path, name: &Path) -> Result<String, Box<dyn Error>> {
     };
     // The default date and seed are always the same, so this guest does the same each time.
     let mut guest = Recordable::new(&options, PowerOn::default())?;
-    // Types as soon as the guest listens. A real console would be `host::LiveInputs`; any type can implement `Inputs`.
+    // The text is typed as soon as the guest listens. A real console would be `host::LiveInputs`; any type
+    // can implement `Inputs`.
     let mut console = Script::new(&[("", "hello")]);
-    // Checkpoints make travelling fast. They are files in the recording.
+    // Checkpoints make travelling fast. Checkpoints are files in the recording.
     let recording = guest.record_in(name)?.checkpoint_every(Duration::from_millis(100));
     let end = recording.run(&mut console)?;
     Ok(format!("{} after {} instructions; console: {}", end.outcome, end.at.count, console.text()))

@@ -24,7 +24,7 @@ pub fn search(name: &Path, condition: &str) -> Result<Vec<String>, Box<dyn Error
     let mut timeline = history::open(name)?;
     timeline.stop_at(condition)?;
     let (first, last) = (Instructions(0), timeline.end());
-    // `look` runs where the machine stands at each place. Here it takes the time and a register.
+    // `look` runs where the machine stands at each place. Here `look` takes the time and a register.
     let look = |machine: &history::machine::Machine<Instructions>, hit: history::timeline::Hit| {
         let (ns, rax) = (machine.moment().time_ns, machine.cpu().state().gpr[0]);
         format!("instruction {} after {ns} ns: {}, rax {rax:#x}", hit.before, hit.cause.told(None))

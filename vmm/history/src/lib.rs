@@ -21,8 +21,8 @@
 //! [`recount`] counts a recording of exits in instructions, which a timeline needs. [`cut`] makes a small recording
 //! of a recording's end. [`recording::Recordable`] makes recordings. `TRAVEL.md` has the design.
 //!
-//! `vmm/history/examples` has programs that record a guest, go to a place, run backwards and search. None of them needs KVM,
-//! a terminal or gdb.
+//! `vmm/history/examples` has programs that record a guest, go to a place, run backwards and search. These
+//! examples need no KVM, no terminal and no gdb.
 
 #![forbid(unsafe_code)]
 

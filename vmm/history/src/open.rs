@@ -13,15 +13,15 @@ use recording::{Opened, Recording};
 use crate::recount;
 use crate::timeline::{Condition, Names, Poll, Timeline, TravelStop};
 
-/// Opens a recording for time travel, at its first instruction. A recording made by KVM is first replayed once to
-/// count its instructions, which takes as long as the run. This is done only once per recording; [`open_recording`]
-/// reports its progress.
+/// Opens a recording for time travel, at its first instruction. A recording made by KVM is first replayed
+/// once to count its instructions, which takes as long as the run. This counting happens only once per
+/// recording; [`open_recording`] reports its progress.
 pub fn open(path: impl AsRef<Path>) -> Result<Timeline, Error> {
     Timeline::open(&open_recording(path, |_| {})?)
 }
 
-/// Opens a recording whose positions are counts of instructions. If they must be counted first, `progress` gets the
-/// number of exits so far. [`Recording::recounted`] then has the log that counts exits.
+/// Opens a recording whose positions are counts of instructions. If the instructions must be counted first,
+/// `progress` gets the number of exits so far. [`Recording::recounted`] then has the log that counts exits.
 pub fn open_recording(
     path: impl AsRef<Path>,
     progress: impl FnMut(Exits),
@@ -67,9 +67,9 @@ impl Timeline {
         self.machine().cpu().state()
     }
 
-    /// Reads memory at a virtual address, as the guest would see it with full rights. Returns the number of bytes
-    /// read. It is smaller than the buffer if a page is not mapped. [`machine::Machine::read_physical`] reads by
-    /// physical addresses.
+    /// Reads memory at a virtual address, as the guest would see it with full rights. Returns the number of
+    /// bytes read. The number is smaller than the buffer if a page is not mapped.
+    /// [`machine::Machine::read_physical`] reads by physical addresses.
     pub fn read_memory(&self, address: u64, to: &mut [u8]) -> usize {
         self.machine().cpu().core().peek(address, to)
     }

@@ -1,8 +1,9 @@
 //! Workers: threads on all cores, each of which replays intervals of a recording one after the other.
 //!
-//! The interval between two checkpoints is the unit of parallel work. A worker owns a machine. It takes the next
-//! interval, looks through it, and sends the rows in batches through a bounded channel. The caller gets the rows in
-//! the order of the intervals, whichever worker was faster. Workers that are far ahead wait, so memory is bounded.
+//! The interval between two checkpoints is the unit of parallel work. A worker owns a machine. A free worker
+//! takes the next interval, looks through it, and sends the rows in batches through a bounded channel. The
+//! caller gets the rows in the order of the intervals, whichever worker was faster. Workers that are far
+//! ahead wait, so memory is bounded.
 //!
 //! ```text
 //!  interval      0   1   2   3
@@ -24,7 +25,7 @@ use machine::error::Error;
 
 /// Rows that a worker sends at once.
 const BATCH_ROWS: usize = 128;
-/// Batches that wait for the caller. With more, their worker waits too.
+/// Batches that wait for the caller. When this many batches wait, the worker waits too.
 const WAITING_BATCHES: usize = 64;
 /// How long the caller waits for workers before it asks again whether to stop.
 const WAIT: Duration = Duration::from_millis(10);
@@ -44,7 +45,7 @@ pub(crate) trait Task: Sync {
     /// A place in the recording.
     type Place: Copy + Send;
 
-    /// The number of intervals. Workers take them in order.
+    /// The number of intervals. Workers take the intervals in order.
     fn intervals(&self) -> usize;
     /// The number of rows after which no more are needed.
     fn enough(&self) -> usize;
@@ -76,7 +77,7 @@ pub(crate) enum Scanned<P> {
 /// How far the intervals were looked through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Covered<P> {
-    /// All intervals, or as far as was needed.
+    /// The search has looked through all intervals, or as far as necessary.
     Enough,
     /// The user asked to stop. The workers have left nothing out between the first interval's beginning and this
     /// place.
@@ -191,8 +192,8 @@ struct Work<'a, T> {
 
 struct Next {
     number: usize,
-    /// Announces, in the order of the intervals, which worker took each. `None` once no more intervals will be taken:
-    /// until then the caller waits for the next announcement.
+    /// Announces, in the order of the intervals, the worker that took the interval. `None` once no worker
+    /// takes more intervals: until then the caller waits for the next announcement.
     announce: Option<Sender<usize>>,
 }
 
@@ -231,7 +232,7 @@ impl<T: Task> Work<'_, T> {
                 }
                 self.task.put_back(worker);
             }
-            // If nobody listens, nobody needs the error.
+            // Ignore a closed channel: then nobody needs the error.
             Err(error) => _ = to.send(Message::Failed(error)),
         }
     }

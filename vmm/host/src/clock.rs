@@ -1,5 +1,5 @@
-//! Host time for machines whose engine does not count instructions. Passed time becomes events. They come at the
-//! guest's exits, or the guest is stopped for them.
+//! Host time for machines whose engine does not count instructions. Passed time becomes events. The events
+//! come at the guest's exits, or the guest is stopped for them.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -25,8 +25,8 @@ const FORCED_LOOK: Duration = Duration::from_millis(100);
 /// How host time becomes guest time.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockOptions {
-    /// How many times slower than the host's clock the guest's clock runs while the guest works (0 counts as 1). This
-    /// is for hosts with slow exits, where a guest would only serve its timer.
+    /// How many times slower than the host's clock the guest's clock runs while the guest works (0 counts as
+    /// 1). The slowdown is for hosts with slow exits, where a guest would only serve its timer.
     pub slowdown: u32,
     /// How long to wait for an exit when an event is due, before the guest is stopped without one.
     pub patience: Duration,
@@ -38,7 +38,8 @@ pub struct LiveClock<I> {
     options: ClockOptions,
     /// The host's time up to which the guest has received time events.
     told: Instant,
-    /// Whether this series of calls of `poll` has returned an event. The series ends with a call that returns none.
+    /// Whether this series of calls of `poll` has returned an event. The series ends with a call that returns
+    /// no event.
     told_now: bool,
     /// The least guest time that is worth an event: a grain, or less if a device waits for less.
     worth_telling: Cell<Duration>,
@@ -56,7 +57,7 @@ impl<I> LiveClock<I> {
         self.told.elapsed() / self.options.slowdown
     }
 
-    /// The other inputs.
+    /// The inputs except the clock.
     pub fn inner(&self) -> &I {
         &self.inner
     }
@@ -85,7 +86,7 @@ impl<I: Inputs<Exits>> Inputs<Exits> for LiveClock<I> {
 
     fn idle(&mut self, now: Moment<Exits>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         let idle = self.inner.idle(now, deadline_ns);
-        // The machine accounts for idle time itself, and it is over now.
+        // The machine accounts for idle time itself, and the idle time is over now.
         self.told = Instant::now();
         idle
     }

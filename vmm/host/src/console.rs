@@ -46,8 +46,8 @@ pub struct LiveOptions<C> {
     pub end_at_text: Option<String>,
 }
 
-/// How time passes while the guest is idle. It decides when events come in, so it only concerns the recorded run. A
-/// replay repeats the recorded events as fast as it can.
+/// How time passes while the guest is idle. The choice decides when events come in, so it only concerns the
+/// recorded run. A replay repeats the recorded events as fast as it can.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pacing {
     /// In real time as long as the user may type; after that, idle time is skipped up to the next deadline.
@@ -132,13 +132,12 @@ impl<C: Unit> LiveConsole<C> {
             (Pacing::Always, _) => "the guest's idle time passes in real time, as --paced says",
             (Pacing::Never, _) => "the guest's idle time is skipped, as --unpaced says",
             (Pacing::WhileTyped, true) => {
-                "the guest's idle time is skipped, because nothing can be typed: its clock runs ahead; with --paced \
-                 idle time passes in real time"
+                "the guest's idle time is skipped, because nobody can type; --paced lets it pass in real time"
             }
             (Pacing::WhileTyped, false) if self.terminal => "the guest's idle time passes in real time",
             (Pacing::WhileTyped, false) => {
-                "the guest's idle time passes in real time until standard input ends, and is skipped then; with \
-                 --paced it goes on passing in real time"
+                "the guest's idle time passes in real time until standard input ends, and is skipped after that; \
+                 --paced never skips it"
             }
         }
     }
@@ -147,7 +146,7 @@ impl<C: Unit> LiveConsole<C> {
     /// gives no more input.
     fn read_keyboard(&mut self, timeout: Duration, others: &[BorrowedFd<'_>]) {
         let stdin = std::io::stdin();
-        // If no more input is possible, this only waits. Signals end the wait.
+        // If the keyboard is closed, the call only waits. Signals end the wait.
         let typed = (!self.closed).then(|| stdin.as_fd());
         let watched = typed.into_iter().chain(others.iter().copied());
         let mut polled: Vec<_> = watched.map(|file| PollFd::new(file, PollFlags::POLLIN)).collect();
@@ -170,7 +169,7 @@ impl<C: Unit> LiveConsole<C> {
 
     fn input_failed(&mut self, errno: nix::Error) {
         let error = std::io::Error::from(errno);
-        log::warn!("cannot read standard input: {error}; nothing more can be typed");
+        log::warn!("cannot read standard input: {error}; the guest gets no more keys");
         self.closed = true;
     }
 

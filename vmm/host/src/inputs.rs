@@ -13,11 +13,11 @@ use machine::unit::Unit;
 
 /// Distance, in the machine's unit, between two checks of passed-through devices while the guest is busy.
 const BETWEEN_LOOKS: u64 = 100_000;
-/// The same distance while a device must be polled, because nothing reports its interrupts.
+/// As [`BETWEEN_LOOKS`], while a device must be polled because nothing reports its interrupts.
 const BETWEEN_WATCHING_LOOKS: u64 = 20_000;
 /// Time between two checks of a polled device while the guest is idle.
 const WATCHING_NS: u64 = 250_000;
-/// Most checks of a polled device in one wait. Signals are checked in between.
+/// The largest number of checks of a polled device in one wait. Signals are checked in between.
 const LOOKS_IN_A_WAIT: usize = 400;
 
 /// A console, and perhaps a network and devices.

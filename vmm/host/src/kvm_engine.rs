@@ -1,7 +1,8 @@
 //! KVM as an engine.
 //!
-//! It counts exits, not instructions (and conditional branches if the processor can). Of a debugger's stops it supports
-//! only a few breakpoints. The software engine executes everything that must be observed at each instruction.
+//! The engine counts exits, not instructions (and conditional branches if the processor can). KVM supports
+//! only a few breakpoints of a debugger. The software engine executes everything that must be observed at
+//! each instruction.
 
 use ::kvm::KvmCpu;
 use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Traps, Watchpoint};
@@ -11,7 +12,7 @@ use machine::engine::{End, Engine, EngineKind, Leave, Statistics};
 use machine::error::Error;
 use machine::position::Instructions;
 
-/// The KVM engine. It counts exits.
+/// The KVM engine. This engine counts exits.
 pub const KVM: EngineKind = EngineKind {
     name: "kvm",
     counts_instructions: false,

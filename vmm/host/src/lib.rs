@@ -15,15 +15,15 @@
 //! # Ok::<(), machine::error::Error>(())
 //! ```
 //!
-//! Start with [`LiveInputs`], the inputs of a run that is not a replay. It has the console ([`LiveConsole`]), the
-//! guest's network, and passed-through devices of the host. [`LiveClock`] adds host time for KVM, and [`KVM`] is the
-//! engine. `PASSTHROUGH.md` describes passed-through devices.
+//! Start with [`LiveInputs`], the inputs of a run that is not a replay. `LiveInputs` has the console
+//! ([`LiveConsole`]), the guest's network, and passed-through devices of the host. [`LiveClock`] adds host
+//! time for KVM, and [`KVM`] is the engine. `PASSTHROUGH.md` describes passed-through devices.
 //!
-//! Only this crate asks the host for values that a guest can see: input, time, randomness. It knows nothing of logs,
-//! and no code that replays uses it.
+//! Only this crate asks the host for values that a guest can see: input, time, randomness. The crate knows
+//! nothing of logs, and no code that replays uses the crate.
 //!
-//! Without default features it has only the console. The features `kvm`, `network` and `vfio` each add what their names
-//! say, and the crates that they need.
+//! Without default features the crate has only the console. The features `kvm`, `network` and `vfio` each add
+//! what their names say, and the crates that they need.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! A live network. It receives a peer's frames as the guest has room for them, and sends the guest's frames to the
-//! peer.
+//! A live network. The network receives a peer's frames when the guest has room for them, and sends the
+//! guest's frames to the peer.
 //!
 //! The peer never delays the machine. While the guest has no room, the peer keeps its frames. While no driver listens,
 //! they are discarded. Frames that the peer does not take are kept up to a limit, and lost beyond it, as on a wire.
@@ -11,11 +11,12 @@ use crate::peer::Peer;
 use machine::inputs::Sent;
 use machine::unit::Unit;
 
-/// Most frames and most bytes of frames in one event: a record of the log is at most 1 MiB.
+/// The largest numbers of frames and of their bytes in one event: a record of the log is at most 1 MiB.
 const MOST_FRAMES: usize = 64;
 const MOST_BYTES: usize = 512 << 10;
 
-/// Most frames discarded in one check while no driver listens, so that a flooding peer does not delay the machine.
+/// The largest number of frames discarded in one check while no driver listens: a flooding peer must not
+/// delay the machine.
 const MOST_DISCARDED: usize = 1024;
 
 /// See the module documentation.
@@ -90,7 +91,7 @@ impl<C: Unit> Network<C> for LiveNetwork<C> {
         for sent in frames {
             let is_taken = self.peer.send(sent.frame.into_checksummed())?;
             if !is_taken && !std::mem::replace(&mut self.told_lost, true) {
-                log::warn!("the network's peer does not take all frames of the guest; some are lost");
+                log::warn!("the network's peer is too slow for the guest's frames; some are lost");
             }
         }
         Ok(())

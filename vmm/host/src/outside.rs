@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use devices::passthrough::{AskV1, DeviceInputV1};
 use machine::inputs::Sent;
 
-/// A network. It never delays the machine. An error means that the network is gone.
+/// A network. A network never delays the machine. An error means that the network is gone.
 pub(super) trait Network<C> {
     /// Restarts the machine's count from zero.
     fn count_anew(&mut self);
@@ -23,7 +23,8 @@ pub(super) trait Devices {
     fn wakes(&self) -> Vec<BorrowedFd<'_>>;
     /// Whether a device must be polled, because nothing reports its interrupts.
     fn are_watched(&self) -> bool;
-    /// Polls such devices while the guest waits. Returns whether one interrupts; the interrupt comes in next.
+    /// Polls such devices while the guest waits. Returns whether a device interrupts; the interrupt comes in
+    /// next.
     fn look(&mut self) -> bool;
     /// Prepares for a wait of the guest: devices see the guest's writes, and are checked next.
     fn before_idle(&mut self);

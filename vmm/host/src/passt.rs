@@ -1,5 +1,5 @@
-//! The program `passt`, which gives a guest the host's network without privileges. It sends Ethernet frames over a
-//! socket. Each frame follows its length (32 bits, big endian), as in QEMU's socket networks.
+//! The program `passt`, which gives a guest the host's network without privileges. `passt` sends Ethernet
+//! frames over a socket. Each frame follows its length (32 bits, big endian), as in QEMU's socket networks.
 //!
 //! passt(1); QEMU's documentation of `-netdev stream`.
 
@@ -16,12 +16,12 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use machine::error::Error;
 
-/// The longest frame that passt takes. It disconnects at a longer frame.
+/// The longest frame that passt takes. passt disconnects at a longer frame.
 const MAX_FRAME_BYTES: usize = 65_535;
-/// Most bytes kept that passt has not taken yet.
+/// The largest number of kept bytes that passt has not taken yet.
 const MAX_UNSENT_BYTES: usize = 4 << 20;
-/// Size of the buffer for bytes from passt that the guest has no room for yet. It is larger than a frame with its
-/// length.
+/// Size of the buffer for bytes from passt that the guest has no room for yet. The buffer is larger than a
+/// frame with its length.
 const RECEIVED_BYTES: usize = 1 << 20;
 /// Size of the socket buffer from passt, which fills while the guest runs. Frames that do not fit are discarded by
 /// passt, and TCP must send them again. With the usual 208 KiB this concerns half of a download, which then takes four
@@ -66,7 +66,8 @@ impl Forward {
 }
 
 impl Forward {
-    /// Checks that the host's port is free. If it is not, passt reports nothing and does not forward the port.
+    /// Checks that the host's port is free. If the port is not free, passt reports nothing and does not
+    /// forward the port.
     fn check(&self) -> Result<(), Error> {
         let address = self.address.clone().unwrap_or_else(|| Ipv4Addr::UNSPECIFIED.to_string());
         let place = (address.as_str(), self.host_port);
@@ -77,13 +78,13 @@ impl Forward {
         tried.map_err(|why| {
             let port = self.host_port;
             Error::Unsupported(format!(
-                "port {port} of {address} cannot lead to the guest: {why}; choose another port"
+                "cannot forward port {port} of {address} to the guest: {why}; choose another port"
             ))
         })
     }
 }
 
-/// A passt process of our own. It ends when the connection closes.
+/// A passt process of our own. The process ends when the connection closes.
 pub struct Passt {
     socket: UnixStream,
     received: Received,
@@ -91,7 +92,7 @@ pub struct Passt {
 }
 
 impl Passt {
-    /// Most bytes that a frame carries: passt's maximum.
+    /// The largest number of bytes that a frame carries: passt's maximum.
     pub const MTU: u16 = 65_520;
 
     /// Starts passt, and waits until it is ready.
@@ -118,7 +119,8 @@ impl Passt {
         let ready = wait_until_ready(process).map_err(host("cannot wait for passt"))?;
         if !ready.status.success() {
             let said = String::from_utf8_lossy(&ready.stderr);
-            let why = said.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("it says nothing");
+            let why =
+                said.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("it gave no message");
             return Err(Error::Unsupported(format!("passt does not start: {why}")));
         }
         Ok(Passt::on(socket))
@@ -205,7 +207,7 @@ impl Received {
         };
         let length = u32::from_be_bytes(*length) as usize;
         if length > MAX_FRAME_BYTES {
-            return Err(std::io::Error::other("passt sends what is no frame"));
+            return Err(std::io::Error::other("passt sent an invalid frame"));
         }
         let Some(frame) = rest.get(..length) else { return Ok(None) };
         let frame = frame.to_vec();

@@ -22,7 +22,7 @@ pub enum NetworkOptions {
 }
 
 impl NetworkOptions {
-    /// Most bytes that a frame may carry.
+    /// The largest number of bytes that a frame may carry.
     pub fn mtu(&self) -> u16 {
         match self {
             NetworkOptions::User { .. } => Passt::MTU,
@@ -61,7 +61,7 @@ impl Peer {
         }
     }
 
-    /// Sends a frame. Returns false if it is lost.
+    /// Sends a frame. Returns false if the frame is lost.
     pub fn send(&mut self, frame: Vec<u8>) -> std::io::Result<bool> {
         match self {
             Peer::User(passt) => passt.send(&frame),

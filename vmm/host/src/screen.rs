@@ -1,7 +1,8 @@
 //! The output of a guest's console: standard output, and optionally a file.
 //!
-//! The run does not depend on its viewers. An output may fail, because its reader is gone or a disk is full. Then one
-//! warning is logged, and the guest runs on without this output. A replay of the recording shows everything.
+//! The run does not depend on its viewers. An output may fail, because its reader is gone or a disk is full.
+//! After a failure one warning is logged, and the guest runs on without this output. A replay of the
+//! recording shows everything.
 
 use std::fs::File;
 use std::io::Write;
@@ -28,7 +29,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Creates the file, if one is wanted. Once `ending` is set, nothing waits for readers.
+    /// Creates the file, if a file is wanted. Once `ending` is set, nothing waits for readers.
     pub fn new(copy: Option<&Path>, ending: Arc<AtomicBool>) -> Result<Screen, Error> {
         let create = |path: &Path| match File::create(path) {
             Ok(file) => Ok((path.to_path_buf(), file)),
@@ -49,7 +50,7 @@ impl Screen {
             && let Err(errno) = self.write(std::io::stdout().as_fd(), bytes)
         {
             let error = std::io::Error::from(errno);
-            log::warn!("the console's output cannot be written: {error}; the guest goes on without it");
+            log::warn!("cannot write the console's output: {error}; the guest goes on without it");
             self.is_shown = false;
         }
     }

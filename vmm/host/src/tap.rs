@@ -19,11 +19,11 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Most bytes that a frame carries: the default of interfaces.
+    /// The largest number of bytes that a frame carries: the default of interfaces.
     pub const MTU: u16 = 1500;
 
-    /// Attaches to the interface with this name, or creates it. The user brings it up, and gives it addresses and
-    /// routes.
+    /// Attaches to the interface with this name, or creates it. The user brings the interface up, and gives
+    /// it addresses and routes.
     pub fn open(name: &str) -> Result<Tap, Error> {
         let open = || {
             // An existing interface stays up or down.
@@ -67,7 +67,7 @@ impl Tap {
     }
 }
 
-/// Whether the interface has no frame, is full, or is down. Each may change later.
+/// Whether the interface has no frame, is full, or is down. Each of these conditions may change later.
 fn is_not_now(error: &std::io::Error) -> bool {
     const INTERFACE_IS_DOWN: i32 = nix::errno::Errno::EIO as i32;
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)

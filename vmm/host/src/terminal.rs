@@ -6,7 +6,7 @@ use nix::sys::termios::{self, SetArg, Termios};
 
 use machine::error::Error;
 
-/// Raw mode while the value lives. It is restored on return, on error and on panic.
+/// Raw mode while the value lives. The earlier mode is restored on return, on error and on panic.
 pub struct RawTerminal {
     modes: Modes,
 }

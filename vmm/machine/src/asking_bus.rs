@@ -1,5 +1,5 @@
-//! The bus of a machine with passed-through devices. It asks the inputs in the middle of an instruction when only
-//! such a device knows the answer.
+//! The bus of a machine with passed-through devices. The bus asks the inputs in the middle of an instruction
+//! when only such a device knows the answer.
 
 use cpu::{Bus, BusSignals};
 use devices::passthrough::AskV1;
@@ -10,9 +10,9 @@ use crate::inputs::{AskedAt, Inputs};
 use crate::position::{Instructions, Moment};
 use crate::unit::Unit;
 
-/// A bus that asks passed-through devices: see the module. The CPU stops behind each instruction that got an answer,
-/// so that a replay can give answers one by one. It also stops once the inputs fail; [`AskingBus::finish`] returns
-/// the error.
+/// A bus that asks passed-through devices: see the module. The CPU stops behind each instruction that got an
+/// answer, so that a replay can give answers one by one. The CPU also stops once the inputs fail;
+/// [`AskingBus::finish`] returns the error.
 pub struct AskingBus<'a, U> {
     bus: &'a mut MachineBus,
     inputs: &'a mut dyn Inputs<U>,

@@ -1,6 +1,6 @@
 //! The machine's state between two exits, for engines that count no instructions.
 //!
-//! `stopping` uses it to decide where the machine is.
+//! `stopping` uses these facts to decide where the machine is.
 
 use checkpoint::PageMap;
 use cpu::{Counts, CpuState};
@@ -19,7 +19,7 @@ pub(super) struct Stopping {
     pub not_here: bool,
     /// How many times in a row the engine ran beyond the landing place.
     pub overshots: u32,
-    /// The state to restore if the engine does so again.
+    /// The state to restore if the engine runs too far again.
     pub before: Option<Before>,
 }
 

@@ -39,7 +39,7 @@ pub struct MachineBus {
     ram: GuestMemory,
 }
 
-/// A frame that the guest sent, and the point where it did.
+/// A frame that the guest sent, and the point where the guest sent it.
 pub struct SentHere {
     /// Instructions executed before the instruction that sent the frame.
     pub instructions: Instructions,
@@ -165,8 +165,8 @@ impl Bus for MachineBus {
         self.platform.take_nmi()
     }
 
-    // A refused access is not counted as an exit. Its fault begins before the CPU checks whether to stop on one
-    // engine, and after it on another. So a run must not be able to stop there.
+    // A refused access is not counted as an exit. One engine begins the fault before the CPU checks whether
+    // to stop, another engine begins it afterwards. So a run must not be able to stop there.
     fn read_msr(&mut self, steps: u64, index: u32) -> Option<u64> {
         let value = self.platform.apic_read_msr(self.time_ns(steps), index).ok()?;
         self.clock.note_exit();

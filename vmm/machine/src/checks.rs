@@ -1,8 +1,9 @@
-//! Checks: hashes of the machine's state that a recording notes at intervals. A replay compares them to prove that it
-//! is the same run. If a recording was cut off, its last check is the last known state.
+//! Checks: hashes of the machine's state that a recording notes at intervals. A replay compares the hashes to
+//! prove that it is the same run. If a recording was cut off, its last check is the last known state.
 //!
-//! A check has up to three parts, from cheap to expensive: registers, devices, RAM. [`Schedule`] tells a recorder
-//! when to take which; a player takes the parts that the log has. A check changes nothing that the guest can see.
+//! A check has up to three parts, from cheap to expensive: registers, devices, RAM. [`Schedule`] tells a
+//! recorder when to check which parts; a player checks the parts that the log has. A check changes nothing
+//! that the guest can see.
 
 use crate::position::{Count, Moment};
 
@@ -22,15 +23,16 @@ pub struct Intervals {
 impl Intervals {
     /// For machines that count instructions.
     pub const OF_INSTRUCTIONS: Intervals = Intervals {
-        // Some tens of milliseconds of host time: a recording that is cut off loses at most this much.
+        // The interval is some tens of milliseconds of host time: a recording that is cut off loses at
+        // most this much.
         registers: 16_000_000,
-        // With a person at the console, this is real time.
+        // With a person at the console, half a second of virtual time is half a second of real time.
         registers_ns: 500_000_000,
         devices: 128_000_000,
         ram: 512_000_000,
     };
-    /// For machines that count exits, which are far fewer. Each stop of the guest between exits records RAM's digest
-    /// as well.
+    /// The intervals for machines that count exits: a run has far fewer exits than instructions. A stop
+    /// of the guest between exits also records RAM's digest.
     pub const OF_EXITS: Intervals =
         Intervals { registers: 20_000, registers_ns: 500_000_000, devices: 100_000, ram: 400_000 };
 }
@@ -68,7 +70,7 @@ impl<C> CheckRecord<C> {
     }
 }
 
-/// When a recorder takes which check.
+/// The schedule of a recorder's checks.
 ///
 /// Expensive parts follow the count, never virtual time. An idle guest's seconds pass in almost no host time, and
 /// each check would cost as much as a busy guest's.

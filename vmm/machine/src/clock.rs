@@ -1,14 +1,15 @@
-//! The machine's clock. It derives virtual time from what the guest does, and stops a run at a device's deadline.
+//! The machine's clock. The clock derives virtual time from the guest's work, and stops a run at a device's
+//! deadline.
 
 use cpu::Counts;
 
 use crate::position::{Count, Exits, Instructions};
 use crate::unit::Unit;
 
-/// A virtual time in nanoseconds that no run reaches: 146 years. Nothing overflows before it.
+/// A virtual time in nanoseconds that no run reaches: 146 years. Nothing overflows before this time.
 pub const MAX_TIME_NS: u64 = 1 << 62;
 
-/// What makes virtual time pass while the guest runs.
+/// The source of virtual time while the guest runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeBase {
     /// Each instruction is a nanosecond.
@@ -42,7 +43,7 @@ impl Clock {
         Clock { base, idle_ns: 0, exits: Exits(0), run_until_ns: 0, run_until_exits: Exits::MAX }
     }
 
-    /// What makes time pass.
+    /// The source of virtual time.
     pub fn base(&self) -> TimeBase {
         self.base
     }
@@ -80,7 +81,8 @@ impl Clock {
         let (limit, exits) = limit.limits();
         self.run_until_exits = exits;
         if self.base == TimeBase::Exits {
-            // Instructions let no time pass. Exits and events do, and the deadlines are checked after them.
+            // Instructions let no time pass. Exits and events let time pass, and the deadlines are checked
+            // after each of them.
             return limit;
         }
         let deadline = Instructions(deadline_ns.unwrap_or(u64::MAX).saturating_sub(self.idle_ns));
@@ -120,6 +122,6 @@ impl Clock {
         if branches > most_branches || system_calls > steps {
             return Err("it counts more branches or system calls than instructions");
         }
-        now_ns.ok_or("it lies behind the end of time")
+        now_ns.ok_or("its time is too large")
     }
 }

@@ -77,7 +77,8 @@ fn comparable(state: &CpuState) -> Comparable<'_> {
             m.sfmask,
             m.kernel_gs_base,
             m.sysenter_cs,
-            // AMD's processors keep 32 bits of these. KVM does too for guests with AMD's name.
+            // AMD's processors keep 32 bits of these registers. KVM also keeps 32 bits for guests with AMD's
+            // name.
             m.sysenter_esp & 0xffff_ffff,
             m.sysenter_eip & 0xffff_ffff,
             m.pat,

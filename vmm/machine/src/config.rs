@@ -1,5 +1,5 @@
-//! The description of a machine: together with the events, it determines a run. The recording stores it, so replay
-//! needs no options.
+//! The description of a machine: together with the events, it determines a run. The recording stores the
+//! description, so replay needs no options.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub use crate::image_file::{
     FileIdentity, ImageFile, hash_image, hash_image_with, identity_when_hashed, same,
 };
 
-/// The least RAM. Nothing is expected to boot in less.
+/// The least RAM. No system is expected to boot in less RAM.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
 /// The most RAM (the CPU model has 40 physical address bits; hosts have less).
 pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
@@ -38,7 +38,7 @@ pub struct NetworkConfig {
     pub mac: [u8; 6],
     /// The MTU: most bytes that a frame carries.
     pub mtu: u16,
-    /// Whether the guest may send TCP segments longer than the MTU. Its peer cuts them up.
+    /// Whether the guest may send TCP segments longer than the MTU. The peer cuts such segments up.
     pub segments: bool,
 }
 
@@ -63,7 +63,7 @@ pub enum PassedDevice {
     },
 }
 
-/// The most space for all BARs. It fits into the bus's windows, with the gaps between the BARs.
+/// The most space for all BARs. This much space fits into the bus's windows, with the gaps between the BARs.
 const MAX_BAR_MEMORY: u64 = 480 << 20;
 const MAX_BAR_PORTS: u64 = 4096;
 /// The most passed-through devices of a machine.
@@ -112,7 +112,7 @@ pub struct MachineOptions {
     pub network: Option<NetworkConfig>,
     /// Passed-through devices of the host.
     pub passthrough: Vec<PassedDevice>,
-    /// The CPU model. It also decides everything in [`Profile`].
+    /// The CPU model. The model also decides everything in [`Profile`].
     pub model: cpu::CpuModel,
 }
 
@@ -130,8 +130,8 @@ impl MachineConfig {
         MachineConfig::from_opened(options, &mut |_, path| open_image(path))
     }
 
-    /// As [`MachineConfig::from_options`], but `open` opens kernel, initial RAM disk and modules. It may return a
-    /// copy of the file at the path.
+    /// As [`MachineConfig::from_options`], but `open` opens kernel, initial RAM disk and modules. `open` may
+    /// return a copy of the file at the path.
     pub fn from_opened(
         options: &MachineOptions,
         open: &mut dyn FnMut(KernelFile, &Path) -> Result<File, Error>,
@@ -198,11 +198,11 @@ impl MachineConfig {
         }
         let memory = self.memory_bytes;
         if !(MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES).contains(&memory) || !memory.is_multiple_of(512) {
-            return Err(format!("asks for {memory} bytes of memory, which no machine of ours has"));
+            return Err(format!("asks for {memory} bytes of memory, which ttvm does not support"));
         }
         if self.passthrough.len() > MAX_PASSED {
             let count = self.passthrough.len();
-            return Err(format!("asks for {count} passed-through devices, the most is {MAX_PASSED}"));
+            return Err(format!("asks for {count} passed-through devices, and the maximum is {MAX_PASSED}"));
         }
         for passed in &self.passthrough {
             match passed {
@@ -230,7 +230,7 @@ impl MachineConfig {
         }
         if let Some(network) = self.network.as_ref().filter(|network| network.mtu < MIN_MTU) {
             return Err(format!(
-                "asks for a network card with an MTU of {}, the least is {MIN_MTU}",
+                "asks for a network card with an MTU of {}, and the minimum is {MIN_MTU}",
                 network.mtu
             ));
         }
@@ -268,7 +268,8 @@ impl MachineConfig {
         self.start.images_mut().into_iter().chain(self.disk.iter_mut().map(|file| (DISK, file)))
     }
 
-    /// All image files in the description. A machine with a starting state no longer needs some of them.
+    /// All image files in the description. A machine with a starting state no longer needs some of these
+    /// files.
     pub fn files_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut ImageFile)> {
         self.start.files_mut().into_iter().chain(self.disk.iter_mut().map(|file| (DISK, file)))
     }
@@ -299,7 +300,7 @@ impl MachineConfig {
         })
     }
 
-    /// Checks by its hash that the disk's image is the recorded one.
+    /// Checks by the hash that the disk's image is the recorded image.
     pub fn check_disk(&self) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
         let hash = |path: &Path| hash_image(path, Scheme::of(&disk.hash));
@@ -314,7 +315,7 @@ impl MachineConfig {
         Ok(KernelImages { kernel: self.prepared(kernel), initrd, modules })
     }
 
-    /// The contents of an image. Fails unless it is the recorded one.
+    /// The contents of an image. Fails unless the image is the recorded image.
     fn read_same(&self, what: &str, file: &ImageFile) -> Result<Vec<u8>, Error> {
         let (now, bytes) = read_recorded(what, file, |path| read_image(path, self.most_bytes(what)))?;
         same(what, file, &now)?;
@@ -337,8 +338,8 @@ impl MachineConfig {
         match time_reads::rewrite(&mut kernel) {
             Rewriting::Done(count) => log::debug!("rewrote {count} RDTSC in the kernel"),
             Rewriting::NotElf => log::warn!(
-                "the kernel does not show its code ({why}): what it reads from the time stamp counter cannot be kept \
-                 from it, and replay will differ; give its vmlinux"
+                "ttvm cannot read the kernel's code ({why}), so it cannot control reads of the time stamp counter, \
+                 and a replay would differ; use the kernel's vmlinux"
             ),
         }
         kernel

@@ -1,5 +1,5 @@
-//! The end of the guest's console output. It is part of the machine's state, so that it can be shown and searched at
-//! any point of a run. Kernels without the pvpanic driver report a panic only here.
+//! The end of the guest's console output. The tail is part of the machine's state, so it can be shown and
+//! searched at any point of a run. Kernels without the pvpanic driver report a panic only here.
 
 /// Linux prints this text when a panic's report is complete.
 const PANIC_END: &[u8] = b"---[ end Kernel panic";
@@ -15,13 +15,13 @@ const MAX_LENGTH_BYTES: u64 = 1 << 62;
 pub struct ConsoleTail {
     /// Length of all output so far.
     pub(super) length_bytes: u64,
-    /// The last [`TAIL_BYTES`] of the output, or all output. This does not depend on how the output was cut into
-    /// pieces: equal machines have equal states.
+    /// The last [`TAIL_BYTES`] of the output, or all output. The tail does not depend on how the output was
+    /// cut into pieces: equal machines have equal states.
     pub(super) tail: Vec<u8>,
 }
 
 impl ConsoleTail {
-    /// Appends output. Returns whether a panic's report ended in it.
+    /// Appends output. Returns whether a panic's report ended in this output.
     pub fn push(&mut self, output: &[u8]) -> bool {
         let before = self.tail.len().saturating_sub(PANIC_END.len() - 1);
         self.length_bytes += output.len() as u64;

@@ -14,7 +14,7 @@ use crate::written_pages::Reader;
 const DISK_SLOT: usize = 1;
 
 impl<U: Unit> Machine<U> {
-    /// The disk, if there is one.
+    /// The disk, if the machine has a disk.
     pub fn disk_mut(&mut self) -> Option<&mut OverlayDisk> {
         self.bus.platform.bus_mut().block_backend_mut::<OverlayDisk>(DISK_SLOT)
     }
@@ -70,8 +70,8 @@ impl<U: Unit> Machine<U> {
         Ok((self.written.count(Reader::Image) + self.written_blocks()) as u64)
     }
 
-    /// Calls `each` with every page of RAM and disk written since the last call, [`Machine::maps`] or restore.
-    /// Returns their number. It serves recorders, which keep no maps.
+    /// Calls `each` with every page of RAM and disk written since the last call, [`Machine::maps`] or
+    /// restore. Returns the number of pages. The function is for recorders, which keep no maps.
     pub fn take_written(
         &mut self,
         mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,
@@ -311,8 +311,8 @@ mod tests {
         bytes
     }
 
-    /// Writes to a disk, each applied over the ones before. They cover a part of a block, several blocks, zeroes,
-    /// the half block at the end, and blocks that were written before.
+    /// Writes to a disk, each applied over the ones before. The writes cover a part of a block, several
+    /// blocks, zeroes, the half block at the end, and blocks that were written before.
     const WRITES: [&[(u64, u8, usize)]; 4] =
         [&[], &[(3, 0xaa, 1), (14, 0xbb, 20)], &[(16, 0, 8), (81, 0xcc, 3)], &[(3, 0xdd, 2), (16, 0xee, 1)]];
 

@@ -11,7 +11,7 @@ const ZEROS: [u8; 4096] = [0; 4096];
 /// How an image's contents are hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scheme {
-    /// All bytes, by BLAKE3: the text is the hash in hex.
+    /// A hash of all bytes, by BLAKE3: the text is the hash in hex.
     Whole,
     /// BLAKE3 of the blocks of 1 MiB that are not all zeros, and of the size behind them. Each block gives its number
     /// (64 bits, little endian) and its BLAKE3 hash. The text is `sparse:` and the hash in hex.

@@ -1,7 +1,8 @@
 //! The guest's disk: an immutable base image, with the guest's own writes kept apart.
 //!
-//! A recorder moves the writes into its checkpoints. A replay executes the writes again. It keeps them in memory, or
-//! refers to the recorder's copies of the same blocks. Versions of the disk share their blocks.
+//! A recorder moves the writes into its checkpoints. A replay executes the writes again. The replay keeps the
+//! written blocks in memory, or refers to the recorder's copies of the same blocks. Versions of the disk
+//! share their blocks.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -22,8 +23,8 @@ pub struct OverlayDisk {
     base: File,
     path: PathBuf,
     size_bytes: u64,
-    /// Blocks over the base image at the start, for a machine that did not start at power-on. This run has written
-    /// none of them.
+    /// Blocks over the base image at the start, for a machine that did not start at power-on. This run has
+    /// written none of these blocks.
     start: PageMap,
     /// The location of each block's contents. [`PageRef::Base`] means `start`, and the base image under it.
     blocks: PageMap,
@@ -124,8 +125,8 @@ impl OverlayDisk {
         self.written.insert(block);
     }
 
-    /// Replaces a block in memory by its stored copy, if they are still equal. The block may have been written and
-    /// taken again since, and stored more than once or not again.
+    /// Replaces a block in memory by its stored copy, if the two are still equal. Since the copy was made,
+    /// the guest may have written the block, and later checkpoints may have stored it again.
     pub fn adopt(&mut self, block: u64, stored: PageRef) {
         let PageRef::Held(held) = self.blocks.get(block) else { return };
         let is_equal = match (&stored, &self.store) {
@@ -162,8 +163,8 @@ impl OverlayDisk {
         Ok(())
     }
 
-    /// Hash of the guest's writes: BLAKE3 of the number (64 bits, little endian) and the [`digest`] of each written
-    /// block, in order. Reads all of these blocks.
+    /// Hash of the guest's writes: BLAKE3 of the number (64 bits, little endian) and the [`digest`] of each
+    /// written block, in order. Reads all written blocks.
     pub fn hash(&mut self) -> [u8; 32] {
         self.hash_of(Self::digest_of)
     }
@@ -402,7 +403,7 @@ mod tests {
         let first = stored(&mut disk, &store, 1);
         assert_eq!(first.iter().map(|(block, _)| *block).collect::<Vec<_>>(), [0, 1, 2]);
         disk.write(0, &[9; 512]).unwrap();
-        // The block is taken again before the first store is known.
+        // A second checkpoint takes the block before the disk knows where the first copy is stored.
         let second = stored(&mut disk, &store, 2);
         first.into_iter().for_each(|(block, at)| disk.adopt(block, at));
         let mut bytes = [1; 1024];

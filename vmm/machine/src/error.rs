@@ -34,16 +34,14 @@ pub enum Error {
     #[error(transparent)]
     Boot(#[from] boot::BootError),
     /// RAM could not be allocated.
-    #[error(
-        "{0}; a recording needs as much address space as its guest has memory, and 256 MiB beside (see ulimit -v)"
-    )]
+    #[error("{0}; a recording needs address space for the guest's memory and 256 MiB more; raise ulimit -v")]
     Ram(#[from] guest_ram::RamError),
     /// The recording cannot be used.
     #[error("{path}: {why}")]
     Recording {
         /// The recording or the file in it.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The fault, and advice.
         why: String,
     },
     /// The recording's checkpoints cannot be used.
@@ -95,7 +93,7 @@ pub enum Error {
 fn reason(source: &std::io::Error) -> String {
     match source.kind() {
         std::io::ErrorKind::FileTooLarge => {
-            format!("{source}: the file would be larger than this process may write, which is `ulimit -f`")
+            format!("{source}: the file would exceed the limit of this process; raise `ulimit -f`")
         }
         _ => source.to_string(),
     }
@@ -118,7 +116,7 @@ fn with_advice(error: &StoreError) -> String {
             "{sentence}; `ttvm checkpoints RECORDING drop-damaged` drops the checkpoints that need it, and the recording \
              replays without them"
         ),
-        _ => format!("{sentence}; the rest of the recording replays without them: move the checkpoints away"),
+        _ => format!("{sentence}; move the checkpoints away: the recording replays without them"),
     }
 }
 

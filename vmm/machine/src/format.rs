@@ -1,9 +1,9 @@
 //! The format in which a recording's files are stored.
 //!
-//! A recording's manifest names its format. Code that writes or reads stored bytes is given a [`Format`]. One place
-//! decides by it for each kind of bytes. For the state of a machine, the place is here ([`MachineState`]). For the
-//! manifest, the log's records and the heads of checkpoints, it is in `recording`. A new format is a variant here,
-//! and the compiler then finds these places.
+//! A recording's manifest names its format. Code that writes or reads stored bytes is given a [`Format`]. For
+//! each kind of bytes, one place in the code decides by the format. For the state of a machine, this module
+//! decides ([`MachineState`]). For the manifest, the log's records and the heads of checkpoints, the package
+//! `recording` decides. A new format is a variant here, and the compiler then finds these places.
 //!
 //! Hashes of a machine's parts are the same in the logs of all formats.
 
@@ -44,7 +44,7 @@ impl MachineState {
         .expect("plain data in memory always serializes")
     }
 
-    /// Parses a state; `None` if the bytes are no state. They may come from anywhere.
+    /// Parses a state; `None` if the bytes are no state. The bytes may come from anywhere.
     pub fn from_bytes(format: Format, bytes: &[u8]) -> Option<MachineState> {
         match format {
             Format::V5 => {

@@ -19,7 +19,7 @@ impl StartingState {
     pub fn of<U: Unit>(machine: &mut Machine<U>) -> Result<StartingState, Error> {
         let ended = machine.outcome().filter(|outcome| !goes_on(outcome));
         if let Some(outcome) = ended {
-            let why = format!("{outcome} there, and nothing goes on from it; choose a place before that");
+            let why = format!("{outcome} there, so the guest cannot go on; choose an earlier position");
             return Err(Error::Position(why));
         }
         let state = machine.state();
@@ -38,8 +38,8 @@ impl StartingState {
 }
 
 impl<U: Unit> Machine<U> {
-    /// Goes to a starting state: counts are zero, and no page counts as written. The machine must have the same size.
-    /// Its disk gets the state's blocks.
+    /// Goes to a starting state: counts are zero, and no page counts as written. The machine must have the
+    /// same size. The machine's disk gets the state's blocks.
     pub fn begin_at(&mut self, start: &StartingState) -> Result<(), Error> {
         let (pages, blocks) = self.page_counts();
         if (pages, blocks) != (start.maps.ram.len(), start.maps.disk.len()) {

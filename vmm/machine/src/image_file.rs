@@ -162,8 +162,8 @@ pub(super) fn read_recorded<T>(
 ) -> Result<T, Error> {
     let missing = |why: String| {
         let why = format!(
-            "the {what} of this recording {why}; put back the file with the hash {} ({} bytes), \
-             or say where it lies now with ttvm relink, which changes the recording's manifest",
+            "the {what} of this recording {why}; put back the file with the hash {} ({} bytes), or name its new \
+             place with `ttvm relink`",
             recorded.hash, recorded.size_bytes
         );
         Error::recording(&recorded.path, why)
@@ -171,9 +171,9 @@ pub(super) fn read_recorded<T>(
     let metadata =
         std::fs::metadata(&recorded.path).map_err(|error| missing(format!("cannot be read: {error}")))?;
     if !metadata.is_file() {
-        return Err(missing("is no ordinary file".to_string()));
+        return Err(missing("is not a regular file".to_string()));
     }
-    // A file of another size is another file. Do not spend time reading it.
+    // A file of another size is another file. A file of another size differs, so do not read it.
     if metadata.len() != recorded.size_bytes {
         return Err(changed(what, recorded));
     }
@@ -183,7 +183,7 @@ pub(super) fn read_recorded<T>(
     })
 }
 
-/// Checks that an image is the recorded one.
+/// Checks that an image is the recorded image.
 pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Error> {
     if recorded.hash == now.hash && recorded.size_bytes == now.size_bytes {
         return Ok(());
@@ -191,8 +191,8 @@ pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Err
     Err(changed(what, recorded))
 }
 
-/// The error for another image. It does not show that image's hash: a stranger's recording may name any of the user's
-/// files.
+/// The error for another image. The error does not show that image's hash: a stranger's recording may name
+/// any of the user's files.
 fn changed(what: &str, recorded: &ImageFile) -> Error {
     let why = format!(
         "the {what} has changed since the recording was made; put back the file with the hash {} ({} bytes)",

@@ -1,8 +1,8 @@
 //! The machine's inputs. Everything that the machine does not determine itself comes in here.
 //!
-//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host. A recorder writes down
-//! what live inputs gave. A player gives the same again at the same points. The machine cannot tell which of the
-//! three it has.
+//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host. A recorder
+//! writes down what live inputs gave. A player gives the same again at the same points. The machine cannot
+//! tell which of the three kinds of inputs it has.
 
 use devices::passthrough::{AskV1, DeviceInputV1};
 use devices::virtio::SentFrame;
@@ -19,7 +19,7 @@ use crate::position::{Count, Instructions, Moment};
 /// An input from outside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Event {
-    /// The machine's inputs at power-on. Always the first event, and never a later one.
+    /// The machine's inputs at power-on. This event is always the first event, and never comes later.
     PowerOn(PowerOn),
     /// Bytes typed at the serial console.
     ConsoleInput(Vec<u8>),
@@ -55,8 +55,8 @@ pub enum Event {
     Devices(DeviceInputV1),
 }
 
-/// Identifies a place where the guest was stopped, among all places between the same two exits. RIP and the hash of
-/// the registers, which all records have, help too.
+/// Identifies a place where the guest was stopped, among all places between the same two exits. RIP and the
+/// hash of the registers, which all records have, help to find the place, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stopped {
     /// The general registers, folded ([`cpu::fold_registers`]): a quick comparison at each of many candidates.
@@ -122,7 +122,7 @@ impl Default for PowerOn {
     }
 }
 
-/// What the inputs can see of the machine.
+/// The inputs' view of the machine.
 #[derive(Clone, Copy)]
 pub struct View<'a, C> {
     /// The machine's present point.
@@ -153,7 +153,7 @@ impl<C: Count> View<'_, C> {
     }
 }
 
-/// What happens while the guest is idle.
+/// The machine's behaviour while the guest is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
     /// Let virtual time pass up to this moment, but not beyond the machine's own next deadline.
@@ -171,7 +171,7 @@ pub struct Sent<C> {
     pub frame: SentFrame,
 }
 
-/// The place of an instruction that asks or tells a passed-through device something: it is the next one.
+/// The place before an instruction that asks or tells a passed-through device something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskedAt<C> {
     /// The point in the machine's own unit.
@@ -182,7 +182,7 @@ pub struct AskedAt<C> {
 
 /// A source of events.
 pub trait Inputs<C: Count> {
-    /// The next event that is due exactly here, if any. The machine calls this until there is none.
+    /// The next event that is due exactly here, if any. The machine calls this until no event is due.
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error>;
 
     /// The place where the machine must ask again at the latest.
@@ -209,8 +209,8 @@ pub trait Inputs<C: Count> {
         false
     }
 
-    /// The parts of the machine to check exactly here, if any. Called when [`Inputs::poll`] gives no event. The
-    /// machine answers with [`Inputs::checked`], and then calls both again.
+    /// The parts of the machine to check exactly here, if any. Called when [`Inputs::poll`] gives no event.
+    /// The machine answers with [`Inputs::checked`], and then calls both functions again.
     fn check_due(&self, _now: Moment<C>) -> Option<CheckParts> {
         None
     }
@@ -225,8 +225,8 @@ pub trait Inputs<C: Count> {
         Ok(())
     }
 
-    /// An instruction asks a device outside. The result is the next event. If it has no value, more follows, and the
-    /// machine asks the same again. Without devices, all bits of the answer are ones.
+    /// An instruction asks a device outside. The result is the next event. If the event has no value, more
+    /// follows, and the machine asks the same again. Without devices, all bits of the answer are ones.
     fn ask_devices(&mut self, _at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
         Ok(DeviceInputV1::nothing_there(*ask))
     }
@@ -242,7 +242,7 @@ pub trait Inputs<C: Count> {
     }
 }
 
-/// By reference, so that the caller still has the inputs after a run.
+/// Inputs by reference: the caller still has the inputs after a run.
 impl<C: Count, I: Inputs<C> + ?Sized> Inputs<C> for &mut I {
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
         (**self).poll(view)

@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 
 use crate::error::Error;
 
-/// A file that is being written. It gets its name when it is finished, and is removed if it never is.
+/// A file that is being written. A finished file gets its name; an unfinished file is removed.
 pub struct NewFile {
     to: PathBuf,
     file: NamedTempFile,
@@ -19,7 +19,8 @@ impl NewFile {
     /// Begins a file that only its owner may read. Nothing may exist at its path.
     pub fn begin(to: &Path) -> Result<NewFile, Error> {
         if to.symlink_metadata().is_ok() {
-            let source = io::Error::new(io::ErrorKind::AlreadyExists, "it exists; name a file that does not");
+            let source =
+                io::Error::new(io::ErrorKind::AlreadyExists, "it exists already; choose another name");
             return Err(Error::file("create", to)(source));
         }
         let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

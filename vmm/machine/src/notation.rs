@@ -125,19 +125,19 @@ fn count(text: &str) -> Option<u64> {
 pub fn distance_of(text: &str) -> Result<Distance, String> {
     let found =
         distance(text).filter(|found| !matches!(found, Distance::Instructions(0) | Distance::Nanoseconds(0)));
-    found.ok_or_else(|| format!("'{text}' is no distance: write something like 10ms, 1s or 5e6"))
+    found.ok_or_else(|| format!("'{text}' is no distance: write one like 10ms, 1s or 5e6"))
 }
 
 /// Parses a number of instructions: digits, perhaps grouped by `_`, or as in `60e9`, `10k` and `1.5G`.
 pub fn instructions(text: &str) -> Result<u64, String> {
-    count(text).ok_or_else(|| format!("'{text}' is no whole number: write something like 1000, 5M or 60e9"))
+    count(text).ok_or_else(|| format!("'{text}' is no whole number: write one like 1000, 5M or 60e9"))
 }
 
 /// Parses a time, and returns nanoseconds: a number with ns, us, ms, s, m or h.
 pub fn time(text: &str) -> Result<u64, String> {
     let bare = (text == "0").then_some(0);
     bare.or_else(|| nanoseconds(text))
-        .ok_or_else(|| format!("'{text}' is no stretch of time: write something like 1s, 250ms or 2h"))
+        .ok_or_else(|| format!("'{text}' is no time: write one like 1s, 250ms or 2h"))
 }
 
 fn nanoseconds(text: &str) -> Option<u64> {

@@ -57,16 +57,17 @@ pub trait Count:
     }
 }
 
-/// A count of instructions and deliveries, as the software CPU counts them. It counts each completed instruction,
-/// each iteration of a repeated string instruction, and each delivery of an exception or interrupt. A count names a
-/// point between two instructions.
+/// A count of instructions and deliveries, as the software CPU counts them. The count includes each completed
+/// instruction, each iteration of a repeated string instruction, and each delivery of an exception or
+/// interrupt. A count names a point between two instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Instructions(pub u64);
 
-/// A count of exits, which any engine sees without counting instructions. It counts accesses to ports, to memory that
-/// is not RAM, and to the board's model-specific registers unless refused. It also counts each HLT, and each time
-/// that the guest was stopped without an exit. A count names all points between two exits.
+/// A count of exits, which any engine sees without counting instructions. The count includes accesses to
+/// ports, to memory that is not RAM, and to the board's model-specific registers unless refused. The count
+/// also includes each HLT, and each stop of the guest without an exit. A count names all points between two
+/// exits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Exits(pub u64);
@@ -122,7 +123,7 @@ macro_rules! count {
 count!(Instructions, "instruction", Instruction);
 count!(Exits, "exit", Exit);
 
-/// A place in a run, in either unit. Messages use it; scripts see the field `instruction` or `exit`.
+/// A place in a run, in either unit. Messages use this type; scripts see the field `instruction` or `exit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Position {
@@ -141,7 +142,7 @@ impl Position {
         }
     }
 
-    /// The place as a count of type `C`. The caller must know that it is one.
+    /// The place as a count of type `C`. The caller must know that the place counts in this unit.
     pub fn counted<C: Count>(self) -> C {
         C::new(self.number())
     }
@@ -164,7 +165,7 @@ impl Display for Position {
     }
 }
 
-/// The length of a part of a run. Messages use it; scripts see the field `instructions` or `exits`.
+/// The length of a part of a run. Messages use this type; scripts see the field `instructions` or `exits`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {

@@ -20,7 +20,7 @@ pub enum Counter {
 /// The properties that follow from a machine's CPU model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// What makes virtual time pass.
+    /// The source of virtual time.
     pub time_base: TimeBase,
     /// How two machines' states are compared.
     pub likeness: Likeness,
@@ -50,15 +50,41 @@ impl Profile {
                 pci: PciRevision::V2,
                 starts_pit: false,
             },
-            CpuModel::V2Kvm | CpuModel::V2KvmTcg => Profile {
+            CpuModel::V2Kvm | CpuModel::V2KvmTcg => {
+                Profile { pci: PciRevision::V1, ..Profile::of(CpuModel::V2_1Kvm) }
+            }
+            CpuModel::V2_1Kvm | CpuModel::V2_1KvmTcg => Profile {
                 time_base: TimeBase::Exits,
                 likeness: Likeness::AcrossProcessors,
                 counter: Counter::Exits,
                 runs_on_kvm: true,
                 rewrites_time_reads: true,
-                pci: PciRevision::V1,
+                pci: PciRevision::V2,
                 starts_pit: true,
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A recording names its model, and replays on the recorded machine's bus.
+    #[test]
+    fn a_model_keeps_its_bus() {
+        const BUSES: [(&str, PciRevision); 6] = [
+            ("ttvm-v2", PciRevision::V1),
+            ("ttvm-v2.1", PciRevision::V2),
+            ("ttvm-v2-kvm", PciRevision::V1),
+            ("ttvm-v2-kvm-tcg", PciRevision::V1),
+            ("ttvm-v2.1-kvm", PciRevision::V2),
+            ("ttvm-v2.1-kvm-tcg", PciRevision::V2),
+        ];
+        assert!(CpuModel::names().eq(BUSES.map(|(name, _)| name)));
+        for (name, pci) in BUSES {
+            let profile = CpuModel::named(name).map(Profile::of);
+            assert_eq!(profile.map(|profile| profile.pci), Some(pci), "{name}");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! A digest of all of RAM. Updating it costs only as much as the pages written since the last update. It can also be
-//! computed from all pages, without the record of written pages.
+//! A digest of all of RAM. The cost of an update depends only on the pages written since the last update.
+//! The digest can also be computed from all pages, without the record of written pages.
 //!
-//! The digest is a sum of one term per page, modulo 2^128. A page of zeroes has the term zero. Any other page has the
-//! XXH3-128 of its contents, seeded with the page's number. A changed page changes the sum by the difference of two
-//! terms, so updates are cheap. The digest depends on the contents alone, not on earlier updates. It finds accidents;
-//! it is no defence against a deliberate collision.
+//! The digest is a sum of one term per page, modulo 2^128. A page of zeroes has the term zero. Any other page
+//! has the XXH3-128 of its contents, seeded with the page's number. A changed page changes the sum by the
+//! difference of two terms, so updates are cheap. The digest depends on the contents alone, not on earlier
+//! updates. The digest finds accidents, but is no defence against a deliberate collision.
 //!
 //! A processor sets the accessed bits of page tables whenever it likes, also ahead of execution. For machines that a
 //! processor may run, the digest leaves out some bits. In every word that may be a page-table entry in use (bit 0 is

@@ -66,8 +66,8 @@ pub struct Machine<U> {
 }
 
 impl Machine<Instructions> {
-    /// Builds a machine that stands at its first instruction. Loads its kernel, or its starting state. The software
-    /// engine executes the machine, and instructions are counted.
+    /// Builds a machine that stands at its first instruction. Loads the machine's kernel, or its starting
+    /// state. The software engine executes the machine, and instructions are counted.
     pub fn new(config: &MachineConfig, images: &Images, power_on: &PowerOn) -> Result<Self, Error> {
         Machine::build(config, images, power_on, EngineKind::SOFT)
     }
@@ -188,7 +188,7 @@ impl<U: Unit> Machine<U> {
         self.engine.statistics()
     }
 
-    /// Wraps the engine in another one, for tests.
+    /// Wraps the engine in another engine, for tests.
     #[doc(hidden)]
     pub fn wrap_engine(self, wrap: impl FnOnce(Box<dyn Engine>) -> Box<dyn Engine>) -> Self {
         Machine { engine: wrap(self.engine), ..self }
@@ -376,8 +376,9 @@ impl<U: Unit> Machine<U> {
         self.take_events(U::MAX, inputs)
     }
 
-    /// Lets the guest idle here up to `time_ns`, and takes the events that come in before. Executes nothing, and
-    /// stops where the guest would continue. The state is then not the one in which this count was first reached.
+    /// Lets the guest idle here up to `time_ns`, and takes the events that come in before. Executes nothing,
+    /// and stops where the guest would continue. Afterwards the state differs from the state in which this
+    /// count was first reached.
     pub fn idle_to(&mut self, time_ns: u64, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
         while self.outcome.is_none() && self.moment().time_ns < time_ns {
             if self.take_event(inputs)? {
@@ -399,7 +400,7 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Takes one event or check that is due here. Returns whether there was one.
+    /// Takes one event or check that is due here. Returns whether an event or check was due.
     fn take_event(&mut self, inputs: &mut dyn Inputs<U>) -> Result<bool, Error> {
         let view = self.view();
         let now = view.moment;

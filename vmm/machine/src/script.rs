@@ -1,5 +1,5 @@
-//! Inputs without a host: a script takes the place of the person at the console. It waits for a text and then types,
-//! always at the same instruction. So runs with the same script are equal.
+//! Inputs without a host: a script takes the place of the person at the console. The script waits for a text
+//! and then types, always at the same instruction. So runs with the same script are equal.
 
 use std::collections::VecDeque;
 
@@ -7,8 +7,8 @@ use crate::error::Error;
 use crate::inputs::{Event, Idle, Inputs, View};
 use crate::position::{Count, Instructions, Moment};
 
-/// Input comes in at multiples of this many steps, or while the guest idles. So stops of the run in between do not
-/// move it.
+/// Input comes in at multiples of this many steps, or while the guest idles. So stops of the run in between
+/// do not move the time of typing.
 const POLL_STEPS: u64 = 100_000;
 /// The time that a key takes while the guest idles.
 const TYPING_NS: u64 = 1_000_000;

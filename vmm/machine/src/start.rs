@@ -1,8 +1,8 @@
 //! How a machine starts: the files that [`MachineConfig`](crate::config::MachineConfig) names, and their contents.
 //!
-//! [`Start`] is the only code that distinguishes the ways of starting. A machine that starts in firmware would need a
-//! variant here with the firmware's images, and one in [`Images`] with their contents. It would also need an arm in
-//! `Machine::build` for the CPU's first state.
+//! [`Start`] is the only code that distinguishes the ways of starting. A machine that starts in firmware
+//! would need a variant here with the firmware's images, and one in [`Images`] with their contents. Such a
+//! machine would also need an arm in `Machine::build` for the CPU's first state.
 
 use std::sync::Arc;
 
@@ -160,7 +160,7 @@ impl Images {
 }
 
 impl KernelImages {
-    /// The images in the form that the boot code takes. They were read from `files`.
+    /// The images in the form that the boot code takes. The images were read from `files`.
     pub(super) fn for_boot<'a>(&'a self, files: &'a KernelFiles) -> boot::BootImages<'a> {
         let mut images = boot::BootImages::new(image(&files.kernel, &self.kernel));
         images.initrd = files.initrd.as_ref().zip(self.initrd.as_ref()).map(|(f, bytes)| image(f, bytes));

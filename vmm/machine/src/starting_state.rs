@@ -8,8 +8,8 @@
 //! becomes idle time of the clock. The log of the new recording begins with the old one's power-on event, at the
 //! guest time of the start. The machine is built from that event, and keeps its seed and its date.
 //!
-//! A first checkpoint could not serve as a start. Checkpoints may be thinned out, dropped, and left out of a pack; a
-//! replay works without them.
+//! A recording's first checkpoint could not replace a starting state. Checkpoints may be thinned out,
+//! dropped, and left out of a pack; a replay works without them.
 //!
 //! To make one, a timeline goes to the place, and [`StartingState::of`] copies everything from its machine. A run
 //! that is recorded later pauses ([`crate::inputs::Inputs::pauses`]) and goes to its own start
@@ -64,7 +64,7 @@ impl Effort {
 /// A machine's state, from which another machine starts: see the module.
 #[derive(Clone, Debug)]
 pub struct StartingState {
-    /// The state without memory and disk. Its count of steps is zero.
+    /// The state without memory and disk. The state's count of steps is zero.
     pub(super) state: MachineState,
     /// RAM, and the blocks of the disk that differ from its image.
     pub(super) maps: Maps,

@@ -30,11 +30,11 @@ impl<U: Unit> Machine<U> {
         let Leave::At(goal) = wanted else { return Ok(wanted) };
         let gives_up = self.stopping.overshots >= MOST_OVERSHOTS;
         if self.stopping.overshots == MOST_OVERSHOTS {
-            log::warn!("a count of branches is never come to: the place is looked for without it");
+            log::warn!("the guest never reaches a branch count: ttvm searches for the position without it");
         }
         let branches = goal.branches.filter(|_| !gives_up && !self.stopping.counts_anew);
         if branches.is_some() && self.engine.overshoots() {
-            // Costs as much as the pages written since the last update.
+            // The cost depends on the pages written since the last update.
             self.update_image()?;
             let ram = self.image.clone();
             self.stopping.before =

@@ -1,4 +1,5 @@
-//! The differences between machines that count instructions and machines that count exits. There are no others.
+//! The differences between machines that count instructions and machines that count exits. These machines
+//! differ in nothing else.
 //!
 //! A count of instructions names one place between two instructions. A count of exits names all places between two
 //! exits. If the guest was stopped at
@@ -28,16 +29,16 @@ pub trait Unit: Count {
         engine.counts_instructions || !Self::NAMES_ONE_PLACE
     }
 
-    /// What a run earns towards a checkpoint's cost: `executed` instructions, or guest time (`passed_ns`) if that
-    /// passes with the host's.
+    /// The earnings of a run towards a checkpoint's cost: `executed` instructions, or guest time
+    /// (`passed_ns`) if that passes with the host's.
     fn cost(executed: u64, passed_ns: u64) -> u64;
 
     /// Distance between two looks at the keyboard while the guest is busy. Zero where the machine asks so seldom that
     /// each time is a look.
     const KEYBOARD_LOOKS: u64;
-    /// How long typed bytes are held back from a guest that has just begun to listen. Its driver may still be
-    /// starting, and would throw them away. Where instructions are counted, the machine asks so seldom that the
-    /// driver is ready.
+    /// How long typed bytes are held back from a guest that has just begun to listen. The guest's driver may
+    /// still be starting, and would throw the bytes away. Where instructions are counted, the machine asks so
+    /// seldom that the driver is ready.
     const DRIVER_STARTS: Duration;
 }
 

@@ -1,8 +1,8 @@
 //! Tells several readers which pages were written since each of them last looked.
 //!
-//! Guest RAM has one dirty flag per page, but there are three readers: the memory image (snapshots, checkpoints), the
-//! RAM digest (checks) and the trail. None may clear a flag for the others.
-//! the flag away from the others.
+//! Guest RAM has one dirty flag per page, but there are three readers: the memory image (snapshots,
+//! checkpoints), the RAM digest (checks) and the trail. No reader may clear a flag that another reader still
+//! needs.
 
 use guest_ram::PageFlags;
 
@@ -34,7 +34,7 @@ impl WrittenPages {
         WrittenPages([none(), none(), none()])
     }
 
-    /// Takes over and clears the dirty flags. The engine has to track writes anew afterwards.
+    /// Takes over and clears the dirty flags. Afterwards the engine has to track writes again.
     pub fn collect(&mut self, flags: &PageFlags) {
         flags.take_dirty(|page| {
             for reader in [Reader::Image, Reader::Digest, Reader::Trail] {
@@ -56,7 +56,8 @@ impl WrittenPages {
         self.0[reader as usize].pages.len()
     }
 
-    /// The pages that `reader` has not looked at yet, in ascending order. They count as seen from now on.
+    /// The pages that `reader` has not looked at yet, in ascending order. The reader has seen these pages
+    /// from now on.
     pub fn take(&mut self, reader: Reader) -> Vec<u64> {
         let news = &mut self.0[reader as usize];
         let mut pages = std::mem::take(&mut news.pages);

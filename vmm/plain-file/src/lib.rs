@@ -25,7 +25,8 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
 
-/// Opening waits neither for the other end of a pipe nor for a modem. A terminal does not become this process's.
+/// Opening waits neither for the other end of a pipe nor for a modem. An opened terminal does not become the
+/// controlling terminal of this process.
 const WITHOUT_WAITING: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 
 /// Opens a file for reading.
@@ -71,7 +72,7 @@ pub fn read_opened(file: File, most_bytes: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a file for locking, or creates it. Keeps its contents, and does not follow a link.
+/// Opens a file for locking, or creates it. Keeps the file's contents, and does not follow a link.
 ///
 /// # Errors The errors of [`open`].
 pub fn lock_file(path: &Path) -> io::Result<File> {
@@ -92,7 +93,7 @@ fn check(metadata: &Metadata) -> io::Result<()> {
         return Ok(());
     }
     let kind = name_of(metadata.file_type());
-    Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {kind}, and no plain file")))
+    Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {kind}, not a regular file")))
 }
 
 fn name_of(kind: FileType) -> &'static str {
@@ -130,7 +131,7 @@ mod tests {
     fn what_is_no_plain_file_is_refused_and_nothing_waits() {
         let folder = tempfile::tempdir().unwrap();
         for (path, kind) in others(folder.path()) {
-            let expected = format!("it is {kind}, and no plain file");
+            let expected = format!("it is {kind}, not a regular file");
             assert_eq!(open(&path).unwrap_err().to_string(), expected, "{}", path.display());
             assert_eq!(read(&path, 10).unwrap_err().to_string(), expected, "{}", path.display());
             assert!(lock_file(&path).is_err(), "{}", path.display());

@@ -44,8 +44,8 @@ impl CarriedImages {
         }
     }
 
-    /// The machine's description for this recording's manifest. It names each carried image by its path inside the
-    /// recording.
+    /// The machine's description for this recording's manifest. The description names each carried image by
+    /// its path inside the recording.
     pub fn described(&self, folder: &Path, machine: &MachineConfig) -> MachineConfig {
         let mut machine = machine.clone();
         for &which in self.carried.iter().filter(|_| folder == self.folder) {

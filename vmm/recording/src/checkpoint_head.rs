@@ -6,7 +6,7 @@ use machine::unit::Unit;
 
 use crate::cursor::Cursor;
 
-/// What can be read of a checkpoint without unpacking it.
+/// The part of a checkpoint that can be read without unpacking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointHead<C> {
     /// Where.
@@ -17,7 +17,7 @@ pub struct CheckpointHead<C> {
     pub system_calls: u64,
     /// RIP there.
     pub rip: u64,
-    /// How far the log was played.
+    /// The place in the log.
     pub cursor: Cursor<C>,
 }
 

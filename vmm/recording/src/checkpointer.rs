@@ -85,7 +85,7 @@ impl<C: Unit> Checkpointer<C> {
         Ok(Checkpointer { writer, pace, trail, told_full: false })
     }
 
-    /// Takes a checkpoint if one is due. Callers call this now and then, while the machine stands still.
+    /// Takes a checkpoint if it is due. Callers call this now and then, while the machine stands still.
     pub fn look<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         self.adopt_stored(machine);
         let (now, held_blocks) = (machine.moment_in::<C>(), machine.written_blocks());
@@ -124,8 +124,9 @@ impl<C: Unit> Checkpointer<C> {
         Ok(())
     }
 
-    /// Takes the last checkpoints: shortly before the end, and at the end. The one at the end must be worth its cost,
-    /// and replay must reach that place in the same state. Waits until the writer has stored everything it can.
+    /// Takes the last checkpoints: shortly before the end, and at the end. The one at the end must be worth
+    /// its cost, and replay must reach that place in the same state. Waits until the writer has stored as
+    /// many checkpoints as possible.
     pub fn finish<U: Unit>(mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         let mut lost = self.writer.wait_and_take_lost()?;
@@ -138,8 +139,8 @@ impl<C: Unit> Checkpointer<C> {
             lost = self.writer.wait_and_take_lost()?;
         }
         machine.write_again(lost);
-        // If the run was ended from outside or by idling, time may have passed since the machine reached this place.
-        // And a guest may shut down without another exit.
+        // If the run was ended from outside or by idling, time may have passed since the machine reached this
+        // place. A guest may also shut down without another exit.
         let is_taken = !C::NAMES_ONE_PLACE && self.pace.last.count == at.count;
         let by_itself = machine
             .outcome()

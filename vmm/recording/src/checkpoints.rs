@@ -22,7 +22,7 @@ pub struct Snapshot<C> {
     pub state: MachineState,
     /// Memory and disk.
     pub maps: Maps,
-    /// How far the log was played.
+    /// The place in the log.
     pub cursor: Cursor<C>,
 }
 
@@ -101,7 +101,7 @@ impl<C: Unit> Checkpoints<C> {
         let bytes = self.store.state_at(at.number())?;
         let state = MachineState::from_bytes(self.format, &bytes).filter(|state| may_be(state, head.at));
         let state = state.ok_or_else(|| {
-            let why = format!("the machine's state in the checkpoint at {} makes no sense", at.position());
+            let why = format!("the machine's state in the checkpoint at {} is invalid", at.position());
             Error::recording(self.store.dir(), why)
         })?;
         Ok(Snapshot { state, maps: self.maps(at)?, cursor: head.cursor })
@@ -142,8 +142,8 @@ pub fn open_around_damage<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<A
             let store = opened?;
             if let Some(damage) = store.damage().first() {
                 log::warn!(
-                    "{damage}; {} checkpoints are left, and the others are not used: ttvm checkpoints {} drop-damaged \
-                     removes them",
+                    "{damage}; ttvm uses the other {} checkpoints; `ttvm checkpoints {} drop-damaged` removes the \
+                     damaged ones",
                     store.entries().len(),
                     path.display()
                 );
@@ -177,8 +177,8 @@ pub fn must_fit<U: Unit>(store: &Store, machine: &mut Machine<U>) -> Result<(), 
     Ok(())
 }
 
-/// Adds a checkpoint of the machine as it stands to a recording's store. Others may read the store meanwhile.
-/// `initial` is RAM at power-on.
+/// Adds a checkpoint of the machine as it stands to a recording's store. Other processes may read the store
+/// meanwhile. `initial` is RAM at power-on.
 pub fn add_here<U: Unit>(
     store: &Store,
     initial: &PageMap,

@@ -13,19 +13,19 @@ pub struct Cursor<C> {
     pub(super) check: usize,
     /// The last point where a comparison found no difference.
     pub(super) last_good: Moment<C>,
-    /// The checksum of the log up to here. It tells this log's places from another log's.
+    /// The checksum of the log up to here. The checksum tells this log's places from another log's.
     pub(super) log_check: u32,
 }
 
 impl<C: Count> Cursor<C> {
-    /// After `events` events and `checks` checks. The last comparison without a difference was at `last_good`;
-    /// `log_check` is the checksum of the log up to there.
+    /// The place after `events` events and `checks` checks. The last comparison without a difference was at
+    /// `last_good`; `log_check` is the checksum of the log up to there.
     pub fn after(events: usize, checks: usize, last_good: Moment<C>, log_check: u32) -> Cursor<C> {
         Cursor { event: events, check: checks, last_good, log_check }
     }
 
-    /// Whether the cursor may be a place in this log. True for places behind the log's end: the log may have been cut
-    /// off.
+    /// Whether the cursor may be a place in this log. Also true for places behind the log's end: the log may
+    /// have been cut off.
     pub fn is_of(&self, log: &Log<C>) -> Result<bool, Error> {
         let is_reached = log.reaches(self.event, self.check);
         Ok(!is_reached || log.check_behind(self.event, self.check)? == Some(self.log_check))

@@ -23,7 +23,7 @@ struct Note {
     file: FileIdentity,
 }
 
-/// Writes the note about the image that this process has hashed. Failing to write it does no harm.
+/// Writes the note about the image that this process has hashed. Failing to write the note does no harm.
 pub(super) fn note(folder: &Path, disk: &ImageFile) {
     let Some(file) = identity_when_hashed(disk) else { return };
     let note = Note { hash: disk.hash.clone(), file };

@@ -28,8 +28,8 @@ pub struct Manifest {
     pub cut: Option<Cut>,
 }
 
-/// What a cut recording lacks. It replays the same as the end of the longer one. It cannot go live: pages that the
-/// run did not need are gone.
+/// The part that a cut recording lacks. A cut recording replays the same as the end of the longer recording.
+/// A cut recording cannot go live: pages that the run did not need are gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cut {
     /// Instructions of the longer recording before this one begins.

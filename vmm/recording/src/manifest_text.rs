@@ -34,7 +34,10 @@ impl Manifest {
         let counter = counter_of(&manifest.machine);
         if manifest.counter != counter {
             let counts = format!("counts in {:?}", manifest.counter);
-            return Err(format!("{counts}; for such a machine this ttvm counts in {counter} only"));
+            return Err(format!(
+                "{counts}, but this ttvm counts in {counter} for such a machine; use the ttvm that \
+                made it"
+            ));
         }
         Ok(manifest)
     }
@@ -46,7 +49,8 @@ impl Manifest {
         }
     }
 
-    /// Hash of everything that determines the run. It leaves out the paths of the images: they may move.
+    /// Hash of everything that determines the run. The hash leaves out the paths of the images: they may
+    /// move.
     pub fn machine_hash(&self) -> [u8; 32] {
         let mut machine = self.machine.clone();
         machine.files_mut().for_each(|(_, image)| image.path = PathBuf::new());
@@ -74,7 +78,7 @@ struct Checked<'a, M> {
     check: String,
 }
 
-/// Reads the manifest in a file. Refuses one that was edited.
+/// Reads the manifest in a file. Refuses an edited manifest.
 pub(super) fn read_manifest(file: &Path) -> Result<Manifest, Error> {
     let mut text = String::new();
     plain_file::open(file)
@@ -83,7 +87,7 @@ pub(super) fn read_manifest(file: &Path) -> Result<Manifest, Error> {
     let manifest = Manifest::parse(&text).map_err(|why| Error::recording(file, why))?;
     if manifest.text() != text {
         log::warn!(
-            "{} was edited since ttvm wrote it: what it says of the program, the engine and where images lie may be wrong",
+            "{} was edited after ttvm wrote it: its program, engine and paths of images may be wrong",
             file.display()
         );
     }

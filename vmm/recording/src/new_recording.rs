@@ -18,8 +18,8 @@ use crate::opened::forget_beginning;
 use crate::pace::CheckpointOptions;
 use crate::recorder::Recorder;
 
-/// A recording before its run: see the module. By default it takes a checkpoint about four times a second of guest
-/// time, and the default policy decides which are kept.
+/// A recording before its run: see the module. By default the recorder takes a checkpoint about four times a
+/// second of guest time, and the default policy decides which checkpoints are kept.
 pub struct NewRecording<'a, U> {
     machine: &'a mut Machine<U>,
     folder: PathBuf,
@@ -56,7 +56,7 @@ impl<'a, U: Unit> NewRecording<'a, U> {
         self.log.format()
     }
 
-    /// Takes a checkpoint at each interval of guest time. A guest that writes a lot gets fewer.
+    /// Takes a checkpoint at each interval of guest time. A guest that writes a lot gets fewer checkpoints.
     pub fn checkpoint_every(self, interval: Duration) -> Self {
         let interval_ns = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
         self.checkpoints(Some(CheckpointOptions { interval_ns, ..CheckpointOptions::default() }))

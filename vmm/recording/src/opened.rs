@@ -1,5 +1,5 @@
-//! A recording on disk: a directory with a readable manifest and the event log. `FORMAT.md` describes both. Opening
-//! reads the manifest and the log; it builds no machine.
+//! A recording on disk: a directory with a readable manifest and the event log. `FORMAT.md` describes both
+//! files. Opening reads the manifest and the log; it builds no machine.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Recounted {
 }
 
 impl<C: Unit> Recording<C> {
-    /// Whether this is only the end of a run, recounted from some exit on. Such a recording begins with a checkpoint.
+    /// Whether this is only the end of a run, recounted from some exit on. A part begins with a checkpoint.
     pub fn is_part(&self) -> bool {
         self.recounted.as_ref().is_some_and(|exits| exits.from > Exits(0))
     }
@@ -127,9 +127,9 @@ impl<C: Unit> Recording<C> {
         Ok(images)
     }
 
-    /// Opens the recording's checkpoints for reading, and checks that they belong to the recording; `None` if it has
-    /// none. Their positions are in the recording's unit. Leaves out damaged checkpoints, with a warning. Damaged
-    /// pages are noticed when they are read.
+    /// Opens the recording's checkpoints for reading, and checks that they belong to the recording; `None` if
+    /// it has none. The checkpoints' positions are in the recording's unit. Leaves out damaged checkpoints,
+    /// with a warning. Damaged pages are noticed when they are read.
     pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         open_around_damage(&self.path, &self.log)
     }
@@ -155,8 +155,7 @@ impl<C: Unit> Recording<C> {
             return Err(Error::recording(path.join(EVENTS), why));
         }
         if log.machine_hash != manifest.machine_hash() {
-            let why =
-                "describes another machine than the one that the event log was recorded on: it was changed";
+            let why = "does not describe the machine of the event log: it was changed; put the original back";
             return Err(Error::recording(path.join(MANIFEST), why));
         }
         for (_, image) in manifest.machine.images_mut() {
@@ -169,9 +168,9 @@ impl<C: Unit> Recording<C> {
 /// An opened recording, of either unit.
 #[derive(Clone, Debug)]
 pub enum Opened {
-    /// Made by the software engine.
+    /// A recording made by the software engine.
     ByInstructions(Recording<Instructions>),
-    /// Made by KVM, or for it.
+    /// A recording made by KVM, or for KVM.
     ByExits(Recording<Exits>),
 }
 
@@ -179,7 +178,7 @@ pub enum Opened {
 /// itself is the caller's.
 pub(super) fn forget_beginning(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        // The caller reports why the recording could not begin. That matters more than files that stay behind.
+        // The caller reports why the recording could not begin, so ignore a failure to remove files.
         let _ = match entry.file_type() {
             Ok(kind) if kind.is_dir() => std::fs::remove_dir_all(entry.path()),
             _ => std::fs::remove_file(entry.path()),
@@ -192,7 +191,7 @@ pub(super) fn must_be_a_directory(path: &Path) -> Result<(), Error> {
     if path.is_dir() {
         return Ok(());
     }
-    Err(Error::recording(path, "there is no recording here (it would be a directory)"))
+    Err(Error::recording(path, "there is no recording here; a recording is a folder"))
 }
 
 impl Opened {
@@ -235,7 +234,7 @@ pub(super) fn create_images(recording: &Path) -> Result<(), Error> {
     std::fs::create_dir(&images).map_err(Error::file("create", &images))
 }
 
-/// Makes a recording's folder. Never overwrites an existing one.
+/// Makes a recording's folder. Never overwrites an existing recording.
 pub fn create_folder(path: &Path) -> Result<(), Error> {
     std::fs::create_dir(path).map_err(|source| Error::file("create", path)(existing(source)))
 }
@@ -245,7 +244,7 @@ fn existing(source: std::io::Error) -> std::io::Error {
     if source.kind() != std::io::ErrorKind::AlreadyExists {
         return source;
     }
-    let why = "something of this name exists, and recordings are never overwritten; remove it or choose another name";
+    let why = "exists already, and ttvm never overwrites a recording; remove it or choose another name";
     std::io::Error::new(source.kind(), why)
 }
 

@@ -17,7 +17,7 @@ pub struct CheckpointOptions {
     /// Least number of instructions between two checkpoints. Exceptions are the rare checkpoints of an idle guest,
     /// and checkpoints that store held disk blocks.
     pub min_steps: u64,
-    /// Cost of a page in instructions. It bounds the share of the run's time that checkpoints take.
+    /// Cost of a page in instructions. The cost bounds the share of the run's time that checkpoints take.
     pub page_rest_steps: u64,
     /// Cost of a page in virtual time, where exits are counted.
     pub page_rest_ns: u64,
@@ -27,7 +27,7 @@ pub struct CheckpointOptions {
     /// If the last checkpoint is at least this many instructions back, the run's end gets one at any cost. A debugger
     /// replays fewer in a fraction of a second.
     pub end_steps: u64,
-    /// What a run has saved when it begins. It is also the most that a run can save.
+    /// The savings of a run when it begins, which are also the largest possible savings.
     pub credit_steps: u64,
     /// Instructions between two looks at whether a checkpoint is due.
     pub slice_steps: u64,
@@ -58,8 +58,8 @@ impl CheckpointOptions {
 
 /// Time to store a page, in steps of the software engine: copying it and packing it with LZ4.
 const PAGE_STEPS: f64 = 2_500.0;
-/// Time to store a page where exits are counted: virtual time then passes as the host's does. KVM executes more in it
-/// than the software CPU.
+/// Time to store a page if exits are counted: virtual time then passes as fast as the host's. In this time
+/// KVM executes more than the software CPU.
 const PAGE_NS: f64 = 10_000.0;
 
 impl Default for CheckpointOptions {
@@ -83,8 +83,8 @@ impl Default for CheckpointOptions {
     }
 }
 
-/// After this much virtual time, the next look takes a checkpoint at any cost. An idle guest's virtual time passes in
-/// no host time. A busy guest that does not write gigabytes can afford a checkpoint long before.
+/// After this much virtual time, the next look takes a checkpoint at any cost. An idle guest's virtual time
+/// passes in no host time. A busy guest that does not write gigabytes can afford a checkpoint much earlier.
 const LONGEST_NS: u64 = 100_000_000_000;
 /// Written disk blocks that are held in memory before a checkpoint is taken to store them: 96 MiB.
 const MAX_HELD_BLOCKS: usize = 24_576;
@@ -102,7 +102,7 @@ pub(super) struct Pace<C> {
     end_steps: u64,
     credit: i64,
     pub last: Moment<C>,
-    /// What the run had saved at the last checkpoint, in the unit of [`Unit::cost`]; a negative number is a debt.
+    /// The run's savings at the last checkpoint, in the unit of [`Unit::cost`]; a negative number is a debt.
     saved: i64,
     /// Least cost of the next checkpoint, as far as it is known: the number of written pages never falls.
     known_cost: i64,
@@ -152,8 +152,9 @@ impl<C: Unit> Pace<C> {
         }
         let saved = self.saved_at(now);
         if !C::NAMES_ONE_PLACE {
-            // This run is recounted from a checkpoint before it can be debugged, which takes far longer than running
-            // it. So the first checkpoint comes at once, and each is paid for afterwards.
+            // Before a debugger opens such a run, ttvm recounts it from a checkpoint, which takes far longer
+            // than the run. So the first checkpoint comes at once, and each checkpoint is paid for
+            // afterwards.
             return Ok(saved >= 0);
         }
         if saved < self.known_cost {
@@ -163,8 +164,8 @@ impl<C: Unit> Pace<C> {
         Ok(saved >= self.known_cost)
     }
 
-    /// Whether the run's end, which is here, gets a checkpoint of this many pages. It does if the run can afford it,
-    /// or if the last checkpoint is far back.
+    /// Whether the run's end, which is here, gets a checkpoint of this many pages. The end gets a checkpoint
+    /// if the run can afford it, or if the last checkpoint is far back.
     pub fn due_at_end(&self, now: Moment<C>, pages: u64) -> bool {
         !C::NAMES_ONE_PLACE
             || pages <= FREE_PAGES
@@ -172,7 +173,7 @@ impl<C: Unit> Pace<C> {
             || self.saved_at(now) >= self.cost_of(pages)
     }
 
-    /// What the run has earned since the last checkpoint.
+    /// The run's earnings since the last checkpoint.
     fn earned(&self, now: Moment<C>) -> u64 {
         C::cost(now.count - self.last.count, now.time_ns - self.last.time_ns)
     }

@@ -1,7 +1,7 @@
-//! A note in the recording that the guest's kernel panicked. It is written if the run went on after the panic: the
-//! log's end then says only that the guest reset itself, or was ended.
+//! A note in the recording that the guest's kernel panicked. The note is written if the run went on after the
+//! panic. The log's end then says only that the guest reset itself, or was ended.
 //!
-//! The note is for people. Replay ignores it, and packs leave it out.
+//! The note is for people. Replay ignores the note, and packs leave it out.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ struct Note {
     line: String,
 }
 
-/// Writes the note. Failing to write it does no harm.
+/// Writes the note. Failing to write the note does no harm.
 pub fn write_panic_note(folder: &Path, line: &str) {
     let note = Note { line: line.chars().take(MAX_LINE_CHARS).collect() };
     let text = serde_json::to_string(&note).expect("plain data in memory always serializes");

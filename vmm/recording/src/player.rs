@@ -1,5 +1,5 @@
-//! Inputs from a log. The player gives each recorded event at the point where it was recorded, and checks that the
-//! machine is then in the recorded state. It never asks the host for anything.
+//! Inputs from a log. The player gives each recorded event at the point where it was recorded, and checks
+//! that the machine is then in the recorded state. The player never asks the host for anything.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use machine::unit::Unit;
 /// How much of the machine is compared with the recording's checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scrutiny {
-    /// Nothing: events are given at their places, whatever state the machine is in. This is for comparing one replay
-    /// with another.
+    /// Nothing: events are given at their places, whatever state the machine is in. This choice is for
+    /// comparing one replay with another.
     Nothing,
     /// The registers, at every event and every check.
     #[default]
@@ -29,7 +29,7 @@ pub enum Scrutiny {
     Everything,
 }
 
-/// The part of a machine in which a difference was found. It tells how old the difference may be.
+/// The part of a machine in which a difference was found. The part tells how old the difference may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Registers and counts, which every record has.
@@ -49,6 +49,14 @@ pub const MOST_STEPS_WITHOUT_RECORD: u64 = 1 << 32;
 /// exit after a fifth of a second at the latest, and counts the stop as an exit. A processor executes fewer
 /// instructions in that time: four in each cycle of 5 GHz.
 pub const MOST_STEPS_WITHOUT_EXIT: u64 = 1 << 32;
+
+/// Names an environment variable that replaces [`MOST_STEPS_WITHOUT_EXIT`], for a fuzzer that cannot wait so long.
+const MOST_VARIABLE: &str = "TTVM_MOST_STEPS_WITHOUT_EXIT";
+
+fn most_without_exit() -> u64 {
+    let steps = std::env::var(MOST_VARIABLE).ok().and_then(|text| text.parse().ok());
+    steps.unwrap_or(MOST_STEPS_WITHOUT_EXIT)
+}
 
 /// Inputs that come from a log.
 pub struct Player<C> {
@@ -73,9 +81,9 @@ type Output = dyn FnMut(&[u8]) -> Result<(), Error> + Send;
 /// A frame that passed between the guest and its network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame<C> {
-    /// The point where it came in; for a sent frame, the instruction that follows sent it.
+    /// The point where the frame came in; for a sent frame, the next instruction sent it.
     pub at: Moment<C>,
-    /// Whether the guest sent it.
+    /// Whether the guest sent the frame.
     pub is_sent: bool,
     /// The Ethernet frame, with all its checksums.
     pub bytes: Vec<u8>,
@@ -106,7 +114,7 @@ impl<C: Unit> Player<C> {
             next,
             scrutiny: Scrutiny::default(),
             end_before: None,
-            most_without_exit: MOST_STEPS_WITHOUT_EXIT,
+            most_without_exit: most_without_exit(),
             output: None,
             frames: None,
         })

@@ -5,8 +5,8 @@
 //!              └─ record_from_here ──►
 //! ```
 //!
-//! A program makes a [`Recordable`] before the recording's files. It can give up its privileges between the two: see
-//! `ttvm record`.
+//! A program makes a [`Recordable`] before the recording's files. In between, the program can give up its
+//! privileges: see `ttvm record`.
 
 use std::path::Path;
 
@@ -26,7 +26,8 @@ use crate::opened::{Recording, create_folder};
 
 /// A machine that can be recorded: see the module.
 pub struct Recordable<U> {
-    /// The machine. It may run without being recorded; [`Recordable::record_from_here`] records the rest.
+    /// The machine. The machine may run without being recorded; [`Recordable::record_from_here`] records
+    /// the rest.
     pub machine: Machine<U>,
     config: MachineConfig,
     power_on: PowerOn,
@@ -117,8 +118,8 @@ impl<U: Unit> Recordable<U> {
         }
     }
 
-    /// Frees the starting state, which only [`Recordable::record_in`] needs. It may be as large as the guest's
-    /// memory.
+    /// Frees the starting state, which only [`Recordable::record_in`] needs. The starting state may be as
+    /// large as the guest's memory.
     pub fn forget_beginning(&mut self) {
         self.beginning = Beginning::Gone;
     }
@@ -146,7 +147,7 @@ impl<U: Unit> Recordable<U> {
     fn must_stand_at_its_beginning(&self) -> Result<(), Error> {
         let is_gone = matches!(self.beginning, Beginning::Gone);
         if is_gone || self.machine.moment().count != U::default() {
-            let why = "the machine has run, so its beginning cannot be recorded any more: record from here";
+            let why = "the machine has run already, so its beginning cannot be recorded: record from here";
             return Err(Error::Usage(why.to_string()));
         }
         Ok(())
@@ -165,7 +166,7 @@ impl<U: Unit> Recordable<U> {
     }
 }
 
-/// The machine's description without its starting state. Its paths are absolute.
+/// The machine's description without its starting state. The description's paths are absolute.
 fn without_start(machine: &MachineConfig) -> MachineConfig {
     let mut machine =
         MachineConfig { start: Start::Kernel(machine.start.booted().clone()), ..machine.clone() };

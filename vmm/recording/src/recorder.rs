@@ -1,6 +1,6 @@
-//! Inputs that record live inputs. The recorder passes each event on to the machine, and appends it to the log with
-//! its position and a hash of the registers. It also takes checks of the machine. The `checkpointer` takes
-//! checkpoints.
+//! Inputs that record live inputs. The recorder passes each event on to the machine, and appends it to the
+//! log with its position and a hash of the registers. The recorder also takes checks of the machine. The
+//! `checkpointer` takes checkpoints.
 
 use devices::passthrough::{AskV1, DeviceInputV1};
 
@@ -43,7 +43,7 @@ impl<C: Unit, I: Inputs<C>> Recorder<C, I> {
         }
     }
 
-    /// Takes checks at these intervals instead of the usual ones.
+    /// Takes checks at these intervals instead of the usual intervals.
     pub fn check_every(&mut self, intervals: Intervals) {
         self.schedule = Schedule::new(intervals);
     }

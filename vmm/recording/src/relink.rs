@@ -26,7 +26,8 @@ pub struct MovedImages {
     pub disk: Option<PathBuf>,
 }
 
-/// Writes these paths into a recording's manifest, if the recorded images lie there. Otherwise it changes nothing.
+/// Writes these paths into a recording's manifest, if the recorded images lie there. Otherwise the manifest
+/// does not change.
 pub fn relink(recording: &Path, moved: &MovedImages) -> Result<(), Error> {
     must_be_a_directory(recording)?;
     let file = recording.join(MANIFEST);
@@ -40,9 +41,10 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
         (_, 0) => Ok(()),
         (images, named) if images == named => Ok(()),
         (0, _) => Err(Error::recording(recording, format!("has no {what}: leave it out"))),
-        (images, named) => {
-            Err(Error::recording(recording, format!("has {images} of {what}, and {named} are named")))
-        }
+        (images, named) => Err(Error::recording(
+            recording,
+            format!("has {images} of {what}, and you named {named}: name all of them"),
+        )),
     };
     // The order of `MachineConfig::images_mut`: kernel, initial RAM disk and modules, or a starting state instead;
     // then the disk.
@@ -57,7 +59,7 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
         }
         Start::State { .. } => {
             if moved.kernel.is_some() || moved.initrd.is_some() || !moved.modules.is_empty() {
-                let why = "goes on from a state that it carries, and needs no kernel: only its disk can lie elsewhere";
+                let why = "starts from a saved state and needs no kernel: give only --disk";
                 return Err(Error::recording(recording, why));
             }
             vec![None]

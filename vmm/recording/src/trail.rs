@@ -1,9 +1,10 @@
-//! Two states of a machine shortly before its present position, held in memory while it records. The recorder stores
-//! them when the run ends. A debugger that opens the recording at its end then steps backward at once, instead of
-//! replaying from the last checkpoint.
+//! Two states of a machine shortly before its present position, held in memory while it records. The recorder
+//! stores the states when the run ends. A debugger that opens the recording at its end then steps backward at
+//! once, instead of replaying from the last checkpoint.
 //!
-//! A state consists of the pages written since the checkpoint before it, as they were at that point. We do not know
-//! which of them the guest will write again before the end. So the trail copies all of them, up to a limit.
+//! A state consists of the pages written since the checkpoint before it, as they were at that point. We do
+//! not know which pages the guest will write again before the end. So the trail copies all of them, up to a
+//! limit.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,8 @@ use machine::position::Moment;
 use machine::unit::Unit;
 use machine::{Format, Machine, MachineState};
 
-/// The most pages and disk blocks that are held: 16 MiB. Beyond it there is no trail until the next checkpoint.
+/// The most pages and disk blocks that are held: 16 MiB. Beyond this limit there is no trail until the next
+/// checkpoint.
 const MAX_PAGES: usize = 4096;
 
 /// The states held for the end: see the module.
@@ -71,8 +73,8 @@ impl<C: Unit> Trail<C> {
         Ok(())
     }
 
-    /// Keeps the state here, and the one kept last. Does nothing if the last one is too near for the cost of this
-    /// one.
+    /// Keeps the present state, and the state kept last. Does nothing if the last state is too near, compared
+    /// to the cost of a new state.
     pub fn keep<U: Unit>(&mut self, machine: &mut Machine<U>, cursor: Cursor<C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         if self.given_up || at.count < self.next {
@@ -138,7 +140,8 @@ impl<C: Unit> Trail<C> {
     }
 }
 
-/// The later state. It gets the earlier state's pages too, if both are relative to the same checkpoint.
+/// Returns the later state. The result gets the earlier state's pages too, if both states are relative
+/// to the same checkpoint.
 fn joined<C>(earlier: Option<TrailState<C>>, later: Option<TrailState<C>>) -> Option<TrailState<C>> {
     match (earlier, later) {
         (Some(earlier), Some(later)) if !earlier.is_behind_checkpoint => {

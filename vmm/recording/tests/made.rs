@@ -41,7 +41,7 @@ fn a_recording_is_never_written_over() {
     let name = directory.path().join("1.ttvm");
     std::fs::create_dir(&name).unwrap();
     let mut guest = guest(directory.path());
-    assert!(guest.record_in(&name).err().unwrap().to_string().contains("never overwritten"));
+    assert!(guest.record_in(&name).err().unwrap().to_string().contains("never overwrites"));
     // The folder is empty, so the caller who made it can use it again.
     guest.record_in_empty(&name).unwrap().run(Script::silent()).unwrap();
 }

@@ -1,5 +1,5 @@
-//! A program that the host refuses memory ends with a sentence and an exit code. Without this the standard library ends it with
-//! a signal, as if the program were broken.
+//! If the host refuses memory to a program, this crate ends the program with a sentence and an exit code.
+//! Without the crate, the standard library ends the program with a signal, as if it were broken.
 //!
 //! ```
 //! use refused_memory::SpokenRefusals;
@@ -10,9 +10,10 @@
 //! assert_eq!(vec![7; 3].len(), 3);
 //! ```
 //!
-//! The standard library's hook for this (`std::alloc::set_alloc_error_hook`) is not stable. So there is an allocator, which asks
-//! the system's and looks at the answer. Nothing can go on from there: who asked for memory expects to get it. Code that can do
-//! with less must not ask by `Vec` or `Box`, but map memory itself.
+//! The standard library's hook for this (`std::alloc::set_alloc_error_hook`) is not stable. So there is an
+//! allocator, which asks the system's and looks at the answer. The program cannot go on: the caller that
+//! asked for memory expects to get it. Code that can do with less must not ask by `Vec` or `Box`, but map
+//! memory itself.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::File;
@@ -22,17 +23,17 @@ use std::os::fd::BorrowedFd;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::termios::{InputFlags, LocalFlags, OutputFlags, SetArg, tcgetattr, tcsetattr};
 
-/// The exit code of a process that gets no memory: that of every request that could not be carried out.
+/// The exit code of a process that gets no memory, as for every failed request.
 pub const EXIT_CODE: i32 = 1;
 
 const MIB: u64 = 1 << 20;
 const PAGE_BYTES: u64 = 4096;
 
-/// The system's allocator. Where it refuses memory, the process says so and ends.
+/// The system's allocator. If the allocator refuses memory, the process says so and ends.
 pub struct SpokenRefusals;
 
-// SAFETY: all calls go to the system's allocator with the caller's own arguments, and its answers are given back as they are;
-// those that are null are given to nobody.
+// SAFETY: all calls go to the system's allocator with the caller's own arguments. The allocator's answers go
+// back to the caller unchanged, except null, which ends the process.
 unsafe impl GlobalAlloc for SpokenRefusals {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -82,8 +83,8 @@ fn end(size_bytes: usize) -> ! {
     unsafe { libc::_exit(EXIT_CODE) }
 }
 
-/// Gives the terminal on standard input the mode in which people type lines, if it is in another one. For a process that ends
-/// without leaving its functions.
+/// Gives the terminal on standard input the mode in which people type lines, if it is in another one. A
+/// process calls this if it ends without unwinding its functions.
 pub fn end_raw_mode() {
     // SAFETY: the descriptor is only looked at here, and a process that has closed it gets an error.
     let stdin = unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) };
@@ -98,16 +99,19 @@ pub fn end_raw_mode() {
     let _ = tcsetattr(stdin, SetArg::TCSANOW, &mode);
 }
 
-/// Why, and what would do.
+/// The reason for the refusal, and advice.
 fn write_reason(line: &mut Cursor<[u8; 512]>) -> std::io::Result<()> {
     match getrlimit(Resource::RLIMIT_AS) {
         Ok((limit, _)) if limit != libc::RLIM_INFINITY => {
             write!(line, ": this process may have {} MiB of address space (ulimit -v)", limit / MIB)?;
-            // A process that is locked in cannot look.
+            // A process in its sandbox cannot find out the number.
             if let Some(bytes) = address_space_bytes() {
                 write!(line, ", of which {} MiB are taken", bytes / MIB)?;
             }
-            write!(line, "; the guest's memory once for each processor of the host, and 1024 MiB, always do")
+            write!(
+                line,
+                "; the guest's memory for each processor of the host, and 1024 MiB more, are always enough"
+            )
         }
         _ => write!(line, ": end other programs, or allow this one more memory"),
     }

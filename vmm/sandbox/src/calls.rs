@@ -1,6 +1,7 @@
-//! seccomp: the allowed system calls, each with its reason. SIGSYS ends a process that makes another call, and the
-//! kernel logs it. No code here makes one, so whoever does has taken over the process. A few calls fail instead, as on
-//! a kernel without them, because the libraries try them and then use others ([`TRIED_BY_LIBRARIES`]).
+//! seccomp: the allowed system calls, each with its reason. SIGSYS ends a process that makes another call,
+//! and the kernel logs it. No code of ttvm makes such a call, so an attacker has taken over the process. A
+//! few calls fail instead, as on a kernel without them, because the libraries try them and then use others
+//! ([`TRIED_BY_LIBRARIES`]).
 //!
 //! seccomp(2). The list is for x86-64; a call by another of its interfaces (32-bit, x32) ends the process.
 
@@ -47,8 +48,9 @@ const NAMED_FILES: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// Calls that the C library and Rust's library try, and do without. They are the newer way to start a thread, the names
-/// of folders, and files with information about the host. A backtrace at a panic looks for its own program.
+/// Calls that the C library and Rust's library try, and do without. The calls are the newer way to start a
+/// thread, the names of folders, and files with information about the host. A backtrace at a panic looks for
+/// its own program.
 const TRIED_BY_LIBRARIES: &[c_long] = &[
     libc::SYS_clone3,
     libc::SYS_openat,
@@ -78,7 +80,7 @@ const THREADS: &[c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// Incoming signals. [`of_own_process`] allows outgoing ones.
+/// Incoming signals. [`of_own_process`] allows outgoing signals.
 const SIGNALS: &[c_long] = &[
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
@@ -113,7 +115,7 @@ const CLIENTS: &[c_long] = &[
     libc::SYS_setsockopt,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
-    // Between its own threads: a pipe tells the thread that refuses clients that there is room again.
+    // For the process's own threads: a pipe tells the thread that refuses clients that there is room again.
     libc::SYS_pipe2,
 ];
 
@@ -213,12 +215,12 @@ fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
         (libc::SYS_fcntl, of_descriptors()?),
         (libc::SYS_prctl, of_names_and_privileges()?),
         (libc::SYS_seccomp, of_filters()?),
-        // Only of an open file.
+        // Only the status of an open file.
         (libc::SYS_newfstatat, vec![rule(vec![masked(3, EMPTY_PATH, EMPTY_PATH)?])?]),
         (libc::SYS_statx, vec![rule(vec![masked(2, EMPTY_PATH, EMPTY_PATH)?])?]),
         // Limits are read, but not set.
         (libc::SYS_prlimit64, vec![rule(vec![equal(0, 0)?, null(2)?])?]),
-        // To the other end of the socket, without an address.
+        // Sends only to the other end of the socket, without an address.
         (libc::SYS_sendto, vec![rule(vec![null(4)?])?]),
     ]);
     let lists = [FILES, MEMORY, THREADS, SIGNALS, WAITING, IDENTITY, SOCKETS];
@@ -289,7 +291,7 @@ fn of_descriptors() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     commands.iter().map(|&command| rule(vec![equal(1, command as u64)?])).collect()
 }
 
-/// A rule with all of these conditions.
+/// A rule that needs all these conditions.
 fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, seccompiler::BackendError> {
     SeccompRule::new(conditions)
 }

@@ -1,4 +1,4 @@
-//! Landlock allows only the named files. It allows no network addresses and no other processes.
+//! Landlock allows only the named files. Landlock allows no network addresses and no other processes.
 //!
 //! landlock(7). A descriptor that is already open keeps its rights.
 
@@ -16,11 +16,11 @@ const KNOWN: ABI = ABI::V6;
 /// The files that Landlock blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Files {
-    /// All files that were not named.
+    /// Landlock blocks all files that were not named.
     All,
-    /// Most files: this host's Landlock has an old version.
+    /// Landlock blocks most files: this host has an old version.
     Most(i32),
-    /// No files, for this reason.
+    /// Landlock blocks no files, for this reason.
     None(&'static str),
 }
 

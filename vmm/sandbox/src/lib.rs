@@ -11,10 +11,10 @@
 //! # Ok::<(), sandbox::Error>(())
 //! ```
 //!
-//! There are four locks. Each holds by itself if the host lacks another. [`mod@privileges`] gives up capabilities.
-//! `no_new_privs` keeps executed programs from gaining any. Landlock allows only the named files and folders
-//! ([`mod@files`]). seccomp allows only a list of system calls ([`mod@calls`]). No lock can be undone. [`fn@probe`]
-//! finds out what a host offers.
+//! There are four locks. Each lock holds by itself if the host lacks another lock. [`mod@privileges`] gives
+//! up capabilities. `no_new_privs` keeps executed programs from gaining any. Landlock allows only the named
+//! files and folders ([`mod@files`]). seccomp allows only a list of system calls ([`mod@calls`]). No lock can
+//! be undone. [`fn@probe`] finds out what a host offers.
 //!
 //! This crate knows nothing of guests. The caller lists in [`Needs`] what the process still needs.
 
@@ -37,7 +37,7 @@ pub use probe::{Offered, probe};
 
 static IS_LOCKED_IN: AtomicBool = AtomicBool::new(false);
 
-/// The locks that hold. Capabilities and `no_new_privs` always do.
+/// The locks that hold. Capabilities and `no_new_privs` always work.
 #[derive(Clone, Debug)]
 pub struct Locked {
     /// The files that Landlock blocks.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// What a process still needs.
+/// The rights that a process still needs.
 #[derive(Clone, Debug, Default)]
 pub struct Needs {
     /// Files and folders to read, with everything below the folders.

@@ -1,7 +1,8 @@
 //! Tests what a locked-in process can still do, even if an attacker controls it. For each attempt this program starts
 //! itself twice, free and locked in. An attempt that also fails in the free process would prove nothing.
 //!
-//! This is a program of its own without a harness, because a process must be locked in before it has a second thread.
+//! The test is a program of its own without a harness, because a process must be locked in before it has a
+//! second thread.
 
 use std::fmt::Debug;
 use std::fs::{self, File};
@@ -82,7 +83,7 @@ const TRIED: &[(&str, &str, &str)] = &[
     ("wait for one of many files", "EFAULT", ENDED),
 ];
 
-/// By a process that named none.
+/// The attempt of a process that named no files.
 const LOOK_AT_A_FILE: &str = "look at a file where none was named";
 
 fn main() {
@@ -156,7 +157,7 @@ fn lock_in(root: &Path) {
     assert!(locked.calls && !matches!(locked.files, Files::None(_)), "{locked:?}");
 }
 
-/// Makes an attempt. Its files and sockets are opened before the process is locked in.
+/// Makes an attempt. The attempt's files and sockets are opened before the process is locked in.
 fn attack(root: &Path, is_locked_in: bool, what: &str) {
     let (inside, outside) = (root.join("recording"), root.join("outside"));
     let port = fs::read_to_string(inside.join("port")).unwrap();
@@ -227,7 +228,7 @@ fn attack(root: &Path, is_locked_in: bool, what: &str) {
             call(libc::SYS_clone, [flags as u64, 0, 0])
         }
         "make a process that shares memory" => {
-            // The kernel makes none: both of the last two want the same argument.
+            // The kernel makes no process: the last two flags want the same argument.
             let flags = libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_PARENT_SETTID;
             call(libc::SYS_clone, [flags as u64, 0, 0])
         }
@@ -296,7 +297,8 @@ fn send(stream: &UnixStream) -> std::io::Result<()> {
     of_nix(nix::sys::socket::send(stream.as_fd().as_raw_fd(), b"x", nix::sys::socket::MsgFlags::empty()))
 }
 
-/// Makes a process like `fork`. The new process ends at once. Nothing waits for it: that would be another forbidden call.
+/// Makes a process like `fork`. The new process ends at once. Nothing waits for the process: waiting would be
+/// another forbidden call.
 fn make_a_process() -> std::io::Result<()> {
     // SAFETY: this process has one thread, and the new one does nothing.
     match unsafe { nix::unistd::fork() }? {

@@ -1,5 +1,5 @@
-//! Writes a machine's memory and registers as an ELF core file, in the format of Linux's own crash dumps (`vmcore`).
-//! Tools such as crash and drgn read it.
+//! Writes a machine's memory and registers as an ELF core file, in the format of Linux's own crash dumps
+//! (`vmcore`). Tools such as crash and drgn read such a file.
 //!
 //! ```text
 //! headers
@@ -7,8 +7,8 @@
 //! RAM         from a multiple of 4096 on, in the order of physical addresses; pages of zeroes are holes in the file
 //! ```
 //!
-//! Each part of RAM is a PT_LOAD segment with its physical address. If the kernel is known, it also has the virtual
-//! address that the kernel uses for it. The kernel's image is a further segment over the same bytes
+//! Each part of RAM is a PT_LOAD segment with its physical address. If the kernel is known, the segment also
+//! has the virtual address that the kernel uses. The kernel's image is a further segment over the same bytes
 //! (`kernel/kexec_core.c`, `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
 
 use std::fs::File;
@@ -55,12 +55,12 @@ pub struct Written {
 /// A range of memory in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Segment {
-    /// Its physical address.
+    /// The segment's physical address.
     pub physical: u64,
-    /// Its address in the kernel, if known.
+    /// The segment's address in the kernel, if known.
     #[serde(rename = "virtual")]
     pub virtual_address: Option<u64>,
-    /// Its size.
+    /// The segment's size.
     pub bytes: u64,
 }
 
@@ -192,7 +192,7 @@ impl Contents {
                 p_paddr: segment.physical,
                 p_filesz: segment.bytes,
                 p_memsz: segment.bytes,
-                // The kernel writes this value too, and crash recognises such a file by it.
+                // The kernel writes this value too, and crash recognises such a file by the value.
                 p_align: 0,
             });
         }

@@ -6,7 +6,7 @@ use machine::notation;
 /// `TASK_COMM_LEN` without the NUL: the kernel stores no longer names.
 const NAME_BYTES: usize = 15;
 
-/// The filters of a search. The default has none.
+/// The filters of a search. The default has no filters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filters {
     /// Only this process or thread.

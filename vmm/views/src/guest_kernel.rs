@@ -27,7 +27,7 @@ const ENTRY_BYTES: usize = 512;
 /// Valid at all places where the kernel and its modules have the same addresses as when this was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestKernel {
-    /// The names of its functions and variables.
+    /// The names of the kernel's functions and variables.
     pub symbols: Arc<Symbols>,
     /// The return address of the kernel's call of the system call function.
     pub(crate) call_return: Option<u64>,
@@ -89,7 +89,7 @@ impl GuestKernel {
 #[derive(Clone, Debug, Default)]
 pub struct GuestKernels {
     kernels: Kernels,
-    /// One for each kernel.
+    /// The data to describe events in each kernel, in the kernels' order.
     guests: Vec<GuestKernel>,
 }
 

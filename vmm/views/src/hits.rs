@@ -22,9 +22,9 @@ use crate::system_calls::SystemCall;
 
 /// The target of SYSCALL.
 const ENTRY: &str = "entry_SYSCALL_64";
-/// Most system calls in progress at the start of a search.
+/// The largest number of system calls in progress at the start of a search.
 const RETURNS_BEFORE: usize = 64;
-/// Most candidates of a search that must find all before it can filter.
+/// The largest number of candidates of a search that must find all candidates before it can filter.
 const MOST_CANDIDATES: usize = 1_000_000;
 /// The distances over which a search looks for a system call's return, one after the other.
 const RETURN_STEPS: [u64; 5] = [100_000, 2_000_000, 30_000_000, 500_000_000, 4_000_000_000];
@@ -32,7 +32,8 @@ const RETURN_STEPS: [u64; 5] = [100_000, 2_000_000, 30_000_000, 500_000_000, 4_0
 /// A search: the events, and the part of the recording.
 #[derive(Clone, Copy, Debug)]
 pub struct Search<'a> {
-    /// The condition: see [`history::timeline::CONDITIONS`]. It may name symbols of the guest's kernel.
+    /// The condition: see [`history::timeline::CONDITIONS`]. The condition may name symbols of the
+    /// guest's kernel.
     pub condition: &'a str,
     /// The filters of the events.
     pub filters: &'a Filters,
@@ -45,7 +46,7 @@ pub struct Search<'a> {
 /// The wanted places of a search.
 #[derive(Clone, Copy, Debug)]
 pub enum Wanted {
-    /// The next one in this direction.
+    /// The next hit in this direction.
     One {
         /// Where the search begins.
         from: Instructions,
@@ -58,7 +59,7 @@ pub enum Wanted {
         from: Instructions,
         /// The end of the part.
         to: Instructions,
-        /// Most places in the list.
+        /// The largest number of places in the list.
         limit: usize,
     },
 }
@@ -95,13 +96,13 @@ impl Wanted {
 }
 
 impl Search<'_> {
-    /// Runs the search. It changes the timeline's position and stops.
+    /// Runs the search. The search changes the timeline's position and stops.
     pub fn run(&self, timeline: &mut Timeline, poll: &mut Poll<'_>) -> Result<Found, Error> {
         let from = self.wanted.from();
         let condition = self.condition.parse::<Condition>();
         let of_calls = condition.as_ref().is_ok_and(|Condition(stops)| waits_for_calls(stops));
         if self.filters.longer_ns.is_some() && !of_calls {
-            return Err(Error::Position("only system calls can be asked how long they take".to_string()));
+            return Err(Error::Position("longer: is a filter for system calls only".to_string()));
         }
         let needs_kernel = self.backtrace || condition.is_err() || of_calls || self.filters.choose_threads();
         let mut kernels = GuestKernels::default();
@@ -128,7 +129,7 @@ impl Search<'_> {
         }
         let returns = of_calls && kernels.all().iter().any(|kernel| kernel.call_return.is_some());
         if self.filters.longer_ns.is_some() && !returns {
-            let why = "the guest's kernel does not say where system calls return: none can be asked how long it takes";
+            let why = "ttvm cannot find where this kernel's system calls return, so leave longer: out";
             return Err(Error::Position(why.to_string()));
         }
         let asked = Asked { search: self, kernels, returns, stops };
@@ -354,7 +355,7 @@ impl Found {
     }
 }
 
-/// Refuses a request for backtraces that no place could have.
+/// Refuses a request for backtraces at places that can have no backtrace.
 fn can_trace_back(timeline: &Timeline, kernels: &GuestKernels) -> Result<(), Error> {
     let none = |why: &dyn Display| Error::Position(format!("there are no backtraces to show: {why}"));
     let kernel = kernels.at(timeline.machine()).or(kernels.all().last()).ok_or_else(|| none(&NoKernel))?;
@@ -366,7 +367,7 @@ impl Display for Found {
     fn fmt(&self, f: &mut Formatter<'_>) -> Written {
         let mut lines: Vec<String> = self.hits.iter().flat_map(Place::lines).collect();
         if let Some(at) = self.goes_on_at {
-            lines.push(format!("interrupted: --from insn:{at} goes on"));
+            lines.push(format!("interrupted: go on with --from insn:{at}"));
         } else if lines.is_empty() {
             lines.push("nowhere in that part of the recording".to_string());
         }

@@ -5,7 +5,7 @@ use machine::position::Instructions;
 use machine::{Machine, hex};
 use serde::Serialize;
 
-/// Most instructions that are disassembled.
+/// The largest number of disassembled instructions.
 const MOST_INSTRUCTIONS: usize = 10_000;
 /// The longest instruction.
 const MOST_INSTRUCTION_BYTES: usize = 15;
@@ -59,9 +59,9 @@ impl Bytes {
 /// A disassembled instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
-    /// Its address, in hex.
+    /// The instruction's address, in hex.
     pub address: String,
-    /// Its bytes, in hex.
+    /// The instruction's bytes, in hex.
     pub bytes: String,
     /// The instruction in Intel's notation.
     pub text: String,

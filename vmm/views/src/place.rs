@@ -11,7 +11,7 @@ use crate::system_calls::SystemCall;
 /// A place where an event happens.
 #[derive(Clone, Debug, Serialize)]
 pub struct Place {
-    /// Instructions before it.
+    /// Instructions before the place.
     pub instruction: u64,
     /// The event.
     pub what: String,
@@ -46,9 +46,9 @@ pub struct Place {
 /// One of several kernels that a guest runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OfKernel {
-    /// Its number, from 1 on.
+    /// The kernel's number, from 1 on.
     pub number: usize,
-    /// Its release.
+    /// The kernel's release.
     pub release: String,
     /// Number and release, for people.
     #[serde(skip)]

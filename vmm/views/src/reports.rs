@@ -10,9 +10,9 @@ use serde::Serialize;
 /// One report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReportRow {
-    /// Its number, as in `report:N`.
+    /// The report's number, as in `report:N`.
     pub number: usize,
-    /// Its kind: `panic`, `oops`, `bug`, `warning`, `kasan` or `lockdep`.
+    /// The report's kind: `panic`, `oops`, `bug`, `warning`, `kasan` or `lockdep`.
     pub kind: String,
     /// Instructions up to the completion of its first line.
     pub instruction: u64,
@@ -24,7 +24,7 @@ pub struct ReportRow {
     /// The thread's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its first line.
+    /// The report's first line.
     pub line: String,
 }
 

@@ -83,20 +83,20 @@ pub struct State {
 /// The running kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RunningKernel {
-    /// Its release.
+    /// The kernel's release.
     pub release: String,
-    /// Whether another kernel has started it.
+    /// Whether another kernel has started this kernel by kexec.
     pub by_kexec: bool,
 }
 
 /// The running thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Running {
-    /// Its number.
+    /// The process's number.
     pub pid: u32,
-    /// The number of its process.
+    /// The number of the thread's process.
     pub process: u32,
-    /// The kernel's name for it.
+    /// The thread's name in the kernel.
     pub name: String,
 }
 
@@ -116,7 +116,7 @@ pub struct Registers {
 pub struct Said {
     /// The kernel's time.
     pub seconds: f64,
-    /// Its level: 0 is the most urgent.
+    /// The message's level: 0 is the most urgent.
     pub level: u8,
     /// The message.
     pub text: String,

@@ -19,14 +19,14 @@ const LOWEST_ERROR: i64 = -4095;
 /// A system call that was entered.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SystemCall {
-    /// Its name, or its number if unknown.
+    /// The call's name, or its number if unknown.
     pub name: String,
-    /// Its arguments as text.
+    /// The call's arguments as text.
     pub arguments: Vec<String>,
-    /// Its result, with the name of an error. `None` if it does not return in the searched part.
+    /// The call's result, with the name of an error. `None` if the call does not return in the searched part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<String>,
-    /// Its duration in the guest's time.
+    /// The call's duration in the guest's time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 /// A process, or a further thread of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Task {
-    /// The kernel's number for it.
+    /// The task's number in the kernel.
     pub pid: u32,
     /// For a thread: its process.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,11 +26,11 @@ pub struct Task {
     pub state: Option<char>,
     /// CR3 while the kernel works for it, without the low bits.
     pub cr3: Option<String>,
-    /// Whether it is a kernel thread, without page tables of its own.
+    /// Whether the task is a kernel thread, without page tables of its own.
     pub kernel_thread: bool,
-    /// Whether it runs, or was interrupted.
+    /// Whether the task runs, or was interrupted.
     pub current: bool,
-    /// The kernel's name for it.
+    /// The task's name in the kernel.
     pub name: String,
     /// The kernel function in which it waits, if it does not run: the caller of the scheduler.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -131,7 +131,7 @@ fn tasks_of(
 }
 
 impl Task {
-    /// Its page tables as text.
+    /// The task's page tables as text.
     pub fn space(&self) -> &str {
         if self.kernel_thread { "kernel thread" } else { self.cr3.as_deref().unwrap_or("none") }
     }

@@ -1,10 +1,10 @@
 //! A guest's activity as a trace for Perfetto: the running threads, system calls, interrupts and exceptions with their
 //! durations, and the console's lines.
 //!
-//! All cores search the recording for these events at once. The results become packets in the order of the run. On a
-//! thread's track, slices nest: a system call, a page fault in it, an interrupt in that. When a thread continues its
-//! program, all slices end. The kernel's code marks the ends: the return from its call of `do_syscall_64`, and the one
-//! IRET that all interrupts return by.
+//! All cores search the recording for these events at once. The results become packets in the order of the
+//! run. On a thread's track, slices nest: an interrupt in a page fault in a system call. When a thread
+//! continues its program, all slices end. The kernel's code marks the ends: the return from its call of
+//! `do_syscall_64`, and the one IRET that all interrupts return by.
 //!
 //! Times are guest time. Thread switches are not slices but ftrace events, as Perfetto requires.
 
@@ -30,7 +30,7 @@ use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::position::{Count, Instructions};
 
-/// The kernel's function that switches threads. Its arguments are both threads.
+/// The kernel's function that switches threads. The function's arguments are the two threads.
 const SWITCH: &str = "__switch_to";
 /// The instruction that returns from interrupts and exceptions.
 const RETURN: &str = "native_irq_return_iret";
@@ -592,7 +592,8 @@ mod tests {
         Thread { id, process: 7, name: name.to_string(), task: 0 }
     }
 
-    /// What was traced, a line each: the time, the kind (`B`egin, `E`nd, `I`nstant), the name and the annotations.
+    /// The traced events, a line each: the time, the kind (`B`egin, `E`nd, `I`nstant), the name and the
+    /// annotations.
     fn events(notes: Vec<(u64, u32, What)>) -> (Vec<String>, Counts) {
         let mut bytes = Vec::new();
         let mut trace = Trace::new(Packets::new(&mut bytes));
@@ -636,7 +637,7 @@ mod tests {
             // Memory could not be read.
             (6, 8, What::SystemCall(3)),
             (7, 8, What::SystemCallReturns(None)),
-            // It was entered before the trace began.
+            // The call was entered before the trace began.
             (8, 8, What::SystemCallReturns(Some(5))),
             (9, 9, What::SystemCall(60)),
         ]);
@@ -682,7 +683,7 @@ mod tests {
             (7, 8, What::SystemCall(999)),
             (8, 8, interrupt(true)),
             (9, 8, What::InterruptReturns { to_program: true }),
-            // One that never returns.
+            // A call that never returns.
             (10, 8, What::SystemCall(15)),
             (11, 8, What::SystemCall(1)),
         ]);

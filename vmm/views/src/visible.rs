@@ -1,8 +1,9 @@
-//! Text of strangers, for a terminal: what would steer the terminal is shown, and steers nothing.
+//! Makes text from strangers safe for a terminal: shows control characters instead of sending them.
 //!
-//! Paths, command lines, console output, names of threads and symbols come from recordings that anyone may have made. A terminal
-//! obeys escape sequences in them: they move the cursor, overwrite lines, set the title, or answer as if something were typed.
-//! So all that is printed passes through here. JSON stays JSON: a control character becomes the escape that JSON has for it.
+//! Paths, command lines, console output, names of threads and symbols come from recordings that anyone may
+//! have made. A terminal obeys escape sequences in them: they move the cursor, overwrite lines, set the
+//! title, or answer as if something were typed. So all printed text passes through this module. JSON stays
+//! JSON: a control character becomes its JSON escape.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -17,12 +18,12 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// The same for what takes a part of a line: it cannot begin another one.
+/// As [`visible`], for a text that is a part of a line: the text cannot begin another line.
 pub fn in_a_line(text: &str) -> Cow<'_, str> {
     shown(text, |character, _| !steers(character))
 }
 
-/// Replaces the characters that do not stay; `stays` gets what follows, too.
+/// Replaces the characters for which `stays` is false; `stays` also gets the text behind the character.
 fn shown<'a>(text: &'a str, stays: impl Fn(char, &str) -> bool) -> Cow<'a, str> {
     let rest_of = |at: usize, character: char| &text[at + character.len_utf8()..];
     if text.char_indices().all(|(at, character)| stays(character, rest_of(at, character))) {
@@ -33,7 +34,7 @@ fn shown<'a>(text: &'a str, stays: impl Fn(char, &str) -> bool) -> Cow<'a, str> 
         if stays(character, rest_of(at, character)) {
             all.push(character);
         } else {
-            // All of them lie in the first plane.
+            // All these characters lie in the first plane.
             let _ = write!(all, "\\u{:04x}", u32::from(character));
         }
     }

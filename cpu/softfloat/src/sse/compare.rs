@@ -54,7 +54,7 @@ impl Predicate {
     }
 }
 
-/// CMPcc: whether `predicate` holds. The instruction writes all ones if it does, and all zeros if not.
+/// CMPcc: whether `predicate` holds. The instruction writes all ones if the predicate holds, else all zeros.
 #[inline]
 pub fn compare<T: Ieee>(env: &mut SseEnv, a: T, b: T, predicate: Predicate) -> bool {
     predicate.holds(relate(env, a, b, predicate.signals_quiet_nans()))

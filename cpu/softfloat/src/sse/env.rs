@@ -11,7 +11,7 @@ const PRECISION_MASK: u32 = PE << MASKS_SHIFT;
 
 /// The environment of one SSE or AVX instruction: the old MXCSR, and the exceptions that the instruction raises.
 ///
-/// All lanes share it. [`SseEnv::finish`] returns the MXCSR to store.
+/// All lanes of the instruction share the environment. [`SseEnv::finish`] returns the MXCSR to store.
 #[derive(Clone, Copy, Debug)]
 pub struct SseEnv {
     mxcsr: u32,

@@ -27,7 +27,7 @@ pub trait Ieee: Copy + Eq + sealed::Sealed + 'static {
 
 /// A format that the host can compute with: `u32` and `u64`, not `u16`. The fast paths need it.
 ///
-/// The host's basic operations round to nearest, as IEEE 754 demands. MXCSR does not affect them.
+/// The host's basic operations round to nearest, as IEEE 754 demands. MXCSR does not affect these values.
 pub trait Host: Ieee {
     /// `self + other`.
     fn host_add(self, other: Self) -> Self;
@@ -120,7 +120,7 @@ pub(crate) struct Unpacked<T> {
     pub bits: T,
     pub kind: Kind,
     pub sign: bool,
-    /// Whether it is a denormal that DAZ did not turn into zero.
+    /// Whether the operand is a denormal that DAZ did not turn into zero.
     pub denormal: bool,
     exp: i32,
     sig: u64,
@@ -153,7 +153,7 @@ impl<T: Ieee> Unpacked<T> {
         Exact::from_sig64(self.sign, self.exp, self.sig)
     }
 
-    /// The same value with another sign. `bits` does not change.
+    /// The value with another sign. `bits` does not change.
     #[inline]
     pub fn with_sign(self, sign: bool) -> Unpacked<T> {
         Unpacked { sign, ..self }

@@ -4,7 +4,7 @@ use super::SseEnv;
 use super::format::{Kind, Unpacked, convert_nan, infinity, note_denormals, pack, round_pack, zero};
 use crate::env::{IE, Rounding};
 
-/// VCVTPH2PS of one lane. It is exact. DAZ does not apply to binary16, and #D is not reported.
+/// VCVTPH2PS of one lane. The conversion is exact. DAZ does not apply to binary16, and #D is not reported.
 pub fn f16_to_f32(env: &mut SseEnv, a: u16) -> u32 {
     let x = Unpacked::new(a, false);
     match x.kind {

@@ -1,8 +1,8 @@
 //! The second fast path: operations whose result is exact under any MXCSR.
 //!
-//! An exact result in the safe range raises nothing and is the same in every rounding mode. So it does not matter
-//! whether PE is set or masked. Code that computes with small whole numbers in floating point needs this path, because
-//! its PE is never set. Each function returns `None` if it cannot prove exactness.
+//! An exact result in the safe range raises nothing and is the same in every rounding mode. So the value and
+//! the mask of PE do not matter. Code that computes with small whole numbers in floating point needs this
+//! path, because its PE is never set. Each function returns `None` if it cannot prove exactness.
 
 use super::SseEnv;
 use super::format::{Host, Ieee, fraction_bits, is_normal, is_safe_result, is_zero, negate, sign};
@@ -15,7 +15,8 @@ pub(crate) fn sum<T: Host>(env: &SseEnv, a: T, b: T) -> Option<T> {
     }
     let result = a.host_add(b);
     if is_zero(result) {
-        // The sum of numbers that are not tiny is zero only if it is exactly zero. RC decides its sign.
+        // The sum of numbers that are not tiny is zero only if it is exactly zero. The rounding mode RC
+        // decides the sign of this zero.
         return (env.rounding() != Rounding::Down).then_some(result);
     }
     (is_safe_result(result) && is_zero(sum_error(a, b, result))).then_some(result)

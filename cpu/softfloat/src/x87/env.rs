@@ -40,9 +40,9 @@ impl X87Env {
 
     /// Whether an unmasked #I, #D or #Z keeps the instruction from storing a result and from popping.
     ///
-    /// Functions that return an `Option` return `None` then. Comparisons still return their outcome: processors write
-    /// condition codes and EFLAGS, but do not pop. FLD of a binary32 or binary64 denormal pushes in spite of an
-    /// unmasked #D.
+    /// In this case, functions that return an `Option` return `None`. Comparisons still return their
+    /// outcome: the processor writes condition codes and EFLAGS, but does not pop. FLD of a binary32 or
+    /// binary64 denormal pushes in spite of an unmasked #D.
     #[inline]
     pub const fn is_abandoned(&self) -> bool {
         self.unmasked() & PRE_COMPUTATION != 0

@@ -35,7 +35,8 @@ impl F80 {
     /// The QNaN floating-point indefinite.
     pub const INDEFINITE: F80 = F80 { mantissa: INTEGER_BIT | QUIET_BIT, sign_exponent: SIGN | MAX_BIASED };
 
-    /// The value of a 10-byte little-endian memory operand. FLD m80 loads it unchanged and raises nothing.
+    /// The value of a 10-byte little-endian memory operand. FLD m80 loads the value unchanged and raises
+    /// nothing.
     #[inline]
     pub fn from_bytes(bytes: [u8; 10]) -> F80 {
         let [m0, m1, m2, m3, m4, m5, m6, m7, s0, s1] = bytes;
@@ -123,7 +124,7 @@ pub(crate) enum Kind {
 pub struct Operand {
     pub(crate) kind: Kind,
     pub(crate) sign: bool,
-    /// Whether it is a denormal or pseudo-denormal in its original format.
+    /// Whether the operand is a denormal or pseudo-denormal in its original format.
     pub(crate) denormal: bool,
     /// The value as an F80. SNaNs are not yet quiet.
     pub(crate) value: F80,
@@ -200,7 +201,7 @@ impl Operand {
         matches!(self.kind, Kind::QuietNan | Kind::SignallingNan)
     }
 
-    /// The same value with the other sign, for FSUB. A NaN keeps its sign.
+    /// The operand with the other sign, for FSUB. A NaN keeps its sign.
     pub(crate) fn negated(self) -> Operand {
         if self.is_nan() {
             return self;

@@ -137,7 +137,8 @@ fn log2_of_ratio(z: Exact) -> Exact {
 
 /// `log2 x` for positive `x`; `None` if it is zero.
 pub(crate) fn log2(x: Exact) -> Option<Exact> {
-    // x = 2^k m with m in [sqrt(1/2), sqrt(2)). The quotient below is then small, and k never cancels much.
+    // x = 2^k m with m in [sqrt(1/2), sqrt(2)). The quotient below is then small, and adding k cancels few
+    // bits.
     let k = x.exp + (x.sig > SQRT_2_SIG) as i32;
     let m = x.scaled(-k);
     let fraction = Exact::sum(m, ONE.negated()).map(|above| log2_of_ratio(div(above, add(m, ONE))));

@@ -59,7 +59,8 @@ macro_rules! operand {
                     0 => self,
                     1 => (self ^ (1 << (<$bits>::BITS - 1))).wrapping_add(jitter).wrapping_sub(2),
                     2 => sign_fraction | ((exponent + jitter).saturating_sub(2).min($max) << $fraction),
-                    // A product, then a quotient, near the smallest normal; then near the largest.
+                    // Operands whose product, then whose quotient, is near the smallest normal number; then
+                    // near the largest.
                     3 => sign_fraction | ((bias + jitter).saturating_sub(exponent).min($max) << $fraction),
                     4 => {
                         sign_fraction | ((exponent + bias + jitter).saturating_sub(3).min($max) << $fraction)
@@ -350,7 +351,8 @@ fn near_f16(random: &mut Operands) -> u32 {
     (random.f32() & !(0xff << 23)) | exponent << 23
 }
 
-/// The estimates are our own definition. They must meet the SDM's bound, and special operands must give equal results.
+/// The estimates are our own definition. The estimates must meet the SDM's bound, and special operands must
+/// give equal results.
 #[test]
 fn estimates() {
     let mut random = Operands::for_test("estimates", "SOFTFLOAT_SEED");

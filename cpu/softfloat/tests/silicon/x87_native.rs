@@ -4,7 +4,7 @@
 use softfloat::x87::{F80, X87Env};
 use std::arch::asm;
 
-/// The state before an instruction, besides its operands.
+/// The state before an instruction, except its operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Before {
     /// The control word.
@@ -42,9 +42,10 @@ macro_rules! instructions {
         $(pub fn $name(before: Before, a: F80, b: F80, mut memory: [u8; 10]) -> State {
             let (st0, st1) = (a.to_bytes(), b.to_bytes());
             let mut area = [0u8; 108];
-            // SAFETY: reads the two operands and the control word, and writes the memory operand and the save area. All
-            // have sufficient size. Every x87 register is declared as clobbered. FNSAVE, which does not wait, leaves
-            // the x87 initialised, so no exception stays pending. One instruction needs RCX and the stack.
+            // SAFETY: reads the two operands and the control word, and writes the memory operand and the save
+            // area. The operands and the save area have sufficient size. Every x87 register is declared as
+            // clobbered. FNSAVE, which does not wait, leaves the x87 initialised, so no exception stays
+            // pending. One of the instructions needs RCX and the stack.
             unsafe {
                 asm!(
                     "fninit",

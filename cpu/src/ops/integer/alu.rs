@@ -180,7 +180,7 @@ impl Unary for Dec {
     }
 }
 
-/// INC and DEC leave CF alone.
+/// INC and DEC do not change CF.
 #[inline(always)]
 fn keep_carry(core: &mut Core, carry: bool) {
     let overflow = core.flags.of();

@@ -310,7 +310,7 @@ fn lower_bmi<O: Bmi>(insn: &Insn<'_>, rm: u32, register: u32) -> Option<Op> {
 
 fn mulx<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let product = u128::from(source::<W>(core, bus, op)?) * u128::from(W::get(core, 2));
-    // If both destinations are one register, it holds the high half.
+    // If both destinations are one register, that register holds the high half.
     W::set(core, op.aux, product as u64 & W::MASK);
     W::set(core, op.r0, (product >> W::BITS) as u64 & W::MASK);
     Ok(())

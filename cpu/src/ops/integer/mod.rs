@@ -1,7 +1,7 @@
 //! General-purpose instructions (SDM vol. 2; vol. 1 chapter 7).
 //!
-//! Flags that the manuals leave undefined have defined values here, the same on every host. Each module documents its
-//! own.
+//! Flags that the manuals leave undefined have defined values here, the same on every host. Each module
+//! documents its own flags.
 
 mod alu;
 mod bits;

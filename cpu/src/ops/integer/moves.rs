@@ -121,7 +121,7 @@ fn xchg_mem<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     })
 }
 
-/// XADD to a register. If both operands are the same register, it holds the sum at the end.
+/// XADD to a register. If both operands are the same register, that register holds the sum at the end.
 fn xadd_reg<W: Width>(core: &mut Core, _: &mut dyn Bus, op: &Op) -> Res<()> {
     let (a, b) = (W::get(core, op.r0), W::get(core, op.r1));
     let sum = add::<W>(core, a, b, 0);

@@ -1,5 +1,6 @@
-//! Floating-point arithmetic and comparison with the `softfloat` crate. One [`SseEnv`] serves one instruction. At the
-//! end its flags enter MXCSR, or an unmasked exception raises #XM and leaves the destination unchanged.
+//! Floating-point arithmetic and comparison with the `softfloat` crate. One [`SseEnv`] serves one
+//! instruction. At the end the environment's flags enter MXCSR, or an unmasked exception raises #XM and
+//! leaves the destination unchanged.
 
 use std::marker::PhantomData;
 
@@ -157,8 +158,9 @@ impl<T: Element> VectorOp for AddSub<T> {
     }
 }
 
-/// DPPS and DPPD. Each step rounds. An unmasked exception in a step prevents the next step, and leaves the flags of
-/// earlier steps in MXCSR. The manual does not say which NaN wins; as on processors, each lane adds in its own order.
+/// DPPS and DPPD. Each step of the dot product rounds. An unmasked exception in a step prevents the next
+/// step, and leaves the flags of earlier steps in MXCSR. The manual does not say which NaN wins; as on
+/// processors, each lane adds in its own order.
 struct DotProduct<T>(PhantomData<T>);
 
 impl DotProduct<u32> {

@@ -45,7 +45,7 @@ impl Core {
         }
     }
 
-    /// Requires both, for instructions that move data between the two register files.
+    /// Requires MMX and SSE, for instructions that move data between the two register files.
     #[inline(always)]
     pub(crate) fn require_sse_and_mmx(&mut self) -> Res<()> {
         self.require_sse()?;

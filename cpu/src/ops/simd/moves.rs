@@ -1,5 +1,5 @@
-//! Moves between registers and memory that change no bits. Each form has its own handler, because they are the most
-//! frequent SIMD instructions of ordinary programs.
+//! Moves between registers and memory that change no bits. Each form has its own handler, because moves are
+//! the most frequent SIMD instructions of ordinary programs.
 
 use iced_x86::Code;
 

@@ -1,5 +1,5 @@
-//! Moves single lanes and sign masks between SIMD registers and general registers or memory. Also variable blends,
-//! PTEST and the byte-masked stores.
+//! Moves single lanes and sign masks between SIMD registers and general registers or memory. The module also
+//! has variable blends, PTEST and the byte-masked stores.
 
 use iced_x86::Mnemonic;
 

@@ -15,7 +15,7 @@ use crate::registers::{cr0, cr4};
 const DR6_WRITABLE: u64 = 0xe00f;
 const DR6_ONES: u64 = 0xffff_0ff0;
 const DR6_BD: u64 = 1 << 13;
-/// The same masks for DR7.
+/// As `DR6_WRITABLE`, for DR7.
 const DR7_WRITABLE: u64 = 0xffff_23ff;
 const DR7_ONES: u64 = 0x400;
 const DR7_GD: u64 = 1 << 13;
@@ -138,7 +138,7 @@ fn check_debug(core: &mut Core, op: &Op) -> Res<u8> {
     }
     check_privilege(core)?;
     if core.state.dr7 & DR7_GD != 0 {
-        // This is a fault, so RF is pushed set. Delivery clears GD and RF.
+        // This #DB is a fault, so RF is pushed set. Delivery clears GD and RF.
         core.take_pending_debug();
         core.state.dr6 |= DR6_BD;
         core.rflags |= flags::RF;

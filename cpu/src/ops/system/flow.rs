@@ -111,8 +111,8 @@ fn iret(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
 /// The INT vector of system calls, as in 32-bit Linux.
 const SYSTEM_CALL_VECTOR: u8 = 0x80;
 
-/// Delivers an interrupt that the instruction itself asks for. This is one step, hence [`Break::Done`]. No single-step
-/// trap follows, because the handler starts with TF clear.
+/// Delivers an interrupt that the instruction itself asks for. The delivery is one step, hence
+/// [`Break::Done`]. No single-step trap follows, because the handler starts with TF clear.
 fn software_interrupt(core: &mut Core, bus: &mut dyn Bus, op: &Op, vector: u8, checked: bool) -> Res<()> {
     core.rip = core.return_rip(op);
     core.software_interrupt(bus, vector, checked)?;
@@ -143,9 +143,10 @@ fn into(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
-/// INT1. Gates treat it as a hardware event and do not check privilege. It leaves DR6 unchanged, except for a data
-/// breakpoint that a preceding MOV SS held back: the two make one debug exception. After INT n, INT3, INTO and SYSCALL,
-/// such a breakpoint is a separate trap before the handler's first instruction (SDM vol. 3, 6.8.3).
+/// INT1. Gates treat INT1 as a hardware event and do not check privilege. INT1 leaves DR6 unchanged, except
+/// for a data breakpoint that a preceding MOV SS held back: the two make one debug exception. After INT n,
+/// INT3, INTO and SYSCALL, such a breakpoint is a separate trap before the handler's first instruction (SDM
+/// vol. 3, 6.8.3).
 fn int1(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     core.take_pending_debug();
     software_interrupt(core, bus, op, exception::DB, false)

@@ -30,7 +30,7 @@ const REGISTER_BYTES: usize = 10;
 /// One of the four layouts.
 #[derive(Clone, Copy)]
 struct Layout {
-    /// 28 bytes instead of 14.
+    /// The layout has 28 bytes instead of 14.
     wide: bool,
     /// Protected mode: with selectors, and with FOP in the 32-bit layout only.
     protected: bool,

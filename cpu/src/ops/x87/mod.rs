@@ -9,8 +9,8 @@
 //! do something else, this code follows processors (`tests/x87` compares the two). The choices of this CPU model:
 //!
 //! * FCS and FDS are zero, as CPUID.(7,0):EBX bit 13 announces (SDM vol. 1, 8.1.8).
-//! * Every non-control instruction updates FIP. Only an instruction that raises an unmasked exception updates FDP and
-//!   FOP, as CPUID.(7,0):EBX bit 6 announces (SDM vol. 1, 8.1.8 and 8.1.9.1).
+//! * Every non-control instruction updates FIP. Only an instruction that raises an unmasked exception updates
+//!   FDP and FOP (SDM vol. 1, 8.1.8 and 8.1.9.1). CPUID.(7,0):EBX bit 6 announces this behaviour.
 //! * With CR0.NE = 0 there is no external error reporting (FERR#). Unmasked exceptions show in the status word, and
 //!   execution continues as with IGNNE# asserted.
 

@@ -1,7 +1,8 @@
 //! The shared parts of x87 instructions: checks, stack, exceptions, pointers.
 //!
-//! An instruction first computes an [`Outcome`] without changing anything. Then it makes its store, if it has one.
-//! Finally it commits. So a memory fault leaves the unit unchanged.
+//! An instruction first computes an [`Outcome`] without changing anything. Then the instruction makes its
+//! store, if it has a store. Finally the instruction commits the outcome. So a memory fault leaves the
+//! unit unchanged.
 
 use softfloat::x87::{C1, F80, X87Env};
 
@@ -162,7 +163,7 @@ impl FpuState {
         value
     }
 
-    /// Commits an outcome. If it has a value, writes the value to ST(i), then pops `pops` registers.
+    /// Commits an outcome. If the outcome has a value, writes the value to ST(i), then pops `pops` registers.
     #[inline(always)]
     pub(super) fn commit_to(&mut self, st: u8, outcome: Outcome<F80>, pops: u8) {
         if let Some(value) = self.commit(outcome) {

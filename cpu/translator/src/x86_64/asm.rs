@@ -112,8 +112,8 @@ impl Fixup {
     }
 }
 
-/// The fields of a VEX prefix (SDM vol. 2, section 2.3) and an opcode: the number of the opcode map, the encoded
-/// mandatory prefix, and the opcode.
+/// An opcode and the fields of its VEX prefix (SDM vol. 2, section 2.3): the number of the opcode map,
+/// and the encoded mandatory prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Vex {
     pub map: u8,

@@ -1,5 +1,5 @@
-//! Instructions of BMI1 and BMI2 that have a VEX prefix. Their results are the same on every processor, and so are the
-//! flags that the manuals define. The interpreter clears the other flags.
+//! Instructions of BMI1 and BMI2 that have a VEX prefix. All processors give the same results, and the same
+//! values of the flags that the manuals define. The interpreter clears the other flags.
 
 use iced_x86::{Instruction, Mnemonic};
 
@@ -30,8 +30,8 @@ pub(super) enum Operands {
 pub(super) struct Bits {
     pub vex: Vex,
     pub operands: Operands,
-    /// The flags, as in AH after LAHF, that keep the host's values. If there are none, the instruction changes no
-    /// flags.
+    /// The flags, as in AH after LAHF, that keep the host's values. If the set is empty, the instruction
+    /// changes no flags.
     pub flags: u8,
 }
 
@@ -63,7 +63,7 @@ impl Bits {
         host_has_it.then_some(Bits { vex, operands, flags })
     }
 
-    /// Whether it leaves all flags unchanged.
+    /// Whether the instruction leaves all flags unchanged.
     pub fn keeps_flags(self) -> bool {
         self.flags == 0
     }

@@ -1,12 +1,13 @@
 //! Translates one block: the order of its code, its entry and its exits.
 //!
-//! Registers of the host: RBP points to the frame and R15 holds the counter. RAX, RCX and RDX are scratch, and RSP does
-//! not change. The others hold ten of the guest's registers; the guest's other six are in the frame.
+//! Registers of the host: RBP points to the frame and R15 holds the counter. RAX, RCX and RDX are scratch,
+//! and RSP does not change. The other host registers hold ten of the guest's registers; the guest's other six
+//! registers are in the frame.
 //!
-//! Flags: an instruction that sets flags leaves them in the host's flags register. Code right after the instruction
-//! writes them to the frame, if a later reader or exit may need them there. A recipe avoids this write if registers
-//! still hold the values that the flags can be computed from. The block then exits, or ends, with the recipe in the
-//! frame instead of the flags.
+//! Flags: an instruction that sets flags leaves them in the host's flags register. Code right after the
+//! instruction writes the flags to the frame, if a later reader or exit may need them there. A recipe avoids
+//! this write if registers still hold the values that the flags can be computed from. The block then exits,
+//! or ends, with the recipe in the frame instead of the flags.
 
 mod flags;
 mod operands;
@@ -30,7 +31,8 @@ use crate::frame::{EXPECTED, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot};
 use crate::{Part, Parts, Source, Undefined};
 
-/// The error for an instruction that cannot be written after all. The interpreter will execute it.
+/// The error for an instruction that cannot be written after all. The interpreter will execute the
+/// instruction.
 #[derive(Debug)]
 pub(super) struct Cannot;
 
@@ -174,7 +176,7 @@ pub(super) const COUNTER: Mem = field(offset_of!(Frame, counter));
 
 /// A written block, with the data to enter, exit and link it.
 pub(super) struct Written {
-    /// Its code, written for offset 0 and block number 0.
+    /// The block's code, written for offset 0 and block number 0.
     pub code: Box<[u8]>,
     /// The places in the code that change when it moves.
     pub relocations: Relocations,
@@ -187,9 +189,10 @@ pub(super) struct Written {
     pub edges: [Edge; 2],
     /// The places where the block can be entered again.
     pub reentries: Arc<[Reentry]>,
-    /// Conditional branches at its end.
+    /// The number of conditional branches at the block's end.
     pub branches: u64,
-    /// The registers that it changes while the flags at entry are still in force: see [`changed_under_first_flags`].
+    /// The registers that the block changes while the flags at entry are still in force: see
+    /// [`changed_under_first_flags`].
     pub changes: Option<u16>,
 }
 
@@ -200,8 +203,8 @@ pub(super) struct Reentry {
     /// Offset of the instruction's own code, if the code expects no flags in the host's register and can be tried
     /// again.
     pub at: Option<NonZeroU32>,
-    /// Offset of the code after the instruction, if that code expects no flags in the host's register. If there is
-    /// none, the interpreter executes the rest too.
+    /// Offset of the code after the instruction, if that code expects no flags in the host's register.
+    /// Without such code, the interpreter executes the rest too.
     pub behind: Option<NonZeroU32>,
 }
 
@@ -217,7 +220,7 @@ pub(super) struct Edge {
     pub ahead: u64,
     /// Offset of the displacement of a jump that can be linked to the code of the next block.
     pub displacement: Option<NonZeroU32>,
-    /// The same for the jump in the block's twin.
+    /// As `displacement`, for the jump in the block's twin.
     pub twin: Option<NonZeroU32>,
     /// For a target in another page: offset of the addend with which the TLB must map that page.
     pub addend: Option<NonZeroU32>,
@@ -228,7 +231,7 @@ pub(super) struct Edge {
     pub settle: Option<[NonZeroU32; 2]>,
 }
 
-/// An exit of the block. Its code is written after the block.
+/// An exit of the block. The exit's code is written after the block.
 enum Way {
     /// To the interpreter, which executes the instruction.
     Instruction(usize),
@@ -246,8 +249,8 @@ enum Way {
     SecondOfTarget(usize, usize),
     /// To the second slot of a page. The first slot is at RCX plus an offset, which selects the array.
     SecondPage { slots: i32, found: usize, instruction: usize, write: bool },
-    /// As [`Way::SecondPage`], for a group of accesses. If the page is not there either, continues at the instruction
-    /// in the block's twin.
+    /// As [`Way::SecondPage`], for a group of accesses. If the second slot does not hold the page either,
+    /// continues at the instruction in the block's twin.
     SecondPageOfGroup { slots: i32, found: usize, instruction: usize },
     /// Loads the slot's addend, which differs from the expected one, stores it at the place for expected addends, and
     /// returns.
@@ -263,7 +266,7 @@ pub(super) struct BlockWriter<'a> {
     ways: Vec<(Way, Vec<Fixup>, Option<Recipe>)>,
     /// Jumps out of the current instruction.
     leaving: Vec<Fixup>,
-    /// Whether the current instruction has other exits, which first lead elsewhere.
+    /// Whether the current instruction has other exits, whose jumps first lead to other code.
     leaves_later: bool,
     /// Flags that are valid in the host's register, and in the frame.
     in_host: u8,
@@ -382,7 +385,7 @@ fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
 /// Where an instruction's code is, and whether it can be entered there.
 #[derive(Clone, Copy, Default)]
 struct Entrance {
-    /// Whether it can exit to the interpreter.
+    /// Whether the instruction's code can exit to the interpreter.
     exits: bool,
     /// As [`Reentry::at`] and [`Reentry::behind`].
     at: Option<NonZeroU32>,
@@ -457,7 +460,8 @@ impl BlockWriter<'_> {
             self.unsettled = step.before.filter(|_| self.in_frame != set::ALL);
             self.keeps = step.keeps;
             if self.twin {
-                // The block can continue here with its flags in the frame. Which checks it made is unknown.
+                // The block can continue here with its flags in the frame. The checks made so far are
+                // unknown here.
                 self.vectors_checked = false;
                 if step.effect(&instruction, step.needed).is_none_or(|effect| effect.exits) {
                     self.in_host = 0;
@@ -685,8 +689,8 @@ impl BlockWriter<'_> {
         self.ended = true;
     }
 
-    /// Jumps to the guest address in RAX, or exits to the interpreter if its code is not known. `commit` writes code to
-    /// run before the jump. It must not change RCX.
+    /// Jumps to the guest address in RAX, or exits to the interpreter if its code is not known. `commit`
+    /// writes code to run before the jump. `commit` must not change RCX.
     pub fn jump_to_rax(&mut self, commit: impl FnOnce(&mut Self)) {
         jump_slot(&mut self.asm);
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");

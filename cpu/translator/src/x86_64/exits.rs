@@ -6,7 +6,7 @@ pub(super) const ENTRY: u8 = 63;
 pub(super) const EDGE_TAKEN: u8 = 62;
 /// The edge to the next instruction.
 pub(super) const EDGE_ON: u8 = 61;
-/// Most blocks that an exit's code can distinguish.
+/// The largest number of blocks that an exit's code can distinguish.
 pub(super) const MAX_BLOCKS: u32 = 1 << 26;
 
 /// The value that a block's exit leaves in EAX.

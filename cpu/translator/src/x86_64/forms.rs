@@ -16,7 +16,8 @@ pub(super) struct Opcode {
 /// Forms of translated instructions on XMM registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// The first operand becomes a function of both operands. A second operand in memory must be aligned.
+    /// The first operand becomes a function of both operands. If the second operand is in memory, it must be
+    /// aligned.
     Two(Opcode),
     /// The first operand becomes a function of the second.
     From(Opcode),

@@ -1,9 +1,9 @@
 //! Groups of accesses in a block. Accesses whose addresses differ by known constants share one TLB check.
 //!
-//! The first access of a group checks the page of the whole group. It stores the difference between host and guest
-//! addresses in the frame. If the group crosses pages, or the TLB does not have the page, the block continues in its
-//! twin, which checks every access. A check stays valid as long as only generated code runs, because only its STAC and
-//! CLAC can change how a page is mapped.
+//! The first access of a group checks the page of the whole group. This access stores the difference between
+//! host and guest addresses in the frame. If the group crosses pages, or the TLB does not have the page, the
+//! block continues in its twin, which checks every access. A check stays valid as long as only generated code
+//! runs, because only its STAC and CLAC can change how a page is mapped.
 
 use iced_x86::{Instruction, OpKind, Register};
 
@@ -17,7 +17,8 @@ const RDX: usize = 2;
 const RSP: usize = 4;
 const RBP: usize = 5;
 
-/// Most bytes from the first to the last byte of a group. Larger groups cross pages more often.
+/// The largest number of bytes from the first to the last byte of a group. Larger groups cross
+/// pages more often.
 const MAX_SPAN: i64 = 256;
 /// Fewest checks that a block's groups must save to be worth a twin.
 const LEAST_SAVED: usize = 2;
@@ -25,12 +26,12 @@ const LEAST_SAVED: usize = 2;
 /// How an instruction's access shares checks with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It shares none.
+    /// The access is in no group.
     Alone,
-    /// It checks for its group, which begins `below` bytes before the access. `slot` is the place of the addend in the
-    /// frame.
+    /// The access checks the page for its group, which begins `below` bytes before the access. `slot` is the
+    /// place of the addend in the frame.
     First { slot: u8, below: i32, bytes: i32, write: bool },
-    /// It has been checked already: `bytes` bytes, and `write` if they may be written.
+    /// An earlier access has checked the page: `bytes` bytes, and `write` if they may be written.
     Later { slot: u8, bytes: i32, write: bool },
 }
 
@@ -156,7 +157,7 @@ fn enter(groups: &mut Vec<Group>, n: usize, access: &Access) {
 /// The number of an unknown value: a register's value at the block's start, or one that the block gave it.
 type Unknown = u32;
 
-/// An address without its known offset.
+/// The unknown parts of an address. The known offset is stored elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Address {
     base: Option<Unknown>,

@@ -185,7 +185,7 @@ impl BlockWriter<'_> {
                 self.asm.alu(size, which, to, Self::place(self.register(i, 1)));
             }
             if keeps && high && to != DH {
-                // Only the low byte is new.
+                // The instruction changes only the low byte.
                 self.set_sized(B1, self.register(i, 0), RDX);
             } else if keeps {
                 self.write_back(i.op_register(0), to);
@@ -530,7 +530,7 @@ impl BlockWriter<'_> {
     fn call_indirect(&mut self, i: &Instruction) -> Result<(), Cannot> {
         self.target(i)?;
         self.keep();
-        // Check first that the stack can be written, then that the target is known. Store only after that.
+        // Check first that the stack can be written, then that the target is known. Only then store.
         self.stack_address(-8);
         self.check(8, true);
         self.load_kept_keep_rax();
@@ -552,7 +552,7 @@ impl BlockWriter<'_> {
 
     // Shifts.
 
-    /// SHL, SHR, SAR by a count that is not zero. OF is that of a shift by one, for any count.
+    /// SHL, SHR, SAR by a count that is not zero. OF has the value of a shift by one, for any count.
     fn shift(&mut self, i: &Instruction, which: u8, count: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let memory = if is_memory(i, 0) { Some(self.operand(i, size, true)?) } else { None };
@@ -605,7 +605,7 @@ impl BlockWriter<'_> {
         let nothing = self.asm.jcc(cc::E);
         self.asm.load(size, RAX, to);
         self.asm.shift_imm(size, which, RAX, 1);
-        // OF of a shift by one. SAR leaves it clear.
+        // OF of a shift by one. SAR leaves OF clear.
         self.asm.setcc(0, RAX);
         self.asm.shift_cl(size, which, to);
         self.asm.byte(0x9f);
@@ -683,7 +683,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// The place of the operand that a multiplication or division reads. It is never in RAX or RDX.
+    /// The place of the operand that a multiplication or division reads. The operand is never in RAX or RDX.
     fn factor(&mut self, i: &Instruction, n: u32, size: Size) -> Result<Place, Cannot> {
         if !is_memory(i, n) {
             return Ok(Self::place(self.register(i, n)));
@@ -809,8 +809,8 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// BSF and BSR. A zero source leaves the destination unchanged and sets ZF and PF. Otherwise PF is that of the
-    /// result, and the others are clear.
+    /// BSF and BSR. A zero source leaves the destination unchanged and sets ZF and PF. Otherwise PF follows
+    /// the result, and the other flags are clear.
     fn scan(&mut self, i: &Instruction, opcode: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);
@@ -844,7 +844,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// POPCNT, TZCNT, LZCNT. ZF is as on the host. So is CF, for TZCNT and LZCNT. The other flags are clear.
+    /// POPCNT, TZCNT, LZCNT. ZF, and CF of TZCNT and LZCNT, are as on the host. The other flags are clear.
     fn count(&mut self, i: &Instruction, opcode: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let register = self.register(i, 0);
@@ -891,7 +891,7 @@ impl BlockWriter<'_> {
             Operands::Product => {
                 self.asm.load(size, RDX, Self::place(GUEST_RDX));
                 self.asm.vex(size, vex, RCX.0, Some(RAX), from);
-                // If both halves go to one register, it holds the high half.
+                // If both halves go to one register, that register holds the high half.
                 self.set_all(self.register(i, 1), RAX);
                 self.set_all(destination, RCX);
                 return Ok(());

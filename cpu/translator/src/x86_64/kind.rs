@@ -31,7 +31,7 @@ pub(super) fn looked_at(cc: u8) -> u8 {
     }
 }
 
-/// The kind of a translated instruction. The interpreter executes all others.
+/// The kind of a translated instruction. The interpreter executes all other instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// ADD to CMP by the `/n` of their encoding.
@@ -102,15 +102,15 @@ pub(super) enum Kind {
 /// The effect of an instruction and its translation on the flags.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Effect {
-    /// Flags that it reads.
+    /// The flags that the instruction reads.
     pub reads: u8,
-    /// Flags that it sets regardless of their old values.
+    /// The flags that the instruction sets regardless of their old values.
     pub kills: u8,
     /// Flags that are in the host's register afterwards.
     pub in_host: u8,
-    /// Whether its translation leaves the host's flags unchanged.
+    /// Whether the instruction's translation leaves the host's flags unchanged.
     pub transparent: bool,
-    /// Whether it can exit before it completes.
+    /// Whether the translation can exit before the instruction completes.
     pub exits: bool,
 }
 
@@ -176,7 +176,8 @@ pub(super) fn kind_of(instruction: &Instruction) -> Option<Kind> {
         }
     }
     if instruction.has_rep_prefix() || instruction.has_repne_prefix() {
-        // On these instructions a repeat prefix is BND or a hint. On others it can be part of a vector opcode.
+        // On these instructions a repeat prefix is BND or a hint. On other instructions the prefix can be
+        // part of a vector opcode.
         match instruction.mnemonic() {
             Mnemonic::Ret | Mnemonic::Jmp | Mnemonic::Call | Mnemonic::Nop | Mnemonic::Pause => {}
             _ => return form_of(instruction).map(Kind::Vector),
@@ -382,7 +383,7 @@ impl Kind {
         !matches!(self, Kind::Vector(_))
     }
 
-    /// Whether its translation may read flags in the host's register.
+    /// Whether the instruction's translation may read flags in the host's register.
     pub fn may_use_flags(self) -> bool {
         matches!(
             self,
@@ -396,13 +397,13 @@ impl Kind {
         )
     }
 
-    /// Whether it may change the arithmetic flags.
+    /// Whether the instruction may change the arithmetic flags.
     pub fn may_set_flags(self, instruction: &Instruction) -> bool {
         matches!(self, Kind::ShiftByCl(_))
             || self.effect(instruction, 0, true).is_none_or(|effect| effect.kills != 0)
     }
 
-    /// Whether it may follow STI in a block: it does not end the block or affect interrupts.
+    /// Whether the instruction may follow STI in a block: it does not end the block or affect interrupts.
     pub fn follows_sti(self) -> bool {
         !matches!(
             self,
@@ -418,8 +419,9 @@ impl Kind {
         )
     }
 
-    /// Its effect on the flags, if the flags in `needed` may be read after it. `checked` says that its access needs no
-    /// check. `None` if the interpreter must then execute it.
+    /// The instruction's effect on the flags, if later code may read the flags in `needed`. `checked` says
+    /// that the instruction's access needs no check. `None` if the interpreter must then execute the
+    /// instruction.
     pub fn effect(self, instruction: &Instruction, needed: u8, checked: bool) -> Option<Effect> {
         use set::{A, ALL, C, O, Z};
         let memory =

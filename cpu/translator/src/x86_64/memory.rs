@@ -25,7 +25,8 @@ pub(super) struct CodeMemory {
 unsafe impl Send for CodeMemory {}
 
 impl CodeMemory {
-    /// Maps `length` bytes, which use memory only once they are written. `None` if the host does not allow it.
+    /// Maps `length` bytes, which use memory only once they are written. `None` if the host does not allow
+    /// such mappings.
     pub fn new(length: usize) -> Option<CodeMemory> {
         let length = NonZeroUsize::new(length)?;
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
@@ -69,7 +70,7 @@ impl CodeMemory {
         self.given_back = self.given_back.min(used);
     }
 
-    /// Appends code. Panics if there is no room.
+    /// Appends code. Panics if the memory for code is full.
     pub fn append(&mut self, code: &[u8]) {
         let offset = self.used;
         self.used = (offset + code.len()).next_multiple_of(16).min(self.length.get());
@@ -79,8 +80,8 @@ impl CodeMemory {
         }
     }
 
-    /// Removes the host's pages from the writable mapping. They stay in the executable mapping. Otherwise the process
-    /// would be charged twice for each page.
+    /// Removes the host's pages from the writable mapping. The pages stay in the executable mapping.
+    /// Otherwise the process would be charged twice for each page.
     #[cold]
     fn give_back(&mut self) {
         self.given_back = self.used;

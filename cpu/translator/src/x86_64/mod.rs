@@ -30,9 +30,9 @@ use crate::{
     At, Entry, Guest, Left, Link, MAX_INSTRUCTIONS, MAX_STEPS, Miss, Part, Parts, Resume, Source, Undefined,
 };
 
-/// Most bytes of code. When they are used up, all code is dropped and translated again.
+/// The largest number of code bytes. When the bytes are used up, all code is dropped and translated again.
 const CODE_BYTES: usize = 64 << 20;
-/// Most bytes of code for one block.
+/// The largest number of code bytes of one block.
 const BLOCK_BYTES: usize = 32 << 10;
 /// Registers of the host that belong to the caller.
 const CALLEE_SAVED: [Reg; 6] = [RBX, RBP, Reg(12), Reg(13), Reg(14), R15];
@@ -43,7 +43,7 @@ struct Block {
     token: u32,
     /// Host address minus virtual address of its guest bytes, once known.
     addend: Option<u64>,
-    /// Offset of its code.
+    /// Offset of the block's code.
     entry: u32,
     /// Offset of the exit before its first instruction.
     dead: u32,
@@ -53,12 +53,13 @@ struct Block {
     /// Registers that a recipe must not need, for an entry with a recipe in place of the flags. `None` if no recipe is
     /// accepted.
     changes: Option<u16>,
-    /// Targets of the edges, relative to `rip`: next, and taken. Also whether each can be linked.
+    /// Targets of the edges, relative to `rip`: next, and taken. Also returns whether each exit can be
+    /// linked.
     ahead: [u64; 2],
     linkable: [bool; 2],
-    /// The places where it can be entered again.
+    /// The places where the block can be entered again.
     reentries: Arc<[block::Reentry]>,
-    /// The code that was written for it.
+    /// The code that was written for the block.
     written: Arc<block::Written>,
 }
 
@@ -185,8 +186,8 @@ impl Translator {
         Some(Entry { number, generation: self.generation })
     }
 
-    /// Whether a translation, moved to the address of `source`, equals the translation of `source`. `None` if it cannot
-    /// be moved there.
+    /// Whether a translation, moved to the address of `source`, equals the translation of `source`. `None` if
+    /// the translation cannot be moved there.
     pub fn moves_rightly(&mut self, translation: &Translation, source: &Source<'_>) -> Option<bool> {
         let by = source.rip.wrapping_sub(translation.rip);
         let Translation { written, .. } = translation;
@@ -368,9 +369,9 @@ impl Translator {
         frame.privileged = guest.privileged.into();
         frame.interrupts_wait = guest.interrupts_wait.into();
         frame.jumps = self.jumps.as_ptr();
-        // SAFETY: `block` wrote the code at `address` for this frame's layout. The code accesses the frame, the slots
-        // and the jump table, which all outlive the call. It accesses RAM through slots, which only `TlbSlot::map`
-        // makes. It follows the calling convention: see `glue`.
+        // SAFETY: `block` wrote the code at `address` for this frame's layout. The code accesses the frame,
+        // the slots and the jump table, which all outlive the call. The code accesses RAM through slots,
+        // which only `TlbSlot::map` makes. The code follows the calling convention: see `glue`.
         let code = unsafe {
             let enter: extern "sysv64" fn(*mut Frame, u64) -> u32 = std::mem::transmute(self.code.address(0));
             enter(frame, address)

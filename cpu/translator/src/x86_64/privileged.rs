@@ -11,8 +11,8 @@ const IF: i32 = 1 << 9;
 const AC: i32 = 1 << 18;
 
 impl BlockWriter<'_> {
-    /// Exits to the interpreter if the code is not privileged. Such an exit is not always a fault, because IOPL too may
-    /// allow CLI and STI. So each instruction checks again.
+    /// Exits to the interpreter if the code is not privileged. The interpreter does not always raise a fault,
+    /// because IOPL too may allow CLI and STI. So each privileged instruction checks again.
     fn leave_if_not_privileged(&mut self) {
         self.asm.alu_imm(B4, alu::CMP, PRIVILEGED, 0);
         self.leave_if(cc::E);
@@ -43,7 +43,8 @@ impl BlockWriter<'_> {
         self.asm.store_imm(B4, SHADOW, 0);
     }
 
-    /// STAC and CLAC. They select the TLB slots, because they change which user pages may be accessed.
+    /// STAC and CLAC. STAC and CLAC select the TLB slots, because they change which user pages may be
+    /// accessed.
     pub fn set_access_control(&mut self, allowed: bool) {
         self.leave_if_not_privileged();
         if allowed {

@@ -10,7 +10,8 @@ use super::asm::{Size, alu};
 use super::kind::{Kind, is_high_byte, number_of, operand_size};
 use crate::frame::{FlagImage, KEPT};
 
-/// The bit that marks a recipe in the frame; no [`FlagImage`] has it. The recipe's number is above it.
+/// The bit that marks a recipe in the frame; no [`FlagImage`] has it. The recipe's number is in the bits
+/// above.
 pub(super) const IS_RECIPE: u32 = 1 << 2;
 const NUMBER_SHIFT: u32 = 3;
 /// Limit for the number of recipes, because a guest can cause any number. At the limit, all recipes and all code are
@@ -129,7 +130,7 @@ impl Recipe {
             Operation::Difference | Operation::Comparison => {
                 (u64::from(a < second), (a ^ second ^ result) >> 4 & 1, top((a ^ second) & (a ^ result)))
             }
-            // OF is that of a shift by one, for any count.
+            // OF has the value of a shift by one, for any count.
             Operation::Shift(4) => (a >> (u64::from(bits) - second) & 1, 0, top(a ^ a << 1)),
             Operation::Shift(5) => (a >> (second - 1) & 1, 0, top(a)),
             Operation::Shift(_) => (sign_extended(a, bits) as u64 >> (second - 1) & 1, 0, 0),

@@ -1,5 +1,6 @@
-//! Relocations: the places in a block's code that depend on its own address, or on the guest address of the block. All
-//! other code is the same everywhere. So a library that each process maps at another address is translated once.
+//! Relocations: the places in a block's code that depend on its own address, or on the guest address of the
+//! block. All other code of a block is the same everywhere. So a library that each process maps at another
+//! address is translated once.
 
 use super::exits::exit_code;
 use crate::frame::{SLOTS, TlbSlot, TlbSlots};

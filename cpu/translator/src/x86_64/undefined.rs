@@ -18,8 +18,8 @@ const POP_RCX: u8 = 0x59;
 const OF: u32 = 1 << 11;
 const AF: u32 = 1 << 4;
 
-/// Code that inverts the results that an instruction leaves undefined, and changes nothing else. Empty if there are
-/// none.
+/// Code that inverts the results that an instruction leaves undefined, and changes nothing else. The code is
+/// empty if no result is undefined.
 pub(super) fn inverted_behind(code: &[u8]) -> Vec<u8> {
     let instruction = Decoder::with_ip(64, code, 0, DecoderOptions::NONE).decode();
     assert_eq!(instruction.len(), code.len(), "one instruction");

@@ -1,4 +1,5 @@
-//! Instructions on XMM registers. They run on the host's XMM registers, with operands and results in the frame.
+//! Instructions on XMM registers. The instructions run on the host's XMM registers, with operands and results
+//! in the frame.
 
 use iced_x86::Instruction;
 

@@ -1,5 +1,5 @@
-//! A small virtio-pci driver. It walks configuration space to find devices and structures, negotiates features, builds
-//! rings in guest RAM and rings doorbells.
+//! A small virtio-pci driver. The driver walks configuration space to find devices and structures, negotiates
+//! features, builds rings in guest RAM and rings doorbells.
 
 use guest_ram::{GuestMemory, GuestRam};
 use vm_memory::{Bytes, GuestAddress};
@@ -242,7 +242,7 @@ impl Driver {
         pc.write(self.common + 0x10, &0_u16.to_le_bytes());
     }
 
-    /// Sets up a queue of `size` entries. With MSI-X it gets vector `index + 1`.
+    /// Sets up a queue of `size` entries. With MSI-X the queue gets vector `index + 1`.
     pub fn queue(&self, pc: &mut Pc, index: u16, size: u16) -> Ring {
         let bytes = u64::from(size);
         let descriptors = pc.allocate(16 * bytes);
@@ -356,7 +356,7 @@ impl Ring {
         pc.store(self.available + 2, &self.next_available.to_le_bytes());
     }
 
-    /// Rings the doorbell if the device wants a notification. Returns whether it did.
+    /// Rings the doorbell if the device wants a notification. Returns whether the doorbell rang.
     pub fn kick(&mut self, pc: &mut Pc) -> bool {
         let (old, new) = (self.kicked, self.next_available);
         self.kicked = new;

@@ -130,7 +130,7 @@ fn the_driver_can_ask_for_no_interrupts() {
 #[test]
 fn event_index_decides_about_interrupts() {
     let (mut pc, _, mut ring) = rng(F_EVENT_IDX, true);
-    // Without event index this flag would suppress all interrupts. With event index it means nothing.
+    // Without event index this flag would suppress all interrupts. With event index the flag means nothing.
     pc.store(ring.available, &[1, 0]);
     let mut fired = Vec::new();
     for (number, used_event) in [(0, 0), (1, 0), (2, 2), (3, 7), (4, 3), (5, 5)] {

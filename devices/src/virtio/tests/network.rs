@@ -76,7 +76,8 @@ fn the_state_tells_what_was_sent() {
     }
 }
 
-/// Recordings have hashes of this: it stays what it is. Header and bytes of each frame go into it, on top of all before.
+/// Recordings have hashes of these bytes, so the bytes must never change. The hash of the sent frames takes
+/// the header and the bytes of each frame, on top of all earlier frames.
 #[test]
 fn the_hash_of_what_was_sent_is_over_headers_and_bytes_in_their_order() {
     let (mut pc, _, _, mut transmit) = network(true, !0);

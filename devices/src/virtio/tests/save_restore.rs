@@ -32,7 +32,7 @@ impl Busy {
         }
     }
 
-    /// The same machine, continued on a restored copy. The owner must copy the disk contents.
+    /// Continues the machine on a restored copy. The owner must copy the disk contents.
     fn copy(&mut self) -> Busy {
         let mut bus = bus();
         let disk: &mut MemoryDisk = self.pc.bus.block_backend_mut(BLOCK_SLOT).unwrap();

@@ -98,7 +98,7 @@ fn a_bar_answers_wherever_the_guest_puts_it() {
     }
 }
 
-/// Two BARs at one address are the guest's fault. The same one always answers.
+/// Two BARs at one address are the guest's fault. The same BAR always answers.
 #[test]
 fn of_two_bars_at_one_address_the_first_slots_answers() {
     let mut pc = pc();

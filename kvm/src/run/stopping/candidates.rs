@@ -16,7 +16,7 @@ pub(in crate::run) fn patience(due: Duration, force: Duration) -> u32 {
     (force.saturating_sub(due).min(MOST_PATIENCE).as_micros() / AGAIN.as_micros()).max(1) as u32
 }
 
-/// Places of which one will be chosen.
+/// Places of which the guest will reach one.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::run) struct Stopping {
     /// The current candidates.
@@ -52,7 +52,7 @@ impl Stopping {
         Stopping { decided: true, ..Stopping::at_one_of(&[rip], patience) }
     }
 
-    /// Stops the guest at one of these places, to be chosen later. The first ones are tried first.
+    /// Stops the guest at one of these places, to be chosen later. The first places are tried first.
     pub(super) fn at_one_of(places: &[u64], patience: u32) -> Stopping {
         let others = places.iter().rev().copied().collect();
         let (candidates, passed_often, decided) = (Vec::new(), None, false);
@@ -74,7 +74,7 @@ impl Stopping {
         self.candidates.iter().map(|candidate| candidate.rip).collect()
     }
 
-    /// Notes that the guest reached a place. Returns whether it must stop there.
+    /// Notes that the guest reached a place. Returns whether the guest must stop there.
     pub(super) fn comes_to(&mut self, rip: u64) -> bool {
         let Some(at) = self.candidates.iter().position(|candidate| candidate.rip == rip) else {
             return false;

@@ -1,9 +1,9 @@
 //! Finds places that are easy to return to.
 //!
-//! A kick stops a guest anywhere. From there this module decodes the code ahead, to find a place right after an
-//! instruction that leaves all arithmetic flags defined. An interrupt there pushes the same flags on every processor.
-//! The place is never inside a repeated string instruction or in an interrupt shadow. The guest then runs to the place
-//! with a hardware breakpoint, which it cannot see.
+//! A kick stops a guest anywhere. This module decodes the code ahead of the guest, to find a place right
+//! after an instruction that leaves all arithmetic flags defined. An interrupt there pushes the same flags on
+//! every processor. The place is never inside a repeated string instruction or in an interrupt shadow. The
+//! guest then runs to the place with a hardware breakpoint, which it cannot see.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, RflagsBits};
 
@@ -55,8 +55,8 @@ pub(super) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, 
     best.or(second_best).unwrap_or(at)
 }
 
-/// The place after a loop that only counts a register down, if the guest at `rip` is in one. Kernels wait in such
-/// loops.
+/// If the guest at `rip` is in a loop that only counts a register down: the place after the loop. Kernels
+/// wait in such delay loops.
 pub(super) fn behind_delay(rip: u64, read: impl Fn(u64, &mut [u8]) -> usize) -> Option<u64> {
     let at = |rip| decode(rip, 64, &read);
     let first = at(rip)?;
@@ -77,9 +77,9 @@ const STACK_WORDS: u64 = 128;
 /// Assumed limit for the length of a called function.
 const FUNCTION_BYTES: u64 = 64 << 10;
 
-/// The return sites of the functions that the guest is in, innermost first, for 64-bit code at `rip`. They are words on
-/// the stack that point after a call of the previous function or through a pointer. Some may be left-overs, and some
-/// may be missing.
+/// The return sites of the functions that the guest is in, innermost first, for 64-bit code at `rip`. A
+/// return site is a word on the stack that points after a call of the previous function or through a pointer.
+/// Some results may be left-overs of earlier calls, and some sites may be missing.
 pub(super) fn return_sites(
     rip: u64,
     rsp: u64,
@@ -112,7 +112,7 @@ pub(super) fn return_sites(
     })
 }
 
-/// Without AF. Logical instructions clear it on every processor, although the manuals leave it undefined.
+/// Without AF. Logical instructions clear AF on every processor, although the manuals leave AF undefined.
 const ALL: u32 = RflagsBits::OF | RflagsBits::SF | RflagsBits::ZF | RflagsBits::CF | RflagsBits::PF;
 
 fn defined_flags(instruction: &Instruction) -> u32 {
@@ -212,7 +212,8 @@ mod tests {
 
     #[test]
     fn return_addresses_are_found_on_the_stack() {
-        // The guest is at 0x2010, in a function that is called at 0x1100. Its caller calls through RAX at 0x3000.
+        // The guest is at 0x2010, in a function that is called at 0x1100. The function at 0x1100 was called
+        // through RAX at 0x3000.
         let memory = |at: u64| -> u8 {
             let stack = [7_u64, 0x1200, 0x1105, 0xdead_0000, 0x1105, 0x3002, 0x2010];
             match at {

@@ -10,7 +10,8 @@ use acpi_tables::sdt::Sdt;
 use devices::layout;
 use devices::pci::PciRevision;
 
-/// The SLP_TYP value of the "off" state. The guest writes it into PM1 control (with SLP_EN) to power off.
+/// The SLP_TYP value of the "off" state. The guest writes this value into PM1 control (with SLP_EN) to
+/// power off.
 pub const S5_SLEEP_TYPE: u8 = 5;
 const PCI_SLOTS: u32 = 32;
 const PCI_PINS: u32 = 4;
@@ -91,7 +92,8 @@ fn pci_host_bridge(pci: PciRevision, aml: &mut Vec<u8>) {
         .to_aml_bytes(aml);
 }
 
-/// Slot `s`, pin `p` (0 for INTA) is pin `(s + p) % 4` of the bus, the usual swizzle, and `interrupt` of that.
+/// The interrupt routing table. Pin `p` (0 for INTA) of slot `s` is pin `(s + p) % 4` of the bus, the usual
+/// swizzle; `interrupt` gives that pin's interrupt.
 fn interrupt_routing(interrupt: impl Fn(u8) -> u8) -> PackageBuilder {
     let mut table = PackageBuilder::new();
     for slot in 0..PCI_SLOTS {

@@ -1,9 +1,10 @@
-//! The ACPI tables (ACPI 6.5, chapters 5 and 6). They describe to the guest the interrupt controllers, power
-//! management, the PCI bus and the ISA devices of the board in `devices::layout`.
+//! The ACPI tables (ACPI 6.5, chapters 5 and 6). The tables describe to the guest the interrupt controllers,
+//! power management, the PCI bus and the ISA devices of the board in `devices::layout`.
 //!
-//! They are constants: every guest gets the same bytes at the same addresses. A guest with PCI functions of the host has an
-//! additional table (DMAR), and a machine with an older PCI bus an older DSDT. They deliberately leave out GPEs, a second
-//! processor, HPET, and sleep states other than "off". The only methods choose the routing of interrupts.
+//! The tables are constants: every guest gets the same bytes at the same addresses. A guest with PCI
+//! functions of the host has an additional table (DMAR), and a machine with an older PCI bus an older DSDT.
+//! The tables deliberately leave out GPEs, a second processor, HPET, and sleep states other than "off". The
+//! only methods choose the routing of interrupts.
 //!
 //! ```text
 //! 0xE0000  RSDP, RSDT, XSDT, FADT, MADT, DSDT   ACPI reclaim memory (a scan of the firmware area finds

@@ -83,7 +83,7 @@ fn companions_that_do_not_fit_are_named_with_the_remedy() {
         ),
         (
             with(&low, |i| i.initrd = Some(initrd)),
-            "does not fit below the address 0x3000000 that kernel.img can",
+            "does not fit below 0x3000000, where kernel.img expects its initrd",
         ),
         (
             with(&file, |i| i.cmdline = &long),

@@ -119,7 +119,7 @@ pub fn multiboot2_header(tags: &[(u16, u16, &[u32])]) -> Vec<u8> {
 
 /// Contents of the unloaded section of [`with_sections`].
 pub const SECTION_NAMES: &[u8] = b"\0.text\0.shstrtab\0";
-/// Address of its loaded section.
+/// Address of the image's loaded section.
 pub const LOADED_SECTION: u64 = 0x10_0000;
 
 /// Adds a section table to an executable: a null section, a loaded section, and the names, which no segment loads.

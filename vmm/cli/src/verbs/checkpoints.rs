@@ -15,11 +15,20 @@ use recording::with_recording;
 use recording::{CHECKPOINTS, Opened, Recording};
 use serde::Serialize;
 
+use crate::help::POSITIONS;
 use crate::output::say;
 use crate::travel;
 use crate::wait::Wait;
 
+/// List, add or remove checkpoints
+///
+/// ttvm goes to a position from the checkpoint before it. So a position close behind a checkpoint is quick to reach.
+///
+/// Examples:
+///   ttvm checkpoints R.ttvm list
+///   ttvm checkpoints R.ttvm add insn:1e8
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
     /// The recording
     recording: PathBuf,
@@ -30,22 +39,32 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Action {
     /// List the checkpoints
+    ///
+    /// Examples:
+    ///   ttvm checkpoints R.ttvm list
+    ///   ttvm checkpoints R.ttvm list --json
+    #[command(verbatim_doc_comment)]
     List {
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Take a checkpoint at a position, by replaying to it. In a recording of KVM it lies beside the log that
-    /// was recounted in instructions, and is not listed
+    /// Add a checkpoint at a position, or many with --every
+    ///
+    /// ttvm replays to each position. `list` does not show checkpoints that were added to a recording made with KVM.
+    ///
+    /// Examples:
+    ///   ttvm checkpoints R.ttvm add insn:1e8
+    ///   ttvm checkpoints R.ttvm add --every 10ms --from 12.5s --to end
+    #[command(verbatim_doc_comment, after_long_help = POSITIONS)]
     Add {
-        /// start, end, panic, oops, fault, report:N, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
-        /// -N or -10ms before the end, +N or +10ms after the start
+        /// Position, like panic, 12.5s or insn:1e9
         #[arg(allow_hyphen_values = true, required_unless_present = "every")]
         position: Option<PositionSpec>,
-        /// Take many, each so far after the one before: guest time or instructions, like 10ms or 5e6
+        /// Distance between two checkpoints, in guest time or instructions, like 10ms or 5e6
         #[arg(long, value_name = "DISTANCE", value_parser = notation::distance_of, conflicts_with = "position")]
         every: Option<Distance>,
-        /// Where --every begins
+        /// Position where --every begins
         #[arg(
             long,
             value_name = "POS",
@@ -54,7 +73,7 @@ enum Action {
             requires = "every"
         )]
         from: PositionSpec,
-        /// Where --every ends. +10ms means 10 ms after --from
+        /// Position where --every ends; +10ms counts from --from
         #[arg(
             long,
             value_name = "POS",
@@ -65,12 +84,22 @@ enum Action {
         to: PositionSpec,
     },
     /// Remove a checkpoint
+    ///
+    /// Examples:
+    ///   ttvm checkpoints R.ttvm remove insn:1e8
+    ///   ttvm checkpoints R.ttvm remove 123456789
+    #[command(verbatim_doc_comment, after_long_help = POSITIONS)]
     Remove {
-        /// Its instruction, or exit, as listed, or its position in any notation
+        /// The checkpoint's position, or its number in the first column of `list`
         position: String,
     },
-    /// Remove the checkpoints that are damaged, or need one that is. Reads all of them, and writes those that
-    /// are left anew, so for a while both take up room
+    /// Remove damaged checkpoints, and the checkpoints that need them
+    ///
+    /// ttvm reads all checkpoints and writes the good ones again. For a while both take space on the disk.
+    ///
+    /// Examples:
+    ///   ttvm checkpoints R.ttvm drop-damaged
+    #[command(verbatim_doc_comment)]
     DropDamaged,
 }
 
@@ -260,7 +289,7 @@ fn drop_damaged(directory: &Path) -> Result<i32, Error> {
         if !error.is_damage() {
             return Error::from(error);
         }
-        let why = format!("none of the checkpoints can be used: {error}; delete this directory");
+        let why = format!("no checkpoint can be used: {error}; delete this folder");
         Error::recording(directory, why)
     })?;
     for damage in &dropped.damage {

@@ -4,9 +4,15 @@ use clap::Command;
 use clap_complete::Shell;
 use machine::error::{Error, exit_code};
 
+/// Print a shell's completions for ttvm
+///
+/// Examples:
+///   source <(ttvm completions bash)
+///   ttvm completions zsh > ~/.zfunc/_ttvm
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
-    /// For which shell; bash reads it by `source <(ttvm completions bash)`
+    /// The shell
     shell: Shell,
 }
 

@@ -14,20 +14,26 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest answer.
 const MAX_ANSWER_BYTES: u64 = 64 << 10;
 
+/// Start recording in a run that `ttvm run --control` started
+///
+/// Examples:
+///   ttvm control control.socket record
+///   ttvm control control.socket status
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
-    /// The socket
+    /// The socket that was given to --control
     socket: PathBuf,
-    /// What is to be done
+    /// What to do
     #[arg(value_enum)]
     command: Command,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Command {
-    /// Record the run from now on, in the directory that it was started with
+    /// Start the recording, in the folder that was given to -o
     Record,
-    /// Say whether the run is recorded
+    /// Show whether the run is being recorded
     Status,
 }
 
@@ -54,7 +60,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         crate::output::print(text.trim_end())?;
         return Ok(exit_code::DONE);
     }
-    let why = answer.strip_prefix(FAILED).unwrap_or("the run hung up; another user's may not be steered");
+    let why =
+        answer.strip_prefix(FAILED).unwrap_or("the run closed the connection: it may belong to another user");
     crate::output::say(&format!("ttvm: {}", why.trim_end()));
     Ok(exit_code::FAILED)
 }

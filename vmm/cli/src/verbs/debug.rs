@@ -26,45 +26,54 @@ const DEFAULT_ADDRESS: &str = "127.0.0.1:1234";
 
 use crate::companion::{Companion, Leftovers};
 use crate::engine_arg::EngineArgs;
+use crate::help::POSITIONS;
 use crate::output::say;
 use crate::sandbox_arg::{self, SandboxArgs};
 use crate::travel::PartArgs;
 
+/// Debug a recording with gdb, forwards and backwards
+///
+/// With --gdb, ttvm starts gdb. Without it, ttvm waits for a gdb that you start.
+///
+/// Examples:
+///   ttvm debug R.ttvm --gdb
+///   ttvm debug R.ttvm --gdb --at panic
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
     /// The recording
     #[arg(required_unless_present = "print_commands")]
     recording: Option<PathBuf>,
     #[command(flatten)]
     part: PartArgs,
-    /// Where to wait for gdb: 127.0.0.1:PORT or unix:PATH [default: 127.0.0.1:1234, with --gdb a socket of its own]. Other
-    /// users of this machine are refused
+    /// Address to wait at for gdb: 127.0.0.1:PORT or unix:PATH [default: 127.0.0.1:1234].
+    ///
+    /// With --gdb the default is a new socket. ttvm refuses other users of this host.
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
-    /// Let --listen be an address that other hosts reach: every program that connects is in control
+    /// Allow a --listen address that other hosts can reach. Every program that connects has full control
     #[arg(long)]
     allow_remote: bool,
-    /// Where to begin: start, end, panic, oops, fault, report:N, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
-    /// -N or -10ms before the end, +N or +10ms after the start
+    /// Position where gdb starts, like panic, 12.5s or insn:1e9
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     at: PositionSpec,
     #[command(flatten)]
     engine: EngineArgs,
-    /// End when the first gdb has left, instead of waiting for the next one
+    /// End when the first gdb disconnects
     #[arg(long)]
     once: bool,
-    /// Start gdb here, attached, with the tt commands and the guest kernel's symbols; end when it ends
+    /// Start gdb, with the tt commands and the guest kernel's symbols
     #[arg(long)]
     gdb: bool,
-    /// Load the symbols of this file into the gdb that --gdb starts. The file is a kernel with debug information, one of its
-    /// modules (.ko), or a program. They go to where the guest has them, and the kernel's own symbols stay. May be given several
-    /// times
+    /// With --gdb: load the symbols of this vmlinux, module (.ko) or program (repeatable).
+    ///
+    /// gdb loads them at the file's address in the guest. The kernel's own symbols stay.
     #[arg(long, value_name = "FILE", requires = "gdb")]
     symbols: Vec<PathBuf>,
-    /// Print the file with the tt commands, for a gdb of your own: source it there
+    /// Print the tt commands, for a gdb that you start: load them there with `source`
     #[arg(long)]
     print_commands: bool,
-    /// More arguments for the gdb that --gdb starts
+    /// With --gdb: more arguments for gdb
     #[arg(last = true, requires = "gdb", value_name = "GDB ARGUMENTS")]
     gdb_arguments: Vec<String>,
     #[command(flatten)]
@@ -137,7 +146,7 @@ fn tell(args: &Args, companion: &Mutex<Option<Companion>>, report: Report) {
         Report::Began(number) => say(&format!("ttvm: session {number}: gdb is connected")),
         Report::Ended(number, end) => say(&format!("ttvm: session {number}: {end}")),
         Report::TurnedAway => say(&format!(
-            "ttvm: another gdb was turned away: {MAX_SESSIONS} are connected, which is the most"
+            "ttvm: refused another gdb: {MAX_SESSIONS} are connected, which is the maximum; end one of them first"
         )),
     }
 }

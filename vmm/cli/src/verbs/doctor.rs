@@ -12,7 +12,15 @@ use serde::Serialize;
 
 use finding::{Finding, finding};
 
+/// Show what this host offers, and how to get what is missing
+///
+/// Looks at the engines, --net, --passthrough and the sandbox.
+///
+/// Examples:
+///   ttvm doctor
+///   ttvm doctor --json
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
     /// Print the findings as JSON
     #[arg(long)]
@@ -58,8 +66,8 @@ fn examine() -> Report {
     findings.extend(sandbox::examine());
     let why = match (kvm, counter) {
         (false, _) => "KVM does not work here",
-        (true, false) => "KVM works, but without a counter each asynchronous position costs it a search",
-        (true, true) => "KVM and a counter work, but no such machine has been tried yet",
+        (true, false) => "KVM works, but without a counter each asynchronous position needs a search",
+        (true, true) => "KVM and a counter work, but ttvm has not been tested on such a machine",
     };
     Report { findings, kvm, counter, auto: "soft", why }
 }
@@ -77,7 +85,7 @@ fn memory() -> Finding {
         if enough {
             ""
         } else {
-            "a guest with the usual 256M needs about 512 MiB: end something, or use --memory"
+            "a guest with the default 256M needs about 512 MiB: end other programs, or use a smaller --memory"
         },
     )
 }
@@ -95,8 +103,8 @@ fn examine_kvm(findings: &mut Vec<Finding>) -> bool {
     findings.push(finding(
         "/dev/kvm",
         missing.is_none(),
-        missing.map_or("is there, with what the engine needs".to_string(), |what| format!("lacks {what}")),
-        if missing.is_some() { "a Linux 5.10 or later has it; use --engine soft" } else { "" },
+        missing.map_or("has what the engine needs".to_string(), |what| format!("lacks {what}")),
+        if missing.is_some() { "use Linux 5.10 or newer, or --engine soft" } else { "" },
     ));
     let ring = if capabilities.dirty_ring { "ring and log" } else { "log" };
     findings.push(finding("written pages", true, format!("{ring}; the log is used"), ""));
@@ -115,8 +123,7 @@ fn examine_kvm(findings: &mut Vec<Finding>) -> bool {
     if !works {
         let detail =
             "this is not the processor's own virtualisation (VMX or SVM) but an imitation in software";
-        let advice =
-            "use --engine soft, which auto does; for KVM take a machine with hardware virtualisation";
+        let advice = "use --engine soft (the default), or a host with hardware virtualisation";
         findings.push(finding("kind of KVM", false, detail, advice));
     }
     works

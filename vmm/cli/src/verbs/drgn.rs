@@ -10,14 +10,22 @@ use machine::error::Error;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use views::core_file;
 
+use crate::help::POSITIONS;
 use crate::travel::PlaceArgs;
 
+/// Start drgn on the machine at a position
+///
+/// drgn knows types and variables only with the kernel's debug information.
+///
+/// Examples:
+///   ttvm drgn R.ttvm --at panic
+///   ttvm drgn R.ttvm --at panic -- -s vmlinux script.py
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
     #[command(flatten)]
     place: PlaceArgs,
-    /// drgn's arguments, such as a script and its own. Without the kernel's debug information (Debian's -dbg package, or
-    /// -s VMLINUX) drgn reads memory, and knows no types and variables
+    /// Arguments for drgn, such as a script, or -s VMLINUX for debug information
     #[arg(last = true, value_name = "DRGN ARGUMENTS")]
     drgn_arguments: Vec<String>,
 }
@@ -33,8 +41,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let written = core_file::write_to(timeline.machine(), &mut core);
     let written = written.map_err(host("cannot write the machine's memory into a file in memory"))?;
     if written.kernel.is_none() {
-        let why =
-            "there is no VMCOREINFO note in memory here, by which drgn knows a kernel: go to a later place";
+        let why = "the memory here has no VMCOREINFO note, and drgn needs one: choose a later position";
         return Err(Error::Position(why.to_string()));
     }
     // This process becomes drgn, and still has the file open.

@@ -7,18 +7,28 @@ use machine::position::Count;
 use serde::Serialize;
 use views::core_file::{self, Written};
 
+use crate::help::POSITIONS;
 use crate::output::say;
 use crate::travel::PlaceArgs;
 
+/// Write memory and registers at a position to a core file for crash or drgn
+///
+/// Both programs need the kernel's debug information, for example from Debian's package linux-image-RELEASE-dbg.
+///
+/// Examples:
+///   ttvm dump R.ttvm --at panic -o vmcore
+///   crash vmlinux vmcore
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
     #[command(flatten)]
     place: PlaceArgs,
-    /// The file to make, which must not exist yet: an ELF core file for crash, drgn and the like, which want the kernel's
-    /// debug information beside it, such as that of Debian's -dbg package. Zeroes take no room on the disk
+    /// The new ELF core file to write.
+    ///
+    /// Zeroes take no space on the disk.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Print as JSON what was written
+    /// Print the report as JSON
     #[arg(long)]
     json: bool,
 }
@@ -37,7 +47,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let written = core_file::write(timeline.machine(), &args.output)?;
     if written.kernel.is_none() {
         say(
-            "ttvm: there is no VMCOREINFO note in memory here: crash and drgn will not open this without one",
+            "ttvm: the memory here has no VMCOREINFO note, so crash and drgn cannot open the file; choose a later \
+             position",
         );
     }
     let now = timeline.machine().moment();
@@ -46,7 +57,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         let report = Report { file: &args.output, instruction, guest_seconds, written };
         serde_json::to_string_pretty(&report).expect("plain data always serializes")
     } else {
-        let kernel = written.kernel.as_deref().unwrap_or("none that says so");
+        let kernel = written.kernel.as_deref().unwrap_or("unknown");
         format!(
             "{}: {} bytes of memory at insn:{instruction}, {guest_seconds:.9} s, kernel {kernel}; {} bytes on the disk",
             args.output.display(),

@@ -23,12 +23,19 @@ use recording::{Opened, Recording};
 use crate::engine_arg::EngineArgs;
 use crate::progress;
 
+/// Write a recording's network frames to a file for Wireshark
+///
+/// Each frame has its guest time, and its position as a comment.
+///
+/// Examples:
+///   ttvm export-pcap R.ttvm -o R.pcapng
+///   wireshark R.pcapng
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
     /// The recording
     recording: PathBuf,
-    /// The file to make, which must not exist yet. Each frame has its time, with the date that the guest's clock started with, and a comment
-    /// that says its position in the recording
+    /// The new file to write
     #[arg(short, long, value_name = "FILE.pcapng")]
     output: PathBuf,
     #[command(flatten)]

@@ -18,7 +18,13 @@ use views::visible::in_a_line;
 use crate::output::end_in_words;
 use crate::panic_watch::panic_of;
 
+/// Describe a recording: machine, images, length, end, events
+///
+/// Examples:
+///   ttvm info R.ttvm
+///   ttvm info R.ttvm --json
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
     /// The recording
     recording: PathBuf,
@@ -51,7 +57,7 @@ struct Info<'a> {
     /// The guest time at the beginning, unless the recording begins with power-on.
     #[serde(skip_serializing_if = "Option::is_none")]
     begins_at_guest_seconds: Option<f64>,
-    /// What was left out, if it was cut out of a longer recording.
+    /// The omitted contents, if the recording was cut out of a longer one.
     #[serde(skip_serializing_if = "Option::is_none")]
     cut: Option<Cut>,
     events: BTreeMap<&'static str, usize>,
@@ -200,7 +206,7 @@ fn text(info: &Info<'_>) -> String {
         in_a_line(&machine.cpu_model)
     ));
     if let Some(seconds) = info.begins_at_guest_seconds {
-        lines.push(format!("begins        with a machine that ran, at {seconds:.6} s guest time"));
+        lines.push(format!("begins        with the state of another run, at {seconds:.6} s guest time"));
     }
     if let Some(Cut { instructions, free_pages }) = info.cut {
         lines.push(format!(

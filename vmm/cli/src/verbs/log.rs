@@ -15,17 +15,23 @@ use recording::with_recording;
 use serde::Serialize;
 use views::visible::visible;
 
+/// List a recording's events: keys, frames, dates and other input
+///
+/// Examples:
+///   ttvm log R.ttvm
+///   ttvm log R.ttvm --diff OTHER.ttvm
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
     /// The recording
     recording: PathBuf,
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-    /// Print checks too
+    /// Print the recording's checks too
     #[arg(long)]
     checks: bool,
-    /// Say where this recording and another one part
+    /// Show the first difference between this recording's events and another's
     #[arg(long, value_name = "RECORDING", conflicts_with_all = ["json", "checks"])]
     diff: Option<PathBuf>,
 }

@@ -14,9 +14,17 @@ use views::visible::in_a_line;
 use crate::output::end_in_words;
 use crate::panic_watch::panic_of;
 
+/// List the recordings in a folder
+///
+/// Each line has the length, the size, the age, and how the run ended.
+///
+/// Examples:
+///   ttvm ls
+///   ttvm ls /var/tmp/nightly --json
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
-    /// The directory
+    /// The folder
     #[arg(default_value = ".")]
     directory: PathBuf,
     /// Print JSON

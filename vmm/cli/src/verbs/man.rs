@@ -5,9 +5,15 @@ use std::path::PathBuf;
 use clap::Command;
 use machine::error::{Error, exit_code};
 
+/// Write the manual pages: ttvm.1, and a page for each verb
+///
+/// Examples:
+///   ttvm man pages
+///   man -l pages/ttvm-record.1
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
-    /// Where to write them: ttvm.1, and a page for each verb
+    /// The folder for the pages. ttvm makes the folder if it does not exist
     directory: PathBuf,
 }
 

@@ -13,22 +13,31 @@ use recording::{Opened, Recording, with_recording};
 use crate::interrupt::Interrupt;
 use crate::output::say;
 
+/// Pack a recording and its images into one file
+///
+/// `ttvm unpack` makes a recording from this file, on this host or another.
+///
+/// Examples:
+///   ttvm pack R.ttvm -o R.packed
+///   ttvm pack R.ttvm --last 2s -o end.packed
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
     /// The recording
     recording: PathBuf,
-    /// The file to write, which must not exist yet
+    /// The new file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Leave the checkpoints out: a smaller file, whose recording takes longer to travel in
+    /// Pack no checkpoints: the file is smaller, and going to a position takes longer
     #[arg(long)]
     no_checkpoints: bool,
-    /// Pack only the last stretch of guest time, like 2s. The packed recording begins with a machine that ran and needs no image.
-    /// It leaves out memory that the guest's kernel had free and nothing touched, and disk blocks that the guest does not read.
-    /// So it replays the same, and cannot go on live
+    /// Pack only the last part of the run, like 2s of guest time.
+    ///
+    /// The packed recording starts from a state of the machine and needs no images. ttvm leaves out free memory that nothing uses,
+    /// and disk blocks that the guest does not read. So it replays exactly, but cannot go on live.
     #[arg(long, value_name = "TIME", value_parser = notation::time)]
     last: Option<u64>,
-    /// With --last: keep free memory, too, for a hunt after what was there before it was freed
+    /// With --last: keep free memory too, to look for data that was freed
     #[arg(long, requires = "last")]
     free_memory: bool,
 }
@@ -46,7 +55,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 /// Packs a recording's end. The cut recording lies beside the packed file meanwhile.
 fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
     let Opened::ByInstructions(recording) = opened else {
-        let why = "--last packs the end of a recording that counts instructions, and this one counts exits: pack it whole";
+        let why =
+            "--last needs a recording that counts instructions, and this one counts exits: leave --last out";
         return Err(Error::Unsupported(why.to_string()));
     };
     // Fail before the work, not after it.
@@ -56,7 +66,7 @@ fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
     let temporary = tempfile::Builder::new().prefix(".ttvm-pack-").tempdir_in(beside);
     let temporary = temporary.map_err(Error::file("make a folder in", beside))?;
     let folder = temporary.path().join("end.ttvm");
-    say("ttvm: replaying the end twice, to find out what it needs and to record it; ^C stops this");
+    say("ttvm: replaying the end twice, to find the memory that it needs and to record it; ^C stops this");
     let CutOut { cut, length, disk_blocks } = cut_out(args, &recording, last_ns, &folder)?;
     say(&format!(
         "ttvm: the last {length} instructions, from instruction {} on, without {} free pages{}",

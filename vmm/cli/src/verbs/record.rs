@@ -11,6 +11,7 @@ use sandbox::Needs;
 
 use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
+use crate::help::POSITIONS;
 use crate::keep_on::KeepOn;
 use crate::machine_args::MachineArgs;
 use crate::new_folder::NewFolder;
@@ -21,25 +22,35 @@ use crate::run_listener::WithListener;
 use crate::sandbox_arg::SandboxArgs;
 use crate::stats::StatsArgs;
 
+/// Run a guest and record it
+///
+/// The recording is a new folder. The folder holds the guest's input, from which ttvm replays the run exactly.
+/// The run ends when the guest powers off or panics, or when you press Ctrl-A x.
+///
+/// Examples:
+///   ttvm record -o R.ttvm --kernel vmlinuz --initrd initrd.gz --cmdline console=ttyS0
+///   ttvm record -o D.ttvm --kernel vmlinuz --cmdline "console=ttyS0 root=/dev/vda1" --disk disk.img
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
-    /// The recording to make: a directory NAME.ttvm that does not exist yet
+    /// The recording to make: a new folder
     #[arg(short, long, value_name = "NAME.ttvm")]
     output: PathBuf,
-    /// Leave kernel, initial RAM disk and modules where they are. Without this the recording has copies of them (sharing their
-    /// blocks where the file system can do that; else of files up to 256 MiB), so that it replays when they are built anew. Disk
-    /// images are never copied
+    /// Do not copy the kernel, the initial RAM disk and the modules into the recording.
+    ///
+    /// By default the recording has copies, so it replays even if you rebuild these files. Copies take no space on file systems
+    /// with reflinks (btrfs, XFS). On others, ttvm copies files up to 256 MiB. ttvm never copies disk images.
     #[arg(long)]
     no_copy_images: bool,
-    /// When the recording stays once the run is over. With "fail" it goes if the guest ended the run itself and well: it powered
-    /// off or reset without a panic, or wrote 0 to its --debug-exit port. A guest asks for its recording to be kept by writing 0x80
-    /// to port 0x505
+    /// When to keep the recording after the run.
+    ///
+    /// A guest keeps its recording by writing 0x80 to port 0x505.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = KeepOn::Always)]
     keep_on: KeepOn,
     #[command(flatten)]
-    checkpoints: CheckpointArgs,
-    #[command(flatten)]
     machine: MachineArgs,
+    #[command(flatten)]
+    checkpoints: CheckpointArgs,
     #[command(flatten)]
     stats: StatsArgs,
     #[command(flatten)]
@@ -106,6 +117,6 @@ fn record_from<U: Unit, I: Inputs<U>>(
 fn say_what_is_outside(images: &[PathBuf]) {
     let names: Vec<String> = images.iter().map(|path| path.display().to_string()).collect();
     if !names.is_empty() {
-        say(&format!("ttvm: not copied into the recording, which needs it unchanged: {}", names.join(", ")));
+        say(&format!("ttvm: not copied into the recording, so keep unchanged: {}", names.join(", ")));
     }
 }

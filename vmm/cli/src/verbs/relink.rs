@@ -5,18 +5,26 @@ use std::path::PathBuf;
 use machine::error::{Error, exit_code};
 use recording::relink::{MovedImages, relink};
 
+/// Tell a recording where its images are now
+///
+/// Use this after you have moved a disk image or a kernel. The images must have the same contents as before.
+///
+/// Examples:
+///   ttvm relink R.ttvm --disk /images/disk.img
+///   ttvm relink R.ttvm --kernel vmlinuz --initrd initrd.gz
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 #[command(group(clap::ArgGroup::new("images").required(true).multiple(true)))]
 pub struct Args {
     /// The recording
     recording: PathBuf,
-    /// The kernel image
+    /// The kernel
     #[arg(long, value_name = "FILE", group = "images")]
     kernel: Option<PathBuf>,
     /// The initial RAM disk
     #[arg(long, value_name = "FILE", group = "images")]
     initrd: Option<PathBuf>,
-    /// A boot module; if one is named, all are, in the order of the recording (repeatable)
+    /// A boot module (repeatable). Give all modules, in the order of the recording
     #[arg(long, value_name = "FILE", group = "images")]
     module: Vec<PathBuf>,
     /// The disk image

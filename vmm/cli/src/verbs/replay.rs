@@ -15,6 +15,7 @@ use recording::{Opened, Recording};
 use views::visible::VisibleConsole;
 
 use crate::engine_arg::EngineArgs;
+use crate::help::POSITIONS;
 use crate::output::say;
 use crate::progress;
 use crate::sandbox_arg::{self, SandboxArgs};
@@ -22,18 +23,25 @@ use crate::stats::{Marks, StatsArgs};
 use crate::travel::{in_instructions, stretch};
 use crate::wait::Wait;
 
+/// Replay a recording and check that nothing differs
+///
+/// A replay executes the recorded instructions again and shows the console. ttvm compares registers with the recording.
+///
+/// Examples:
+///   ttvm replay R.ttvm
+///   ttvm replay R.ttvm --verify
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
     /// The recording
     recording: PathBuf,
-    /// Stop at this position: end, panic, event:N, insn:N or N, branch:N, syscall:N, last-syscall, 12.5s, 5ms, 37%,
-    /// -N or -10ms before the end, +N or +10ms after where it begins
+    /// Position where the replay stops, like panic, 12.5s or insn:1e9; +N counts from where it begins
     #[arg(long, value_name = "POS", allow_hyphen_values = true)]
     to: Option<PositionSpec>,
-    /// Begin at this position, going there by the nearest checkpoint; what comes before is not compared
+    /// Position where the replay begins. ttvm compares nothing before this position
     #[arg(long, value_name = "POS", allow_hyphen_values = true, conflicts_with = "verify")]
     from: Option<PositionSpec>,
-    /// Compare devices and RAM too, wherever the recording noted them
+    /// Compare devices and RAM too, wherever the recording has a check
     #[arg(long)]
     verify: bool,
     #[command(flatten)]
@@ -41,8 +49,9 @@ pub struct Args {
     /// Do not print the console's output
     #[arg(long)]
     quiet: bool,
-    /// Let escape sequences in the console's output through to a terminal, colours and cursor movements: for recordings that you
-    /// trust. Without this a terminal shows them as text; files and pipes always get the bytes as they are
+    /// Send escape sequences of the console, such as colours, to the terminal. Use this only for recordings that you trust.
+    ///
+    /// By default a terminal shows escape sequences as text. Files and pipes always get the bytes unchanged.
     #[arg(long, conflicts_with = "quiet")]
     raw_console: bool,
     #[command(flatten)]
@@ -128,7 +137,7 @@ fn play(
     let to = args.to.unwrap_or(PositionSpec::End);
     let (begin, end) = stretch(&mut timeline, from, to, &mut wait)?;
     if end < begin {
-        return Err(Error::Position("--to is before --from".to_string()));
+        return Err(Error::Position("--to is before --from: give a later position".to_string()));
     }
     let mut stop = timeline.seek(begin, &mut || wait.poll())?;
     let mut interrupt = wait.over();

@@ -10,7 +10,15 @@ use crate::engine_arg::EngineArgs;
 use crate::travel::PartArgs;
 use crate::wait::Wait;
 
+/// List the kernel's reports: panics, oopses, BUG, WARNING, KASAN, lockdep
+///
+/// `--at report:1` of other verbs goes to the first report.
+///
+/// Examples:
+///   ttvm reports R.ttvm
+///   ttvm reports R.ttvm --json
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
     /// The recording
     recording: PathBuf,

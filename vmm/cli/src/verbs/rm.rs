@@ -6,15 +6,23 @@ use machine::error::{Error, exit_code};
 use recording::log::is_being_written;
 use recording::{EVENTS, MANIFEST};
 
+/// Remove recordings
+///
+/// Removes only folders that hold a recording. The images beside them stay.
+///
+/// Examples:
+///   ttvm rm R.ttvm
+///   ttvm rm A.ttvm B.ttvm
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
-    /// The recordings
+    /// The recordings to remove
     #[arg(required = true)]
     recordings: Vec<PathBuf>,
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    // If one of them may not be removed, nothing is.
+    // If one recording may not be removed, none is removed.
     args.recordings.iter().try_for_each(|path| may_be_removed(path))?;
     for path in &args.recordings {
         std::fs::remove_dir_all(path).map_err(Error::file("remove", path))?;
@@ -28,7 +36,7 @@ fn may_be_removed(path: &Path) -> Result<(), Error> {
     if !is_directory || !path.join(MANIFEST).is_file() {
         return Err(Error::recording(
             path,
-            "is no recording, and is left as it is (a recording is a directory)",
+            "is not a recording, so ttvm does not remove it; a recording is a folder with a manifest",
         ));
     }
     if is_being_written(&path.join(EVENTS)) {

@@ -16,6 +16,7 @@ use sandbox::Needs;
 
 use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
+use crate::help::POSITIONS;
 use crate::keep_on::KeepOn;
 use crate::machine_args::MachineArgs;
 use crate::output::say;
@@ -26,7 +27,15 @@ use crate::sandbox_arg::SandboxArgs;
 use crate::stats::{Marks, StatsArgs};
 use crate::watch::{Watch, Watcher, serve};
 
+/// Run a guest without recording
+///
+/// The guest runs until it powers off or panics, or until you press Ctrl-A x.
+///
+/// Examples:
+///   ttvm run --kernel vmlinuz --initrd initrd.gz --cmdline console=ttyS0
+///   ttvm run --snapshot-from R.ttvm --at event:2
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
     #[command(flatten)]
     machine: MachineArgs,
@@ -43,13 +52,13 @@ pub struct Args {
 /// A recording that begins while the guest runs.
 #[derive(clap::Args)]
 struct LateArgs {
-    /// Be steered by `ttvm control SOCKET`: a socket that does not exist yet, for this user alone
+    /// Make this socket, and accept commands of `ttvm control SOCKET` from this user
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
-    /// Begin to record when this text appears on the console
+    /// Start recording when the console shows this text
     #[arg(long, value_name = "TEXT", requires = "output", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     record_when: Option<String>,
-    /// The recording that --control or --record-when begins: a directory NAME.ttvm that does not exist yet
+    /// The recording that --control or --record-when starts: a new folder
     #[arg(short, long, value_name = "NAME.ttvm")]
     output: Option<PathBuf>,
 }
@@ -61,17 +70,18 @@ impl LateArgs {
 
     fn check(&self, engine: EngineKind) -> Result<(), Error> {
         if self.output.is_some() && !self.are_given() {
-            let why = "-o names the recording that --control or --record-when begins: give one of them, or use ttvm record";
+            let why = "-o needs --control or --record-when: give one of them, or use `ttvm record`";
             return Err(Error::Usage(why.to_string()));
         }
         if engine == host::KVM && self.are_given() {
-            let why = "with --engine kvm a recording begins with the run: use ttvm record, without --control and --record-when";
+            let why = "with --engine kvm a recording starts with the run: use `ttvm record`, without --control and \
+                --record-when";
             return Err(Error::Unsupported(why.to_string()));
         }
         Ok(())
     }
 
-    /// The socket. It refuses clients for now.
+    /// The socket, which refuses clients for now.
     fn listener(&self) -> Result<Option<Listener>, Error> {
         let Some(path) = &self.control else { return Ok(None) };
         Listener::reserve(&format!("unix:{}", path.display()), Reach::ThisUser).map(Some).map_err(trouble)

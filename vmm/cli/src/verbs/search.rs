@@ -3,51 +3,59 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use history::timeline::{CONDITIONS, Direction, Timeline};
+use history::timeline::{Direction, Timeline};
 use machine::error::{Error, exit_code};
 use machine::notation::PositionSpec;
-use views::filters::{FILTERS, Filters};
+use views::filters::Filters;
 use views::hits::{Search, Wanted};
 
 use crate::engine_arg::EngineArgs;
+use crate::help::{CONDITIONS, POSITIONS};
 use crate::output::say;
 use crate::travel::{PartArgs, stretch};
 use crate::wait::Wait;
 
+/// Find where a condition holds in a recording
+///
+/// Finds the last place before the end. --forward finds the first place, and --all lists all places.
+///
+/// Examples:
+///   ttvm search R.ttvm write:jiffies_64
+///   ttvm search R.ttvm 'syscall:open*' --all
 #[derive(clap::Args)]
-#[command(after_help = format!("Conditions: {CONDITIONS}\n\nFilters: {FILTERS}"))]
+#[command(verbatim_doc_comment, after_long_help = format!("{CONDITIONS}\n\n{POSITIONS}"))]
 pub struct Args {
     /// The recording
     recording: PathBuf,
     #[command(flatten)]
     part: PartArgs,
-    /// What to look for; ADDR is a number or the name of a kernel symbol
+    /// The condition, like write:SYMBOL or console:TEXT; --help lists all kinds
     condition: String,
-    /// Which of these count: pid:N, comm:NAME, and of system calls longer:TIME
+    /// Limits the search to pid:N, comm:NAME or, for system calls, longer:TIME
     #[arg(value_name = "FILTER")]
     filters: Vec<String>,
-    /// Look for the first place after --from instead of the last one before it
+    /// Find the first place after --from
     #[arg(long, conflicts_with = "all")]
     forward: bool,
-    /// Look for the last place before --from (this is what is done anyway)
+    /// Find the last place before --from (the default)
     #[arg(long, conflicts_with_all = ["forward", "all"])]
     backward: bool,
     /// List all places between --from and --to
     #[arg(long)]
     all: bool,
-    /// Where to begin [default: end, with --forward or --all start]
+    /// Position where the search begins [default: end; with --forward or --all: start]
     #[arg(long, value_name = "POS", allow_hyphen_values = true)]
     from: Option<PositionSpec>,
-    /// Where to end, with --all; +N is so far after --from
+    /// With --all: position where the search ends; +N counts from --from
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end", requires = "all")]
     to: PositionSpec,
-    /// Show at each place which functions of the guest's kernel have called one another, by the kernel's own tables (ORC)
+    /// Show the kernel's call stack at each place
     #[arg(long)]
     backtrace: bool,
-    /// List no more places than this
+    /// Maximum number of places to list
     #[arg(long, value_name = "N", default_value = "1000")]
     limit: NonZeroUsize,
-    /// Cores that a long search may use [default: all]
+    /// Number of cores to use for a long search [default: all]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
     #[command(flatten)]

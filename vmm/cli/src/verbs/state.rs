@@ -5,13 +5,20 @@ use machine::error::{Error, exit_code};
 use views::memory::Range;
 use views::state::{State, StateOptions};
 
+use crate::help::POSITIONS;
 use crate::output::say;
 use crate::travel::PlaceArgs;
 
 /// The most memory that is printed at once.
 const MAX_MEMORY_BYTES: u64 = 1 << 20;
 
+/// Show the machine at a position: registers, code, memory, processes, console
+///
+/// Examples:
+///   ttvm state R.ttvm --at panic --backtrace
+///   ttvm state R.ttvm --at 12.5s --processes --dmesg
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
     #[command(flatten)]
     place: PlaceArgs,
@@ -24,16 +31,16 @@ pub struct Args {
     /// Show the guest's processes
     #[arg(long)]
     processes: bool,
-    /// Show which functions of the guest's kernel have called one another, by the kernel's own tables (ORC)
+    /// Show the kernel's call stack, from the kernel's own unwind tables (ORC)
     #[arg(long)]
     backtrace: bool,
-    /// Show the messages of the guest's kernel, as dmesg does: also those that the console does not show
+    /// Show the kernel's messages, as dmesg does
     #[arg(long)]
     dmesg: bool,
-    /// Instructions to disassemble from RIP on
+    /// Number of instructions to disassemble, from RIP on
     #[arg(long, value_name = "N", default_value_t = 8)]
     instructions: usize,
-    /// Lines of the console to show
+    /// Number of console lines to show
     #[arg(long, value_name = "N", default_value_t = 10)]
     console: usize,
     /// Print JSON
@@ -58,7 +65,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let timeline = args.place.open()?;
     let state = State::of(timeline.machine(), &args.options())?;
     if let Some(damage) = state.processes.as_ref().and_then(|processes| processes.damage.as_ref()) {
-        say(&format!("ttvm: these are not all processes: {damage}"));
+        say(&format!("ttvm: the list of processes is incomplete: {damage}"));
     }
     crate::output::print(&if args.json {
         serde_json::to_string_pretty(&state).expect("plain data always serializes")

@@ -12,24 +12,35 @@ use machine::error::{Error, exit_code};
 use machine::new_file::NewFile;
 use machine::notation::PositionSpec;
 
+use crate::help::POSITIONS;
 use crate::output::say;
 use crate::travel::{self, PartArgs};
 
+/// Write the guest kernel's own symbols to a file for gdb
+///
+/// `ttvm debug --gdb` loads these symbols by itself. Use this verb for a gdb that you start.
+///
+/// Examples:
+///   ttvm symbols R.ttvm -o kernel.symbols
+///   ttvm symbols R.ttvm --like vmlinux
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
     /// The recording
     recording: PathBuf,
     #[command(flatten)]
     part: PartArgs,
-    /// When; modules that are not loaded then are left out. start, end, panic, oops, fault, report:N, event:N, insn:N or N, branch:N,
-    /// syscall:N, last-syscall, 12.5s, 5ms, 37%, -N or -10ms before the end, +N or +10ms after the start
+    /// Position, like panic, 12.5s or insn:1e9; the file has the modules that are loaded there
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     at: PositionSpec,
-    /// The ELF file to write, which must not exist yet, for gdb's symbol-file; with --like, of modules only, for gdb's add-symbol-file
+    /// The new ELF file to write, for gdb's symbol-file.
+    ///
+    /// With --like, the file has the modules only, for gdb's add-symbol-file.
     #[arg(short, long, value_name = "FILE", required_unless_present = "like")]
     output: Option<PathBuf>,
-    /// Print the gdb command that loads this file of the same kernel (the vmlinux of Debian's -dbg package,
-    /// say), moved to where the guest has the kernel
+    /// Print the gdb command that loads this vmlinux at the kernel's address in the guest.
+    ///
+    /// The file must be of the same kernel. Debian's package linux-image-RELEASE-dbg has a vmlinux with debug information.
     #[arg(long, value_name = "VMLINUX")]
     like: Option<PathBuf>,
 }
@@ -56,7 +67,9 @@ fn load_like(file: &Path, symbols: &Symbols) -> Result<String, Error> {
     let file = &std::path::absolute(file).map_err(Error::file("find", file))?;
     match compare(file, symbols) {
         Ok(Match::Kernel(placement)) => Ok(placement.load_command(file)),
-        Ok(Match::NoKernel) => Err(Error::Position(format!("{} is no kernel with symbols", file.display()))),
+        Ok(Match::NoKernel) => {
+            Err(Error::Position(format!("{} is no kernel with symbols: give a vmlinux", file.display())))
+        }
         Err(Unusable::Unreadable { path, source }) => {
             Err(Error::File { action: "use the symbols of", path, source })
         }
@@ -69,7 +82,7 @@ fn write(output: &Path, symbols: &Symbols, debug: &DebugInfo) -> Result<(), Erro
     file.file().write_all(&elf::with_debug_info(symbols, debug)).map_err(Error::file("write", output))?;
     file.finish()?;
     if let Some(why) = symbols.without_modules() {
-        say(&format!("ttvm: without the symbols of modules: {why}"));
+        say(&format!("ttvm: the symbols of modules are missing: {why}"));
     }
     for why in debug.missing() {
         say(&format!("ttvm: {why}"));

@@ -11,29 +11,37 @@ use serde::Serialize;
 use views::trace::{self, Counts};
 
 use crate::engine_arg::EngineArgs;
+use crate::help::POSITIONS;
 use crate::progress;
 use crate::travel::{PartArgs, stretch};
 use crate::wait::Wait;
 
+/// Write threads, system calls, interrupts and console lines to a file for Perfetto
+///
+/// https://ui.perfetto.dev opens the file.
+///
+/// Examples:
+///   ttvm trace R.ttvm -o R.pftrace
+///   ttvm trace R.ttvm -o part.pftrace --from 50% --to 60%
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
     /// The recording
     recording: PathBuf,
     #[command(flatten)]
     part: PartArgs,
-    /// The file to make, which must not exist yet, for ui.perfetto.dev: which thread ran when; system calls,
-    /// interrupts and exceptions with their durations and positions; the console's lines
+    /// The new file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Where to begin
+    /// Position where the trace begins
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "start")]
     from: PositionSpec,
-    /// Where to end; +N is so far after --from
+    /// Position where the trace ends; +N counts from --from
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     to: PositionSpec,
     #[command(flatten)]
     engine: EngineArgs,
-    /// Print as JSON how much of what is in the trace
+    /// Print the trace's counts as JSON
     #[arg(long)]
     json: bool,
 }
@@ -65,8 +73,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         serde_json::to_string_pretty(&report).expect("plain data always serializes")
     } else {
         format!(
-            "{}: of {} threads {} system calls, {} interrupts, {} exceptions ({} page faults), {} switches; {} lines on \
-             the console",
+            "{}: {} threads, {} system calls, {} interrupts, {} exceptions ({} page faults), {} switches, {} \
+             console lines",
             args.output.display(),
             counts.threads,
             counts.system_calls,

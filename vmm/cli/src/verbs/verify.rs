@@ -18,21 +18,31 @@ use serde::Serialize;
 use crate::progress;
 use crate::travel::in_instructions;
 
+/// Check that a recording is whole and replays exactly
+///
+/// If something differs, this verb finds the first difference.
+///
+/// Examples:
+///   ttvm verify R.ttvm
+///   ttvm verify R.ttvm --against OTHER.ttvm
 #[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
 pub struct Args {
     /// The recording
     recording: PathBuf,
     /// Print JSON
     #[arg(long, conflicts_with = "against")]
     json: bool,
-    /// Compare with another recording of the same run instead, and find the first instruction that differs
+    /// Compare with another recording of the same run, and find the first instruction that differs
     #[arg(long, value_name = "RECORDING")]
     against: Option<PathBuf>,
-    /// Replay with the software CPU's interpreter and with its translator instead, side by side, and compare registers,
-    /// devices, RAM and disk every N instructions; find the first instruction that differs
+    /// Compare the software CPU's interpreter and translator every N instructions.
+    ///
+    /// Both replay the run side by side. ttvm compares registers, devices, RAM and disk, and finds the first instruction that
+    /// differs.
     #[arg(long, value_name = "N", conflicts_with_all = ["json", "against"], value_parser = clap::value_parser!(u64).range(1..))]
     tiers: Option<u64>,
-    /// Let bit BIT of the byte at offset OFFSET of RAM fail after STEPS instructions (for tests)
+    /// Flip bit BIT of the RAM byte at OFFSET after STEPS instructions (for tests)
     #[arg(long, value_name = "STEPS:OFFSET:BIT", value_parser = parse_fault, hide = true)]
     inject_fault: Option<FaultArgs>,
 }
@@ -75,7 +85,7 @@ fn print_parting<U: Unit>(left: &Recording<U>, right: &Recording<U>) -> Result<i
     let parting = compare(left, right, |at| bar.set_position(at.number()))?;
     bar.finish_and_clear();
     let Some(parting) = parting else {
-        crate::output::print("the two recordings replay alike")?;
+        crate::output::print("the replays of both recordings are equal")?;
         return Ok(exit_code::DONE);
     };
     crate::output::print(&parting_lines(&parting).join("\n"))?;
@@ -169,8 +179,8 @@ fn json<U: Unit>(recording: &Recording<U>, found: &Verification<U>) -> String {
 /// The message for a difference that only a replay on several cores found.
 fn did_not_recur(what: &str) -> String {
     format!(
-        "a replay on several cores differed: {what}. A replay in one piece did not: suspect this host's memory, or report a \
-         bug in ttvm"
+        "a replay on several cores differed: {what}. A replay on one core did not: test this host's memory, or \
+         report a bug in ttvm"
     )
 }
 
@@ -218,13 +228,15 @@ fn difference_lines<C: Count>(difference: &Difference<C>) -> Vec<String> {
     }
     match &difference.origin {
         Origin::Between => lines.push(format!(
-            "A second replay differs in the same way. The recording holds no states to compare with, so the first \
-             instruction that differs lies between {} and {}, and cannot be told more closely from this recording \
-             alone; with a second recording of the same run, 'ttvm verify --against' finds it.",
+            "A second replay differs in the same way. The first instruction that differs lies between {} and {}. \
+             This recording has no state to find it exactly. With a second recording of the same run, `ttvm \
+             verify --against` finds it.",
             divergence.last_good, divergence.at
         )),
-        Origin::DidNotRecur => lines.push("A second and a third replay were equal to the recording: the difference did not come again. Suspect \
-             this host's memory, or report a bug in ttvm.".to_string()),
+        Origin::DidNotRecur => lines.push(
+            "A second and a third replay were equal to the recording. Test this host's memory, or report a bug in ttvm."
+                .to_string(),
+        ),
         Origin::ReplaysPart(parting) => {
             lines.push("A second replay was equal to the recording.".to_string());
             lines.extend(parting_lines(parting));

@@ -1,4 +1,4 @@
-//! A recording carries copies of some images. It only names the others.
+//! A recording carries copies of some images. The recording only names the other images.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn record(path: &Path, more: &[&str]) -> String {
     told
 }
 
-/// Replaces both files by others of the same sizes.
+/// Replaces both files by other files of the same sizes.
 fn build_anew(path: &Path) {
     for name in ["kernel", "mod"] {
         let mut contents = fs::read(path.join(name)).unwrap();

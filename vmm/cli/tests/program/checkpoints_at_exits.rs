@@ -1,5 +1,6 @@
-//! Checkpoints of recordings that count exits, and parts of recordings opened from such checkpoints. All tests use
-//! the software engine, which can stop a guest as KVM does. The KVM lab tests KVM's own checkpoints.
+//! Checkpoints of recordings that count exits, and parts of recordings opened from such checkpoints. All
+//! tests here use the software engine, which can stop a guest as KVM does. The KVM lab tests KVM's own
+//! checkpoints.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -191,7 +192,7 @@ fn positions_in_a_part() {
     assert_eq!(resolve(&format!("event:{}", all - 1)).unwrap(), last);
     for number in [0, 1, before - 1] {
         let refused = resolve(&format!("event:{number}")).unwrap_err().to_string();
-        assert!(refused.contains("lies before the part that is opened"), "{refused}");
+        assert!(refused.contains("is before the part that is open"), "{refused}");
         assert!(refused.contains(&format!("begins at {:.6} s", head.at.time_ns as f64 / 1e9)), "{refused}");
     }
     let refused = resolve(&format!("event:{all}")).unwrap_err().to_string();
@@ -376,9 +377,9 @@ fn the_verbs_speak_of_exits_and_open_parts() {
 
     let (state, told) = run(&["state", name, "--last", "100ms", "--at", "start"]);
     assert!(state.contains("instruction 0, branch 0, system call 0"), "{state}");
-    assert!(told.contains("this is the recording from exit "), "{told}");
+    assert!(told.contains("opened from exit "), "{told}");
     let (_, told) = run(&["state", name, "--last", "1h"]);
-    assert!(told.contains("no checkpoint lies 3600 s before the end"), "{told}");
+    assert!(told.contains("no checkpoint is 3600 s or more before the end"), "{told}");
     std::fs::remove_dir_all(recording.path.join(INSTRUCTIONS)).unwrap();
     let (_, told) = run(&["state", name]);
     assert!(told.contains("--last 2s opens the end only"), "{told}");
@@ -386,7 +387,7 @@ fn the_verbs_speak_of_exits_and_open_parts() {
     assert!(!told.contains("--last"), "{told}");
     let (_, told) =
         run(&["search", name, "--last", "100ms", "--all", "write:0x200000+0x1000", "--limit", "2"]);
-    assert!(told.contains("this is the recording from exit "), "{told}");
+    assert!(told.contains("opened from exit "), "{told}");
     let first = starts(&recording)[0].to_string();
     let (_, told) = run(&["checkpoints", name, "remove", &first]);
     assert!(told.contains(&format!("removed the checkpoint at exit {first}")), "{told}");
@@ -397,5 +398,5 @@ fn the_verbs_speak_of_exits_and_open_parts() {
         recording.log.events().position(|e| matches!(e.unwrap().event, Event::ConsoleInput(_))).unwrap();
     let at = format!("event:{event}");
     let (code, _, told) = ttvm(directory.path(), &["state", name, "--last", "100ms", "--at", &at]);
-    assert!(code == exit_code::USAGE && told.contains("lies before the part"), "{told}");
+    assert!(code == exit_code::USAGE && told.contains("is before the part"), "{told}");
 }

@@ -1,5 +1,5 @@
-//! `ttvm debug` and clients that behave badly: garbage, connections that break during a run, two clients at once. The
-//! server reports it, and continues to serve.
+//! `ttvm debug` and clients that behave badly: garbage, connections that break during a run, two clients at
+//! once. The server reports such a client, and continues to serve.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -169,7 +169,7 @@ fn a_client_too_many_hears_why_and_comes_in_when_another_has_left() {
     let mut one_more = Client(TcpStream::connect(&server.address).unwrap());
     assert!(one_more.request("qSupported").starts_with("E.8 gdbs are connected"));
     assert_eq!(one_more.0.read(&mut [0]).unwrap(), 0, "it is hung up on");
-    server.says("another gdb was turned away");
+    server.says("refused another gdb");
     // A silent client that stays connected must not keep the next from its answer.
     let silent = TcpStream::connect(&server.address).unwrap();
     let mut other = Client(TcpStream::connect(&server.address).unwrap());

@@ -34,7 +34,7 @@ fn left_behind(directory: &Path) -> Vec<PathBuf> {
     all.filter(|path| path.symlink_metadata().is_ok()).collect()
 }
 
-/// Waits until all files are removed: a separate process does that.
+/// Waits until a separate process has removed all files.
 fn all_is_removed(directory: &Path) {
     while !left_behind(directory).is_empty() {
         std::thread::yield_now();
@@ -210,7 +210,8 @@ fn other_users_are_refused() {
         let address = match kind {
             "tcp" => ready.trim().rsplit(':').next().unwrap().to_string(),
             _ => {
-                // Allow access to the files, so that not only their modes keep others away.
+                // Allow access to the files: the server must keep other users away without
+                // the help of file modes.
                 fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
                 fs::set_permissions(path.join("socket"), PermissionsExt::from_mode(0o666)).unwrap();
                 path.join("socket").display().to_string()
@@ -218,7 +219,7 @@ fn other_users_are_refused() {
         };
         assert!(!answer(NOBODY, kind, &address), "{kind}");
         let told = server.says("is refused");
-        assert!(told.contains("it is user 65534's"), "{told}");
+        assert!(told.contains("it comes from user 65534"), "{told}");
         assert!(answer(0, kind, &address), "{kind}");
     }
 }
@@ -236,8 +237,8 @@ print("all", flush=True)
 sys.stdin.read()
 "#;
 
-/// Reading the kernel's table of connections takes time for each connection in it. One look for each of a thousand
-/// took 43 seconds on two busy cores.
+/// Reading the kernel's table of connections takes time for each connection in it. One look for each of a
+/// thousand connections took 43 seconds on two busy cores.
 #[test]
 fn a_thousand_connections_of_another_user_do_not_keep_the_owner_out() {
     if !geteuid().is_root() {
@@ -246,7 +247,7 @@ fn a_thousand_connections_of_another_user_do_not_keep_the_owner_out() {
     let directory = recorded();
     let mut server = Server::start(directory.path(), &["--listen", "127.0.0.1:0"]);
     let address = server.says("target remote ").trim().rsplit(' ').next().unwrap().to_string();
-    // While the server stands still, all of them wait before the owner's connection.
+    // While the server stands still, all these connections wait before the owner's connection.
     send(&server, Signal::SIGSTOP);
     let port = address.rsplit(':').next().unwrap();
     let mut crowd = Command::new("python3");
@@ -335,7 +336,7 @@ fn commands_read_and_write_no_file_that_a_client_names() {
     ] {
         for file in [&there, &new, "secret", "new", "../secret", "| touch new", "> new"] {
             let answer = ask(&mut stream, &format!("{word} {file}"));
-            assert!(word != "symbols" || answer.contains("ttvm reads no file for gdb"), "{answer}");
+            assert!(word != "symbols" || answer.contains("'tt symbols FILE' loads a file"), "{answer}");
         }
     }
     assert_eq!(listed(path), before);

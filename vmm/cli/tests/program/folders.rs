@@ -125,7 +125,7 @@ fn a_large_disk_begins_at_once_and_is_known_by_its_contents() {
     disk.write_at(&[8], (1 << 42) - 1).unwrap();
     let (code, _, told) = ttvm(path, &["replay", "r.ttvm"]);
     assert!(code == 4 && told.contains("the disk image has changed since"), "{code}: {told}");
-    // This is another file with the same contents.
+    // The copy is another file with the same contents.
     let copy = fs::File::create(path.join("copy")).unwrap();
     copy.set_len(1 << 42).unwrap();
     copy.write_at(&[7], (1 << 42) - 1).unwrap();

@@ -50,7 +50,7 @@ fn a_recording_goes_on_live_and_is_recorded_anew() {
         assert!(verb[0] != "replay" || out == live);
     }
     let (_, out, _) = ttvm(path, &["info", "n.ttvm"]);
-    assert!(out.contains("begins        with a machine that ran"), "{out}");
+    assert!(out.contains("begins        with the state of another run"), "{out}");
     let (code, _, said) = ttvm(path, &["relink", "n.ttvm", "--kernel", "calls-3000"]);
     assert!(code == exit_code::UNREADABLE_RECORDING && said.contains("needs no kernel"), "{said}");
     assert!(contents(&path.join("r.ttvm")) == before, "the recording was changed");
@@ -81,7 +81,7 @@ fn what_cannot_go_on_is_one_sentence_with_the_right_exit_code() {
         ),
         (from(&["--at", "5s"]), exit_code::USAGE, "the recording ends before 5 s"),
         (from(&["--at", "panic"]), exit_code::USAGE, "did not panic"),
-        (from(&["--at", "end"]), exit_code::USAGE, "choose a place before that"),
+        (from(&["--at", "end"]), exit_code::USAGE, "choose an earlier position"),
         (from(&["--at", "nowhere"]), exit_code::USAGE, "--at"),
         (from(&["--net", "user"]), exit_code::USAGE, "has no network card"),
         (from(&["--engine", "kvm"]), exit_code::HOST_LACKS_FEATURE, "use --engine soft"),
@@ -89,10 +89,10 @@ fn what_cannot_go_on_is_one_sentence_with_the_right_exit_code() {
         (from(&["--memory", "8M"]), exit_code::USAGE, "--memory"),
         (from(&["--cmdline", "x"]), exit_code::USAGE, "--cmdline"),
         (from(&["--date", "1"]), exit_code::USAGE, "--date"),
-        (vec!["record", "--snapshot-from", "r.ttvm", "-o", "r.ttvm"], exit_code::FAILED, "never overwritten"),
-        (vec!["record", "--snapshot-from", "r.ttvm", "-o", "there"], exit_code::FAILED, "never overwritten"),
+        (vec!["record", "--snapshot-from", "r.ttvm", "-o", "r.ttvm"], exit_code::FAILED, "never overwrites"),
+        (vec!["record", "--snapshot-from", "r.ttvm", "-o", "there"], exit_code::FAILED, "never overwrites"),
         (vec!["run", "--kernel", "tiny-2000", "--at", "end"], exit_code::USAGE, "--snapshot-from"),
-        (vec!["run", "--kernel", "tiny-2000", "-o", "n.ttvm"], exit_code::USAGE, "use ttvm record"),
+        (vec!["run", "--kernel", "tiny-2000", "-o", "n.ttvm"], exit_code::USAGE, "use `ttvm record`"),
         (vec!["run", "--kernel", "tiny-2000", "--record-when", "x"], exit_code::USAGE, "--output"),
         (other("missing.ttvm"), exit_code::UNREADABLE_RECORDING, "there is no recording here"),
         (other("damaged.ttvm"), exit_code::UNREADABLE_RECORDING, "events.log"),
@@ -161,7 +161,7 @@ fn a_run_is_recorded_when_it_is_asked_to_and_no_client_holds_it_up() {
     let mut running = Running::start(path, &["--control", "control", "-o", "n.ttvm"]);
     let mode = std::fs::metadata(path.join("control")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    // One client sends nothing, one sends too much, and one goes away.
+    // One client sends nothing, one client sends too much, and one client goes away.
     let silent = UnixStream::connect(path.join("control")).unwrap();
     UnixStream::connect(path.join("control")).unwrap().write_all(&[b'x'; 10_000]).unwrap();
     drop(UnixStream::connect(path.join("control")).unwrap());
@@ -213,7 +213,7 @@ fn a_disk_without_room_for_the_starting_state_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     record_calls(path, "r.ttvm", 3_000, None);
-    // No file may have a byte.
+    // The limit allows no file a single byte.
     let line = format!(
         "trap '' XFSZ; ulimit -f 0; exec {} record --snapshot-from r.ttvm --at 50% -o n.ttvm 2>&1 | cat",
         env!("CARGO_BIN_EXE_ttvm")

@@ -20,9 +20,10 @@ use recording::{EVENTS, MANIFEST, Manifest, Opened, Recording, with_recording};
 use tiny_guest::{Numbers, change, record_with_checkpoints, stopped, typed};
 
 /// The limits of each command, for prlimit(1).
-/// A replay of exits that never come ends after 2^32 instructions, which may be jumps to themselves. They take 75 s of a release
-/// build.
 const LIMITS: [&str; 2] = ["--as=2000000000", "--cpu=400"];
+/// A replay of exits that never come ends after this number of instructions. Without the variable, the number is 2^32. That many
+/// jumps of the interpreter take 75 s in a release build.
+const MOST_STEPS_WITHOUT_EXIT: (&str, &str) = ("TTVM_MOST_STEPS_WITHOUT_EXIT", "16777216");
 /// The recording into which a packed file is first unpacked.
 const UNPACKED: &str = "unpacked.ttvm";
 
@@ -247,6 +248,7 @@ fn try_input(bases: &[PathBuf], number: u64) -> Result<u32, String> {
     let mut refused = 0;
     for command in commands(!input.is_dir()) {
         let mut limited = Command::new("prlimit");
+        limited.env(MOST_STEPS_WITHOUT_EXIT.0, MOST_STEPS_WITHOUT_EXIT.1);
         limited.args(LIMITS).arg(env!("CARGO_BIN_EXE_ttvm")).args(&command);
         let output = limited.current_dir(directory.path()).stdin(Stdio::null()).output().unwrap();
         let told = String::from_utf8_lossy(&output.stderr);

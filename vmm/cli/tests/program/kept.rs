@@ -26,8 +26,8 @@ fn the_last_stretch_has_all_of_its_checkpoints_and_the_newest_one_before_it() {
     let kernel = write_kernel(path, u32::MAX).display().to_string();
     // The guest is never idle, so its instructions take a nanosecond each.
     const LAST: u64 = 40_000_000;
-    // Checkpoints come every 10 ms. While the guest runs, several are removed at once, so the run's end decides how
-    // many are too old.
+    // Checkpoints come every 10 ms. While the guest runs, several old checkpoints are removed at once, so the
+    // run's end decides how many are too old.
     for (number, end) in ["120ms", "147ms", "163ms"].iter().enumerate() {
         let name = format!("{number}.ttvm");
         let arguments = ["record", "-o", &name, "--kernel", &kernel, "--memory", "4M", "--unpaced"];
@@ -86,7 +86,7 @@ fn a_recording_of_a_run_that_ends_well_is_removed() {
         let path = directory.path();
         write_printing_kernel(path, "x", then);
         let (code, told) = record(path, more);
-        let said = "ttvm: the guest ended its run well, so its recording r.ttvm was removed\n";
+        let said = "ttvm: the guest ended its run without a panic, so --keep-on fail removed r.ttvm\n";
         assert!(code == expected && told.contains(said), "{then:x?}: {code} {told}");
         assert!(!told.contains("recorded in") && !path.join("r.ttvm").exists(), "{then:x?}: {told}");
         assert!(path.join("kernel").exists());
@@ -100,7 +100,10 @@ fn a_guest_asks_for_its_recording_to_be_kept() {
     let ask = [&write_port(0x505, 0x80)[..], &POWER_OFF].concat();
     write_printing_kernel(path, "x", &ask);
     let (code, told) = record(path, &["--last", "10ms"]);
-    assert!(code == 0 && told.contains("recorded in r.ttvm, which the guest asked to be kept"), "{told}");
+    assert!(
+        code == 0 && told.contains("recorded in r.ttvm; the guest asked to keep the recording"),
+        "{told}"
+    );
     for arguments in [&["verify", "r.ttvm"][..], &["replay", "r.ttvm", "--verify"]] {
         let (code, _, told) = ttvm(path, arguments);
         assert_eq!(code, 0, "{told}");

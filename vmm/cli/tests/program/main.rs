@@ -18,6 +18,7 @@ mod hostile_inputs;
 mod kept;
 mod kernel_reports;
 mod limits;
+mod messages;
 mod passthrough_refused;
 mod private_files;
 mod sandbox;

@@ -44,7 +44,7 @@ fn images_are_plain_files() {
             "unpack other -o u.ttvm",
         ] {
             let told = refused(path, line);
-            assert!(told.contains(&format!("it is {kind}, and no plain file")), "{line}: {told}");
+            assert!(told.contains(&format!("it is {kind}, not a regular file")), "{line}: {told}");
         }
         assert!(!path.join("r.ttvm").exists() && !path.join("u.ttvm").exists());
     }

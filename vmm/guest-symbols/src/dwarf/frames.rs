@@ -38,7 +38,7 @@ const IRET_BYTES: u64 = 2;
 /// The addresses of programs. gdb looks up the symbol at the first address, and warns if it is a variable's. Offsets of
 /// per-CPU variables may be such addresses, but no offset is odd.
 const PROGRAMS: Range<u64> = 0x1001..0x7fff_ffff_f000;
-/// Rows in one entry. Debuggers read all rows up to the one that they look for.
+/// Rows in one entry. Debuggers read all rows up to the row that they look for.
 const MAX_ROWS: usize = 64;
 /// Offset of the part of `struct pt_regs` that the processor saves.
 const PROCESSORS: i32 = saved::RIP as i32;
@@ -81,10 +81,10 @@ const LOST: [Register; 14] = [
     X86_64::R15,
 ];
 
-/// Limit on all rows. A kernel has fewer.
+/// Limit on all rows. A kernel has fewer rows.
 const MAX_ROWS_OF_ALL: usize = 1 << 20;
-/// The entry for programs, which nothing called. It is written byte by byte, because a program may be anywhere, and
-/// `gimli` does not take such a length.
+/// The entry for programs, which nothing called. The entry is written byte by byte: a program may be
+/// anywhere, and `gimli` does not take such a length.
 const PROGRAMS_ENTRIES: [&[u8]; 2] = [
     // Version 4, no augmentation, addresses of 8 bytes, no segments, factors 1 and -1, return address in RIP. Then
     // DW_CFA_def_cfa(RSP, 8), DW_CFA_undefined(RIP), and zeroes.
@@ -259,8 +259,8 @@ fn without(code: Range<u64>, part: Option<Range<u64>>) -> impl Iterator<Item = R
     pieces.into_iter().filter(|piece| !piece.is_empty())
 }
 
-/// The frame's address (CFA), this many bytes above the stack pointer of the tables. `None` if the tables do not have
-/// it.
+/// The frame's address (CFA), this many bytes above the stack pointer of the tables. `None` if the tables do
+/// not have the function.
 fn frame(entry: &Entry, above: i32) -> Option<Rule> {
     let offset = i32::from(entry.sp_offset);
     Some(match entry.sp_register {

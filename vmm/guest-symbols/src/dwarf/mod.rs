@@ -1,5 +1,6 @@
-//! Debug information (DWARF) for gdb, made from the kernel's own data. Types come from its type information (BTF), and
-//! unwind information from its own tables (ORC). Variables have types as far as these are known (`variables.rs`).
+//! Debug information (DWARF) for gdb, made from the kernel's own data. Types come from the kernel's type
+//! information (BTF), and unwind information from the kernel's own tables (ORC). Variables have types as far
+//! as these are known (`variables.rs`).
 //!
 //! There are no source lines and no local variables, because the kernel's data has none. The crate `gimli` writes the
 //! format.
@@ -50,8 +51,8 @@ impl DebugInfo {
         info
     }
 
-    /// Only the types of the modules, for use beside a kernel's file with debug information. It includes the kernel's
-    /// frames, because that file has none for the code that enters the kernel.
+    /// Only the types of the modules, for use beside a kernel's file with debug information. The kernel's
+    /// frames are included, because that file has no frames for the code that enters the kernel.
     pub fn of_modules(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::default();
         let types = types(guest, symbols, types::for_modules);

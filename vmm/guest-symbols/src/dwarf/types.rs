@@ -22,9 +22,9 @@ use gimli::{
 use super::written::written;
 use crate::btf::{Btf, Member, Shape, Type};
 
-/// Limit on entries, including members and parameters. A kernel has fewer.
+/// Limit on entries, including members and parameters. A kernel has fewer entries.
 const MAX_ENTRIES: usize = 1 << 20;
-/// Limit on the bytes of names, each counted as often as it is used. A kernel has fewer.
+/// Limit on the bytes of names, each counted as often as it is used. A kernel has fewer bytes of names.
 const MAX_NAMES_BYTES: usize = 32 << 20;
 /// Chains of types are shorter than this.
 const MAX_CHAIN: usize = 64;
@@ -48,7 +48,7 @@ pub(super) fn of(btf: &Btf<'_>) -> Option<TypeUnit> {
     within(btf, MAX_ENTRIES, MAX_NAMES_BYTES)
 }
 
-/// Does the same with other limits.
+/// As [`of`], with other limits.
 pub(crate) fn within(btf: &Btf<'_>, entries: usize, name_bytes: usize) -> Option<TypeUnit> {
     let mut unit = TypeUnit::new("vmlinux", entries, name_bytes)?;
     unit.add_all(btf, btf.numbers(), |found| found)?;

@@ -1,5 +1,5 @@
-//! Variables with types. Type information has the types of per-CPU variables. For other variables a table has the
-//! types; it lists the ones that people and gdb scripts read first.
+//! Variables with types. Type information has the types of per-CPU variables. For other variables a table has
+//! the types; it lists the variables that people and gdb scripts read first.
 //!
 //! The address of a per-CPU variable is an offset (see [`Symbol::address`](crate::Symbol::address)). A CPU's own copy
 //! is at `(char *)&NAME + __per_cpu_offset[CPU]`.
@@ -172,8 +172,8 @@ fn made(unit: &mut TypeUnit, btf: &Btf<'_>, types: &Types, text: &str, size: u64
     }
 }
 
-/// The kernel's only variable with a name. Its section decides, not its class: Linux 7 gives much data the class of
-/// code.
+/// The kernel's only variable with a name. The variable's section decides, not its class: Linux 7 gives much
+/// data the class of code.
 fn variable<'a>(symbols: &'a Symbols, name: &str) -> Option<&'a Symbol> {
     let is_data = |section: usize| symbols.sections()[section].access != Access::Code;
     let is_variable = |symbol: &&Symbol| symbol.module.is_none() && symbol.section.is_none_or(is_data);

@@ -45,7 +45,7 @@ fn every_kind_is_read_as_it_was_written() {
     record("unsigned int", INT << 24, 4, &[32], integer(4, 32, false, false));
     record("signed char", INT << 24, 1, &[1 << 24 | 8], integer(1, 8, true, false));
     record("_Bool", INT << 24, 1, &[4 << 24 | 8], integer(1, 8, false, true));
-    // What is a character is not more than that.
+    // A character type of 16 bits counts as a plain integer.
     record("wide", INT << 24, 2, &[2 << 24 | 16], integer(2, 16, false, false));
     record("double", FLOAT << 24, 8, &[], Shape::Float(8));
     record("", POINTER << 24, 7, &[], Shape::Pointer(7));
@@ -90,7 +90,7 @@ fn parts_of_structures_enumerations_and_functions_have_names_and_values() {
     let bytes = types.bytes();
     let btf = Btf::parse(&bytes).unwrap();
     let member = |name, bit_offset, bit_size| Member { name: Some(name), kind: 1, bit_offset, bit_size };
-    // Without bit fields an offset has all bits.
+    // In a structure without bit fields, all bits of a member's word are its offset.
     let members = vec![member("a", 0, None), member("b", 0x0100_0020, None)];
     let plain = Shape::Structure { is_union: false, size: 8, members };
     assert_eq!(full(&btf, 2), (Some("plain"), plain));
@@ -171,7 +171,7 @@ fn names_are_texts_that_can_be_written() {
     assert_eq!(names, expected);
 }
 
-/// In parts without a name fields are looked for, down to a depth.
+/// A search for a field also looks into parts without a name, down to a depth.
 #[test]
 fn fields_lie_in_parts_without_a_name_down_to_a_depth() {
     let mut types = Types::new();
@@ -202,7 +202,7 @@ fn headers_of_other_versions_and_parts_that_lie_outside_are_refused() {
         bytes[at] = value;
         assert!(Btf::parse(&bytes).is_none(), "byte {at} is {value}");
     }
-    // The header says where the parts begin. There may be something before and between them.
+    // The header says where the parts begin. Other bytes may lie before and between the parts.
     let mut bytes = good[..24].to_vec();
     bytes.extend([0xff; 8]);
     bytes.extend(&good[24..40]);

@@ -115,8 +115,8 @@ compile_unit language=29 vmlinux ttvm
     assert_eq!(lines_of(&some_of_everything()).join("\n"), expected);
 }
 
-/// Two modules of the kernel with [`some_of_everything`]. Each has a type of its own with the same number. The first
-/// also uses a name of the kernel.
+/// Two modules of the kernel with [`some_of_everything`]. Each module has a type of its own with the same
+/// number. The first also uses a name of the kernel.
 fn two_modules(kernel: &Types) -> [Types; 2] {
     let mut first = Types::of_module(kernel);
     let drawer = first.structure("drawer", 40, &[("desk", 6, 0), ("state", 11, 32), ("next", 13, 36)]);
@@ -308,7 +308,7 @@ fn tables_that_say_anything_do_no_harm() {
             memory.write(ENTRIES, &bytes);
             let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
             let section = &frames::of_kernel(&unwinder, &symbols)[0].1;
-            // Whatever the bytes are, a reader understands the section.
+            // A reader understands the section for any bytes of the tables.
             for address in [LEAF, FRAMED, HANDLER, FIRST] {
                 assert!(row(section, address).is_some(), "{bytes:x?}");
             }

@@ -26,7 +26,7 @@ fn types() -> Vec<u8> {
     types_with_pages_of(PAGE_BYTES)
 }
 
-/// The same, with another size of `struct page`.
+/// The types of [`types`], with another size of `struct page`.
 fn types_with_pages_of(page_bytes: u32) -> Vec<u8> {
     let mut types = Types::new();
     let int = types.record("int", 1 << 24, 4, &[0]);

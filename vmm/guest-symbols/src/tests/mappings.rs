@@ -64,7 +64,7 @@ fn write_node(memory: &mut Pages, at: u64, slots: &[(u64, u64)]) {
     }
 }
 
-/// A directory entry with a name, in another one.
+/// A directory entry with a name, in another directory entry.
 fn write_entry(memory: &mut Pages, number: u64, parent: u64, name: &[u8]) {
     let at = ENTRIES + 0x100 * number;
     memory.write_u64(at + 0x18, ENTRIES + 0x100 * parent);

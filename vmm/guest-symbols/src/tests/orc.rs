@@ -79,7 +79,7 @@ fn kernel(is_old: bool) -> (Pages, Unwinder) {
     (memory, unwinder)
 }
 
-/// The same kernel, and its symbols.
+/// The kernel of [`kernel`], and its symbols.
 pub(super) fn kernel_and_symbols(is_old: bool) -> (Pages, Unwinder, Symbols) {
     let mut memory = Pages::default();
     let bytes = types(is_old).bytes();
@@ -154,7 +154,7 @@ fn write_registers(memory: &mut Pages, at: u64, rip: u64, cs: u64, rsp: u64, rbp
 fn a_stack_is_followed_through_calls_a_module_and_an_exception_to_the_program() {
     for is_old in [true, false] {
         let (mut memory, unwinder) = kernel(is_old);
-        // A leaf. Its caller has a frame pointer; that function's caller is an exception handler.
+        // A leaf. The leaf's caller has a frame pointer; that function's caller is an exception handler.
         let (frame, handler) = (STACK + 0x40, STACK + 0x50);
         memory.write_u64(STACK, FRAMED + 0x20);
         memory.write_u64(frame, 0x1234);
@@ -227,7 +227,7 @@ fn a_stack_that_leads_in_circles_ends() {
 fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
     for is_old in [true, false] {
         let (mut memory, unwinder) = kernel(is_old);
-        // Of a function before one with other rows, and of the last one in a module.
+        // The callers: a function before a function with other rows, and the last function of a module.
         let frame = STACK + 0x40;
         memory.write_u64(STACK, HANDLER);
         memory.write_u64(frame, 0x1234);
@@ -237,7 +237,8 @@ fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
         let frames = vec![here(LEAF + 3), returns(HANDLER), returns(MODULE_CODE + 0x100), returns(FIRST + 2)];
         let expected = Backtrace { frames, end: End::Stack };
         assert_eq!(unwinder.walk(&memory, leaf), expected, "{is_old}");
-        // The same place, where a function is about to begin: its own row counts. Registers lie where its stack is.
+        // The address is the same, but a function is about to begin there: its own row counts. Saved
+        // registers lie on that function's stack.
         write_registers(&mut memory, STACK, FIRST + 2, 0x10, 0, 0);
         let begun = Registers { rip: HANDLER, ..leaf };
         let expected = Backtrace { frames: vec![here(HANDLER), here(FIRST + 2)], end: End::Stack };
@@ -256,7 +257,8 @@ fn a_frame_has_the_name_of_the_function_that_called() {
     assert_eq!((here(begin).inside(), returns(begin).inside()), (begin, begin - 1));
 }
 
-/// Of a caller's registers only the stack pointer and RBP are known. All are, where something was interrupted.
+/// Of a caller's registers only the stack pointer and RBP are known. All registers are known of interrupted
+/// code.
 #[test]
 fn registers_that_nobody_saved_lead_nowhere() {
     const R10: u16 = 6;
@@ -287,7 +289,7 @@ fn a_walk_has_a_limit() {
 #[test]
 fn a_table_out_of_order_is_refused() {
     let (mut memory, _, symbols) = kernel_and_symbols(false);
-    // The second address is taken for one before the first.
+    // The second address now lies before the first.
     memory.write(ADDRESSES + 4, &((LEAF - 1).wrapping_sub(ADDRESSES + 4) as i32).to_le_bytes());
     let refused = Unwinder::of_kernel(&memory, &symbols).unwrap_err();
     assert_eq!(refused, Missing::Symbol("__start_orc_unwind_ip"));

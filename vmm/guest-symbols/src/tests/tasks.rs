@@ -43,7 +43,8 @@ enum Current {
     Number,
     /// A structure with such an address.
     Hot,
-    /// A variable in the kernel's image. The CPU's offset leads from there to the CPU's copy.
+    /// A variable in the kernel's image. The variable's address plus the CPU's offset is the address of the
+    /// CPU's copy.
     InImage,
 }
 
@@ -79,7 +80,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// A kernel with these tasks in the list, in this order. The first is the current one.
+    /// A kernel with these tasks in the list, in this order. The first task is the running task.
     fn new(current: Current, listed: &[u64]) -> Kernel {
         let mut memory = Pages::default();
         let bytes = types(current).bytes();
@@ -108,7 +109,7 @@ impl Kernel {
         Kernel { memory, symbols }
     }
 
-    /// Writes a task. It is its only thread, unless `add_thread` adds one.
+    /// Writes a task. The task is the process's only thread, unless `add_thread` adds one.
     fn write(&mut self, number: u64, parent: u64, name: &[u8], states: (u32, u32), flags: u32) {
         let (at, memory) = (task(number), &mut self.memory);
         memory.write(at, &states.0.to_le_bytes());
@@ -127,7 +128,7 @@ impl Kernel {
         memory.write_u64(at + 0x48, signal(number) + 0x10);
     }
 
-    /// Adds a thread to a process that has one.
+    /// Adds a thread to a process that has one thread.
     fn add_thread(&mut self, number: u64, process: u64, name: &[u8]) {
         self.write(number, process, name, (0, 0), 0);
         self.memory.write(task(number) + 0x3c, &(process as u32).to_le_bytes());
@@ -212,11 +213,11 @@ fn letters_are_those_of_ps() {
 #[test]
 fn lists_that_do_not_end_are_left() {
     let cases: [(&str, u64, u64); 5] = [
-        ("a list leads in circles", task(2) + 0x20, task(7) + 0x20),
-        ("a list leads in circles", task(2) + 0x20, task(2) + 0x20),
-        ("a list leads nowhere", task(2) + 0x20, 0x10),
-        ("a list leads in circles", task(8) + 0x48, task(8) + 0x48),
-        ("a list leads nowhere", task(8) + 0x48, u64::MAX - 3),
+        ("a list is circular", task(2) + 0x20, task(7) + 0x20),
+        ("a list is circular", task(2) + 0x20, task(2) + 0x20),
+        ("a list has a bad pointer", task(2) + 0x20, 0x10),
+        ("a list is circular", task(8) + 0x48, task(8) + 0x48),
+        ("a list has a bad pointer", task(8) + 0x48, u64::MAX - 3),
     ];
     for (expected, at, value) in cases {
         let mut kernel = kernel(Current::Number);

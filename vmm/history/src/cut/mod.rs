@@ -1,4 +1,5 @@
-//! Makes a small recording of a recording's end. A user sends it to someone who looks at the crash.
+//! Makes a small recording of a recording's end. A user sends such a recording to someone who looks
+//! at the crash.
 //!
 //! ```text
 //!   the recording    ├──────────────────────┬───────────────┤
@@ -6,15 +7,15 @@
 //!   what is made                            ├───────────────┤   begins with a state, needs no image
 //! ```
 //!
-//! The new recording starts in a [`StartingState`] at the cut, and its log has the events behind the cut. To be
-//! small, it leaves out contents that the run no longer needs:
+//! The new recording starts in a [`StartingState`] at the cut, and its log has the events behind the cut. To
+//! be small, the new recording leaves out contents that the run no longer needs:
 //!
 //! - memory that the guest's kernel has free at the cut and at the end, if nothing touches it between them;
 //! - disk blocks that the guest does not read before writing them.
 //!
-//! Which pages are touched is measured. The part is replayed with an observer on all free pages. Then it is replayed
-//! without the pages and blocks left out, and recorded. Both machines must be equal at the end: every register and
-//! device, and every page and block that was kept.
+//! The cut measures which pages the run touches. The part is replayed with an observer on all free pages.
+//! Then the part is replayed without the pages and blocks left out, and recorded. Both machines must be
+//! equal at the end: every register and device, and every page and block that was kept.
 //!
 //! Positions count from the cut. Guest time continues.
 
@@ -67,7 +68,8 @@ pub fn cut_out_end(
     poll: &mut Poll<'_>,
 ) -> Result<CutOut, Error> {
     if !recording.manifest.machine.passthrough.is_empty() {
-        let why = "the guest has devices of the host, whose state nothing can bring back: its recording cannot begin in the middle; pack it whole";
+        let why = "the guest has devices of the host, whose state cannot be restored: the recording cannot begin in \
+            the middle; pack it without --last";
         return Err(Error::Unsupported(why.to_string()));
     }
     let mut timeline = Timeline::open(recording)?;
@@ -166,7 +168,7 @@ fn must_be_equal(
 ) -> Result<(), Error> {
     let differs = |what: String| {
         let why = format!(
-            "the end would not replay the same ({what} would differ); pack it with all its memory, or whole"
+            "the end would not replay exactly ({what} would differ); pack it with --free-memory, or without --last"
         );
         Error::Unsupported(why)
     };

@@ -1,9 +1,10 @@
 //! Recounts a recording of exits in instructions.
 //!
-//! The software engine replays the recording once, and a second log gives each event's place in that engine's own
-//! count. It has the same events in the same order. The log lies in a folder of its own ([`crate::recount::folders`])
-//! and can be made again at any time. Time does not change: exits and events let it pass. On the way the replay takes
-//! checkpoints, as a recording made with the software engine would have.
+//! The software engine replays the recording once, and a second log gives each event's place in that engine's
+//! own count. The second log has the same events in the same order. The log lies in a folder of its own
+//! ([`crate::recount::folders`]) and can be made again at any time. Time does not change: exits and events
+//! let it pass. On the way the replay takes checkpoints, as a recording made with the software engine would
+//! have.
 //!
 //! If the recording has checkpoints, its end can be recounted alone, from one of them. Instructions, branches and
 //! system calls then count from there.
@@ -37,8 +38,8 @@ const SLICE_EXITS: u64 = 100;
 /// Least number of instructions between two checkpoints.
 const CHECKPOINT_STEPS: u64 = 1_000_000_000;
 
-/// The same recording with a log that counts instructions. Uses an earlier recount if it is of this log. `progress`
-/// gets the number of exits now and then.
+/// Returns the recording with a log that counts instructions. Uses an earlier recount if it is of this log.
+/// `progress` gets the number of exits now and then.
 pub fn in_instructions(
     recording: Recording<Exits>,
     progress: impl FnMut(Exits),
@@ -77,8 +78,9 @@ pub fn from_exit(
             let (draft, log) = RecountDraft::begin(&recording.path, from, recording.log.format)?;
             let log = recount(&recording, from, draft.path(), log, origin, progress)?;
             draft.publish(log, |folder| usable(folder, &recording, from, origin).is_some())?;
-            usable(&folder, &recording, from, origin)
-                .ok_or_else(|| Error::recording(&folder, "was just made, and is not what it should be"))?
+            usable(&folder, &recording, from, origin).ok_or_else(|| {
+                Error::recording(&folder, "was just made and cannot be used: report a bug in ttvm")
+            })?
         }
     };
     let skipped = recording.log.event_count() - log.event_count();
@@ -135,7 +137,7 @@ fn recount(
     let options = CheckpointOptions {
         interval_ns: 0,
         min_steps: CHECKPOINT_STEPS,
-        // The user waits for this anyway, so checkpoints may take their time.
+        // The user waits for the recount anyway, so checkpoints may take their time.
         page_rest_steps: 0,
         trail_rest_steps: 0,
         ..CheckpointOptions::default()
@@ -209,7 +211,7 @@ fn begin_part(
     let initial = machine.maps()?.ram;
     let (ram_pages, disk_blocks) = machine.page_counts();
     let none = || {
-        let why = format!("there is no checkpoint at exit {from} that one could go on from");
+        let why = format!("there is no usable checkpoint at exit {from}");
         Error::recording(recording.path.join(CHECKPOINTS), why)
     };
     let checkpoints =
@@ -244,7 +246,8 @@ struct Transcriber {
     events: usize,
     checks: usize,
     last: Moment<Instructions>,
-    /// Answers to the last instruction. They are written at the next poll, when the number of system calls is known.
+    /// Answers to the last instruction. These answers are written at the next poll, when the number of system
+    /// calls is known.
     answers: Vec<EventRecord<Instructions>>,
 }
 

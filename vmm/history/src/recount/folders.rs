@@ -26,7 +26,7 @@ pub fn folder(recording: &Path, from: Exits) -> PathBuf {
     recording.join(INSTRUCTIONS).join(from.to_string())
 }
 
-/// A recounted log that is being made. Its folder is removed unless it is published.
+/// A recounted log that is being made. The draft's folder is removed unless the log is published.
 pub struct RecountDraft {
     path: PathBuf,
     target: PathBuf,
@@ -146,7 +146,7 @@ mod tests {
     fn leftovers_go_when_the_next_one_begins() {
         let recording = tempfile::tempdir().unwrap();
         let (draft, log) = RecountDraft::begin(recording.path(), Exits(0), Format::default()).unwrap();
-        // As if this process had been killed.
+        // Leave the draft behind, as a killed process would.
         std::mem::forget(draft);
         drop(log);
         let (alive, _log) = RecountDraft::begin(recording.path(), Exits(0), Format::default()).unwrap();

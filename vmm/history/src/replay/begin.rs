@@ -44,6 +44,6 @@ pub fn begin_part<C: Unit>(
 
 /// The error for a part whose first checkpoint is missing.
 pub fn no_beginning<C>(recording: &Recording<C>) -> Error {
-    let why = "the checkpoint is missing that this part begins with; open it again, and it is made again";
+    let why = "the checkpoint at the start of this part is missing; open the recording again to make it anew";
     Error::recording(&recording.path, why)
 }

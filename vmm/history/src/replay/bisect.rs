@@ -1,9 +1,9 @@
 //! Finds the first instruction that two live replays execute differently.
 //!
-//! The two may be replays of two recordings, or of one recording with a fault injected into one replay. The search
-//! compares the two replays with each other, not with their recordings. It assumes that a difference stays. If a
-//! difference vanishes again, there may be an earlier one than the place found; at that place, equal machines still
-//! become different.
+//! The two may be replays of two recordings, or of one recording with a fault injected into one replay. The
+//! search compares the two replays with each other, not with their recordings. The search assumes that a
+//! difference stays. If a difference vanishes again, there may be an earlier one than the place found; at
+//! that place, equal machines still become different.
 
 use checkpoint::Maps;
 use cpu::{CpuState, Tier};
@@ -20,8 +20,8 @@ use recording::Recording;
 use recording::cursor::Cursor;
 use recording::player::{Player, Scrutiny};
 
-/// Distance between comparisons in a first pass, before a difference is known. At this distance they cost almost
-/// nothing.
+/// Distance between comparisons in a first pass, before a difference is known. At this distance comparisons
+/// cost almost nothing.
 pub const FAR_APART: u64 = 256_000_000;
 /// The most differing places in RAM that are listed.
 const MAX_PLACES: usize = 8;
@@ -121,9 +121,9 @@ fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<bool, Error
     Ok(left.summary()? == right.summary()?)
 }
 
-/// Finds the first difference between two replays after `equal_at`, up to `until`. They are believed to be equal
-/// at `equal_at`; this is checked first. Compares them every `stride` instructions or exits. Returns `None` if they
-/// are equal up to `until`. `progress` gets positions.
+/// Finds the first difference between two replays after `equal_at`, up to `until`. The caller believes that
+/// the replays are equal at `equal_at`; the function checks this first. Compares the replays every `stride`
+/// instructions or exits. Returns `None` if the replays are equal up to `until`. `progress` gets positions.
 pub fn find_parting<C: Unit>(
     left: &mut Side<C>,
     right: &mut Side<C>,

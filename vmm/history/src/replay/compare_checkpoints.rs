@@ -2,8 +2,9 @@
 //! every block of the disk. If exits are counted, any engine may have recorded. The comparison then leaves out state
 //! in which processors differ ([`machine::comparable`]).
 //!
-//! Both were equal at the checkpoint before. A page is still equal if the replay has not written it since and the
-//! checkpoint has no new version. Such pages are not read, so comparing costs as much as the pages written.
+//! Replay and recording were equal at the checkpoint before. A page is still equal if the replay has not
+//! written it since and the checkpoint has no new version. Such pages are not read, so the cost of
+//! comparing depends only on the written pages.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -46,7 +47,7 @@ pub enum CheckpointPart {
         /// The first byte that differs.
         byte: usize,
     },
-    /// This disk block, from this byte on.
+    /// The checkpoint differs in this disk block, from this byte on.
     Disk {
         /// The block's number.
         block: u64,
@@ -57,7 +58,7 @@ pub enum CheckpointPart {
 
 impl fmt::Display for CheckpointDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the checkpoint at {} is not what the replay has there: ", self.at)?;
+        write!(f, "the checkpoint at {} differs from the replay: ", self.at)?;
         match self.part {
             CheckpointPart::Head => f.write_str("position, counts or the place in the log differ"),
             CheckpointPart::State(what) => write!(f, "{what} differs"),
@@ -83,7 +84,7 @@ pub struct CheckpointComparison<C> {
     before: Maps,
     /// Number of checkpoints compared so far.
     pub compared: usize,
-    /// The first difference. Nothing behind it is compared.
+    /// The first difference. Nothing behind the first difference is compared.
     pub difference: Option<CheckpointDifference>,
 }
 
@@ -140,8 +141,8 @@ impl<C: Unit> CheckpointComparison<C> {
         Ok(())
     }
 
-    /// As [`CheckpointComparison::compare`]. If they are equal, the machine's memory then refers to the checkpoint's
-    /// pages, so that the replay can be taken to another checkpoint.
+    /// As [`CheckpointComparison::compare`]. If replay and checkpoint are equal, the machine's memory then
+    /// refers to the checkpoint's pages, so the replay can go to another checkpoint.
     pub(super) fn compare_and_adopt(&mut self, at: C, replay: &mut Replay<'_, C>) -> Result<(), Error> {
         self.compare(at, &mut replay.machine, &replay.player)?;
         if self.difference.is_none() { replay.machine.rebase(&self.before) } else { Ok(()) }
@@ -253,7 +254,7 @@ impl<C: Unit> CheckpointComparison<C> {
     /// The name of the part of a state that differs.
     fn differing(&self, stored: Option<&MachineState>, now: &MachineState) -> &'static str {
         match stored {
-            None => "the machine's state, which makes no sense,",
+            None => "the machine's state, which is invalid,",
             Some(stored) if self.cpu_hash(stored) != self.cpu_hash(now) => "the CPU's state",
             Some(stored) if stored.platform != now.platform => "the devices' state",
             Some(stored) if stored.idle_ns != now.idle_ns => "the time that passed idle",

@@ -27,7 +27,7 @@ pub enum ReplayEnd {
 /// A bit of RAM that fails during a replay, for tests that must notice it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault<C> {
-    /// The place where it fails.
+    /// The place where the fault happens.
     pub at: C,
     /// The byte's offset in RAM.
     pub offset: u64,
@@ -75,8 +75,8 @@ impl<'a, C: Unit> Replay<'a, C> {
         Ok(Replay { recording, machine, player, digest, disk: StoredDisk::default(), fault: None })
     }
 
-    /// Sets how many written disk blocks memory may hold. With more, they are read from the recording's checkpoints
-    /// instead.
+    /// Sets how many written disk blocks memory may hold. Further blocks are read from the recording's
+    /// checkpoints instead.
     pub fn hold_blocks(&mut self, most: usize) {
         self.disk = StoredDisk::beyond(most);
     }
@@ -122,7 +122,7 @@ impl<'a, C: Unit> Replay<'a, C> {
         Ok(self.machine.outcome().is_some() || self.machine.moment().count >= last.saturating_add(1))
     }
 
-    /// Runs one part of the way. It stops at `last` too: the events there decide whether to continue.
+    /// Runs one part of the way. The run stops at `last` too: the events there decide whether to continue.
     fn advance(&mut self, until: C, last: C) -> Result<(), Error> {
         let now = self.machine.moment().count;
         let mut until = if now < last { until.min(last) } else { until };

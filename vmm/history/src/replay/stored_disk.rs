@@ -11,8 +11,8 @@ use machine::unit::Unit;
 use recording::Recording;
 use recording::checkpoints::must_fit;
 
-/// A replay looks for written blocks in the checkpoints once memory holds this many: 256 MiB. Reading a block from
-/// there takes several times as long as copying it.
+/// A replay looks for written blocks in the checkpoints once memory holds this many: 256 MiB. Reading a block
+/// from the store takes several times as long as copying it.
 const MOST_HELD: usize = 65_536;
 
 /// Moves a replay's disk blocks to the checkpoints: see the module.
@@ -36,14 +36,15 @@ impl StoredDisk {
         StoredDisk { most_held, next: 0, given_up: false }
     }
 
-    /// Frees memory if too many blocks are held. Callers call this now and then, while the machine stands still.
-    /// Blocks that no passed checkpoint has stay in memory. That is no error: a replay needs nothing but the log.
+    /// Frees memory if too many blocks are held. Callers call this now and then, while the machine stands
+    /// still. Blocks that no passed checkpoint has stay in memory. A missing block is no error: a replay
+    /// needs nothing but the log.
     pub fn look<C: Unit>(&mut self, recording: &Recording<C>, machine: &mut Machine<C>) {
         if self.given_up || machine.written_blocks() <= self.most_held {
             return;
         }
         if let Err(error) = self.adopt(recording, machine) {
-            log::warn!("{error}; the replay goes on, and holds in memory what the guest writes to its disk");
+            log::warn!("{error}; the replay goes on, and holds the guest's disk writes in memory");
             self.given_up = true;
         }
     }

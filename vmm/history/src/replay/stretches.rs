@@ -25,7 +25,7 @@ const CHECKS_AT_ONCE: u64 = 8;
 /// How a recording is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
-    /// The most workers. Each has a machine with the guest's RAM.
+    /// The most workers. Each worker has a machine with the guest's RAM.
     pub threads: usize,
     /// The least number of steps in a stretch.
     pub least_steps: u64,
@@ -42,7 +42,7 @@ impl Cores {
 struct Stretch<C> {
     /// The checkpoint where the stretch begins; `None` for the recording's beginning.
     from: Option<C>,
-    /// The checkpoints to compare. The last one is the stretch's end.
+    /// The checkpoints to compare. The last checkpoint is the stretch's end.
     checkpoints: Vec<C>,
 }
 
@@ -202,8 +202,8 @@ pub(super) struct Equal<C> {
     pub checkpoints: usize,
 }
 
-/// Verifies a recording on several cores. Returns `None` if it cannot be divided. A difference is an error, which
-/// says only that one worker found it.
+/// Verifies a recording on several cores. Returns `None` if the recording cannot be divided. A difference is
+/// an error, which says only that one worker found it.
 pub(super) fn verify<C: Unit>(
     recording: &Recording<C>,
     comparison: &CheckpointComparison<C>,

@@ -1,5 +1,6 @@
-//! Verifies a recording. It checks everything in the store. Then a replay compares all noted hashes and every
-//! checkpoint. If they differ, it finds out as exactly as possible where the difference began.
+//! Verifies a recording. The function checks everything in the store. Then a replay compares all noted hashes
+//! and every checkpoint. If a hash or checkpoint differs, verification finds out as exactly as possible where
+//! the difference began.
 //!
 //! The log holds hashes, not states. If every replay differs from it in the same way, the difference lies between two checks.
 //! No closer place can be found, because the recorded machine is gone. If two *replays* differ, both machines

@@ -103,7 +103,7 @@ fn what_is_wrong(text: &str, kind: &str, rest: &str, names: &dyn Names) -> Strin
     let has_place = ["break", "write", "read", "access", "change"].contains(&kind) && !place.is_empty();
     if has_place && place_of(place, names).is_none() {
         return if is_pattern(place) {
-            format!("no function of the guest's kernel is like '{place}'")
+            format!("no function of the guest's kernel matches '{place}'")
         } else {
             format!("'{place}' is neither a number nor a symbol of the guest's kernel")
         };
@@ -115,7 +115,7 @@ fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
-/// An address. If it is a symbol's, also the symbol's size.
+/// An address. If the address is a symbol's, also the symbol's size.
 fn place_of(text: &str, names: &dyn Names) -> Option<(u64, Option<u64>)> {
     let named = || names.named(text).map(|(address, size)| (address, Some(size)));
     number(text).map(|address| (address, None)).or_else(named)
@@ -161,7 +161,7 @@ fn watch(
     Some(Watch { point: Watchpoint { space, address, length, kind }, changes_only, comparison })
 }
 
-/// Splits off a comparison. Returns the text before it, and the comparison if there is one.
+/// Splits off a comparison. Returns the text before the comparison, and the comparison if the text has one.
 fn comparison(text: &str) -> Option<(&str, Option<Comparison>)> {
     let Some(at) = text.find(['=', '!', '<', '>']) else { return Some((text, None)) };
     let (range, rest) = text.split_at(at);
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!((range("write:flag"), range("write:flag+2")), ((0x300, 1), (0x300, 2)));
         assert_eq!(range("write:flag+0x20+2"), (0x320, 2));
         let refused = |text: &str| Condition::parse(text, &Some3).unwrap_err();
-        assert!(refused("break:write_*").contains("no function of the guest's kernel is like 'write_*'"));
+        assert!(refused("break:write_*").contains("no function of the guest's kernel matches 'write_*'"));
         assert!(refused("break:flags").starts_with("'flags' is neither"));
         assert!(refused("write:0x300+4+4").contains("is no condition"));
     }

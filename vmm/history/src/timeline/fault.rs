@@ -58,7 +58,7 @@ impl Timeline {
         Err(Error::Position(if places.is_empty() {
             "the guest's kernel has no oops or panic before this place".to_string()
         } else {
-            "no exception in the kernel led to the panic: see where it was called, with --backtrace"
+            "no exception in the kernel led to the panic: use the position panic, with --backtrace"
                 .to_string()
         }))
     }

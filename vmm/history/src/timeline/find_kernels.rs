@@ -61,8 +61,8 @@ impl Timeline {
         Ok(kernels)
     }
 
-    /// As [`Timeline::kernels`], but reads the symbols of the kernel that runs here anew: they include the modules
-    /// that are loaded now. In a fork, only this kernel is known.
+    /// As [`Timeline::kernels`], but reads the running kernel's symbols again: they include the modules that
+    /// are loaded now. In a fork, only this kernel is known.
     pub fn names(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
         if self.forked_at().is_some() {
             return Ok(Kernels(self.kernel_here().into_iter().collect()));
@@ -100,7 +100,7 @@ impl Timeline {
         Some(Kernel { symbols, boot, seen_at: self.position() })
     }
 
-    /// The last kernel before a place where the machine stands. No kernel may be mapped there.
+    /// The last kernel before the machine's present place, where no kernel may be mapped.
     fn last_kernel(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Option<Kernel>, Error> {
         if let Some(kernel) = self.kernel_here() {
             return Ok(Some(kernel));
@@ -132,8 +132,8 @@ impl Timeline {
         }
     }
 
-    /// The first place where a boot runs, among the recording's start, its checkpoints and `seen_at`. Returns `None`
-    /// if it is the start.
+    /// The first place where a boot runs, among the recording's start, its checkpoints and `seen_at`. Returns
+    /// `None` if the place is the start.
     fn first_place_of(
         &mut self,
         boot: &Boot,

@@ -1,6 +1,6 @@
-//! Scratch forks: a debugger changes registers or memory, and the machine continues into a future that was never
-//! recorded. A fork gets no input from outside, and only goes forward. Leaving it returns the machine to the place in
-//! the recorded history where the fork began. The recording does not change.
+//! Scratch forks: a debugger changes registers or memory, and the machine continues into a future that was
+//! never recorded. A fork gets no input from outside, and only goes forward. Leaving a fork returns the
+//! machine to the place in the recorded history where the fork began. The recording does not change.
 
 use super::stops::{Armed, Stops, TravelStop};
 use super::walker::POLL_STEPS;

@@ -147,7 +147,7 @@ fn union<K: Clone>(read: Vec<(K, Stops)>, filter: impl Fn(Vec<K>) -> Filter) -> 
 /// A place, and the beginning of the fork that contains it.
 pub(super) type Place = (Instructions, Option<Instructions>);
 
-/// What a session knows about the guest's kernels.
+/// A session's facts about the guest's kernels.
 #[derive(Default)]
 pub(super) struct Known {
     /// The symbols read last, and the place.

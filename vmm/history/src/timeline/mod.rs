@@ -1,12 +1,13 @@
 //! Time travel. Callers say where to go; the timeline decides how.
 //!
-//! Start with [`Timeline`] (`travel`), which callers use. It moves a `walker`, which leaves snapshots behind; all
-//! walkers of a session have `shared` in common. `search` searches an interval, and `walkers` search on all cores.
-//! `stops` has everything that a run can stop at, and `condition` parses it from text. `positions` resolves notations
-//! of positions. `kernels` resolves names if a guest runs several kernels one after the other, and `find_kernels`
-//! finds these. `reports` finds the reports of a guest's kernel, and `fault` the instruction that led to one. While
-//! nothing moves, `settler` leaves snapshots for the next search back. `runner` lets KVM run long stretches.
-//! `changes` lets a debugger change things in a scratch `fork`. `vmm/history/TRAVEL.md` explains the ideas.
+//! Start with [`Timeline`] (`travel`), which callers use. The timeline moves a `walker`, which leaves
+//! snapshots behind; all walkers of a session have `shared` in common. `search` searches an interval, and
+//! `walkers` search on all cores. `stops` has everything that a run can stop at, and `condition` parses it
+//! from text. `positions` resolves notations of positions. `kernels` resolves names if a guest runs several
+//! kernels one after the other, and `find_kernels` finds these. `reports` finds the reports of a guest's
+//! kernel, and `fault` the instruction that led to one. While nothing moves, `settler` leaves snapshots for
+//! the next search back. `runner` lets KVM run long stretches. `changes` lets a debugger change things in a
+//! scratch `fork`. `vmm/history/TRAVEL.md` explains the ideas.
 //!
 //! A timeline knows instruction counts only. A recording that counts exits must go through [`crate::recount`] first.
 //! Nothing here changes the recorded run; a timeline only adds checkpoints to a recording.

@@ -18,7 +18,7 @@ use recording::checkpoints::CheckpointHead;
 const SLICE_STEPS: u64 = 1 << 24;
 const SLICE_FACTOR: u64 = 1 << 2;
 
-/// A number that only grows along a run. A machine and a checkpoint's head both have it.
+/// A number that only grows along a run. A machine and a checkpoint's head both have this number.
 struct Measure {
     of_machine: fn(&Machine<Instructions>) -> u64,
     of_head: fn(&CheckpointHead<Instructions>) -> u64,
@@ -47,7 +47,7 @@ enum Meaning {
     Fault(Instructions),
 }
 
-/// The report that is wanted.
+/// The wanted report.
 enum Wanted {
     FirstOops,
     Numbered(u64),
@@ -141,7 +141,8 @@ impl Timeline {
         })
     }
 
-    /// Finds the place. If it is unknown, the machine runs to find it, and stays where the search ended.
+    /// Finds the place. If the place is unknown, the machine runs to find it, and stays where the search
+    /// ended.
     fn find(&mut self, meaning: Meaning, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         let (measure, wanted, what) = match meaning {
             Meaning::Place(at) => return Ok(at),
@@ -195,8 +196,9 @@ impl Timeline {
         })
     }
 
-    /// Lets the guest idle at a notation's place until the notation's time: see [`Timeline::time_at`]. The machine
-    /// can then be looked at in that state. No position names the state, so the timeline can only go elsewhere.
+    /// Lets the guest idle at a notation's place until the notation's time: see [`Timeline::time_at`].
+    /// Callers can then look at the machine in this state. No position names the state, so the timeline can
+    /// only go elsewhere.
     pub fn idle_at(&mut self, spec: PositionSpec) -> Result<(), Error> {
         let Some(time_ns) = self.time_at(spec)? else { return Ok(()) };
         let Walker { machine, player, .. } = &mut self.walker;
@@ -222,8 +224,9 @@ impl Timeline {
         })
     }
 
-    /// The place where the last panic's report begins, on the console or in the kernel's log. It serves a guest that
-    /// reset itself after the panic, or went on with a crash kernel. The machine stays where the search ended.
+    /// The place where the last panic's report begins, on the console or in the kernel's log. The function is
+    /// for a guest that reset itself after the panic, or went on with a crash kernel. The machine stays where
+    /// the search ended.
     fn panic_after_which_it_went_on(&mut self, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         self.seek(self.end(), poll)?.unless_interrupted()?;
         if panic_on_console(self.machine()).is_some() {
@@ -271,7 +274,10 @@ impl Timeline {
 
     fn before_part(&self, what: &str) -> Error {
         let seconds = self.begins_ns() as f64 / 1e9;
-        Error::Position(format!("{what} lies before the part that is opened, which begins at {seconds:.6} s"))
+        Error::Position(format!(
+            "{what} is before the part that is open, which begins at {seconds:.6} s; use a \
+            longer --last"
+        ))
     }
 
     /// Two restorable places (or the run's beginning) around the place up to which a condition is true. Returns no

@@ -31,8 +31,8 @@ const MOST_HOPS: usize = 64;
 const MOST_LOG_BYTES: usize = 256 << 20;
 /// The most reports in the list; a guest may print without end.
 const MOST_REPORTS: usize = 1000;
-/// The kernel's clock may differ from the guest's time by this much. Beyond it, a report's place is looked for in the
-/// whole run.
+/// The kernel's clock may differ from the guest's time by this much. Beyond this difference, a report's place
+/// is looked for in the whole run.
 const BEFORE_NS: u64 = 300_000_000;
 const AFTER_NS: u64 = 2_000_000_000;
 /// The log is read at most this many steps before a kernel's last moment.
@@ -67,8 +67,8 @@ struct Written {
 }
 
 impl Timeline {
-    /// The reports of the guest's kernels, in the order of the run. They are found once per session; the position
-    /// does not change.
+    /// The reports of the guest's kernels, in the order of the run. The reports are found once per session;
+    /// the position does not change.
     pub fn reports(&mut self, poll: &mut Poll<'_>) -> Result<Arc<[Report]>, Error> {
         if let Some(found) = &self.reports {
             return Ok(found.clone());
@@ -125,8 +125,8 @@ impl Timeline {
         Ok(None)
     }
 
-    /// The last place where a kernel's log can be read, approximately. It can be read at `low`, and not at `high`,
-    /// unless the two are equal.
+    /// The last place where a kernel's log can be read, approximately. The log can be read at `low`, and not
+    /// at `high`, unless the two are equal.
     fn last_of(
         &mut self,
         log: &KernelLog,
@@ -239,7 +239,8 @@ impl Timeline {
         if from < to { (from, to) } else { (kernel.from, kernel.last) }
     }
 
-    /// Finds the places of reports in a part of the run. Returns the reports whose places are not there.
+    /// Finds the places of reports in a part of the run. Returns the reports whose places are not in this
+    /// part.
     fn place_in(
         &mut self,
         (from, to): (Instructions, Instructions),

@@ -1,13 +1,13 @@
 //! Runs long stretches of a recording on an engine that counts no instructions: KVM, which is as fast as the
 //! processor.
 //!
-//! A walker's own machine is on the software CPU, which alone knows its place between two exits. A second machine can
-//! run the stretch between two events. It counts exits and plays the log that was recorded. The recounted log has the
-//! counts of instructions at the stretch's end.
+//! A walker's own machine is on the software CPU, which alone knows its place between two exits. A second
+//! machine can run the stretch between two events. The second machine counts exits and plays the log that was
+//! recorded. The recounted log has the counts of instructions at the stretch's end.
 //!
-//! If the second machine meets a breakpoint, it knows only the last event before it. It goes to that event once more,
-//! and the software CPU finds the breakpoint from there. So everything that a person sees comes from the software
-//! CPU. If the second machine fails, the walker continues without it.
+//! If the second machine meets a breakpoint, it knows only the last event before it. The second machine goes
+//! to that event once more, and the software CPU finds the breakpoint from there. So everything that a person
+//! sees comes from the software CPU. If the second machine fails, the walker continues without it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ const POLL_EXITS: u64 = 200;
 const REST_FACTOR: u64 = 2;
 const MOST_REST: u64 = 1 << 32;
 
-/// From the place of one event to the place of another. Both are numbers in the recounted log.
+/// From the place of one event to the place of another. The events are numbers in the recounted log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
     pub first: usize,
@@ -61,7 +61,7 @@ pub(super) enum Gone {
     Interrupted,
 }
 
-/// What the walker does next.
+/// The walker's next action.
 pub(super) enum Ahead {
     /// The walker must run itself up to this place.
     NotBefore(Instructions),
@@ -79,7 +79,7 @@ pub(super) struct Runner {
     /// Checks and conditional branches before the recounted part.
     checks_before: usize,
     branches_before: u64,
-    /// The same events by instructions, with the number of system calls before each.
+    /// The recorded events by instructions, with the number of system calls before each event.
     log: Arc<Log<Instructions>>,
     /// Where the software CPU runs alone, and for how long after the next breakpoint.
     pub resting: Range<Instructions>,
@@ -144,8 +144,8 @@ impl Runner {
     ) -> Result<Option<Stretch>, Error> {
         let Some(limit) = target.number().checked_sub(self.options.near_steps) else { return Ok(None) };
         let earliest = if self.resting.contains(&here) { self.resting.end } else { here };
-        // The stretch cannot begin at power-on: a part of a recording has this event too, but it happened long
-        // before.
+        // The stretch cannot begin at power-on: a part of a recording has the power-on event too, but
+        // power-on happened long before.
         let first = taken.max(1).max(self.log.counts_while(|at| at.count < earliest)?.0);
         let Some(begin) = self.place_of(first)? else { return Ok(None) };
         self.worth_it(first, Instructions(limit).min(begin.saturating_add(self.options.most_steps)))
@@ -216,8 +216,8 @@ impl Runner {
         Ok(Snapshot { state, maps: self.machine.maps()?, cursor })
     }
 
-    /// Notes a breakpoint met on the way from `here`. It lies behind `before`, the place of the event before this
-    /// one. If breakpoints are dense, the other engine is of no use for a while.
+    /// Notes a breakpoint met on the way from `here`. The breakpoint lies behind `before`, the place of the
+    /// event before this one. If breakpoints are dense, the other engine is of no use for a while.
     pub fn met(&mut self, here: Instructions, before: Instructions, event: usize) -> Result<(), Error> {
         let soon = before.saturating_since(here) < self.rest.saturating_mul(REST_FACTOR);
         self.rest = if soon { (self.rest * REST_FACTOR).min(MOST_REST) } else { self.options.least_steps };

@@ -1,8 +1,8 @@
 //! Searches a recording interval by interval. Intervals lie between restorable places, and each is run forward.
 //!
-//! A search backward wants the last hit of the latest interval that has one. Intervals are independent, so a long
-//! search has workers on every core ([`super::walkers`]). But it begins alone: work of the others beyond the first
-//! hit is wasted.
+//! A search backward wants the last hit of the latest interval that has one. Intervals are independent, so a
+//! long search has workers on every core ([`super::walkers`]). But a search begins alone: the work of other
+//! cores beyond the first hit is wasted.
 
 use super::stops::{Armed, Hit, Stops};
 use super::walker::{SNAPSHOT_SPACING, Walked, Walker};
@@ -13,14 +13,16 @@ use machine::position::{Count, Instructions};
 
 /// Checkpoints that a search passes before other cores join in. A recording's end has three close together.
 pub(super) const ALONE: usize = 6;
-/// Most steps that a search backward runs before other cores join in, if they have walkers: most hits are near.
+/// The number of steps that a search backward runs before other cores join in, if they have walkers: most
+/// hits are near.
 pub(super) const ALONE_STEPS: u64 = 50_000_000;
-/// The same if they have no walkers yet: making a walker takes as long as searching 200 million steps.
+/// As [`ALONE_STEPS`], if the other cores have no walkers yet: making a walker takes as long as
+/// searching 200 million steps.
 pub(super) const ALONE_STEPS_AT_FIRST: u64 = 500_000_000;
 /// The first interval of a search backward.
 const FIRST_INTERVAL_STEPS: u64 = 100_000;
-/// An interval has this many parts. Its scan leaves a snapshot between each two of them; going to a hit runs one part
-/// again.
+/// The number of parts of an interval. The scan leaves a snapshot between two parts; going to a hit runs one
+/// part again.
 const PARTS: u64 = 16;
 
 /// The direction of a search.
@@ -32,17 +34,17 @@ pub enum Direction {
     Backward,
 }
 
-/// The range between two places. A walker stands at the first, or can restore it.
+/// The range between two places. A walker stands at the first place, or can restore it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval {
     /// The first instruction.
     pub start: Instructions,
-    /// The instruction behind the last one.
+    /// The place behind the last instruction.
     pub end: Instructions,
 }
 
-/// Reads something at a hit. Any thread calls it. The machine stands at the hit: behind the event that caused it, or
-/// before an instruction with a breakpoint.
+/// Reads something at a hit. Any thread may call the function. The machine stands at the hit: behind the
+/// event that caused it, or before an instruction with a breakpoint.
 pub type Look<'a, T> = dyn Fn(&Machine<Instructions>, Hit) -> T + Sync + 'a;
 
 /// A look that returns the hit itself.
@@ -62,7 +64,7 @@ pub(super) struct Question<'a, T> {
 pub(super) enum Keep {
     First,
     Last,
-    /// At most this many hits. Then the search ends.
+    /// The search ends after this many hits.
     All(usize),
 }
 
@@ -148,8 +150,8 @@ impl Walker {
         }
     }
 
-    /// The next interval before `end`, in a search backward from `origin`. Intervals are short at first, since most
-    /// hits are near. Later each is a constant share of the part already searched.
+    /// The next interval before `end`, in a search backward from `origin`. Intervals are short at first,
+    /// since most hits are near. Later each interval is a constant share of the part already searched.
     pub fn interval_before(&self, end: Instructions, origin: Instructions) -> Interval {
         let length = ((origin - end) / PARTS).max(FIRST_INTERVAL_STEPS);
         Interval { start: self.nearest(end.saturating_back(length)).0, end }

@@ -40,7 +40,7 @@ struct Door {
 #[derive(Clone, Copy)]
 struct Look {
     here: Instructions,
-    /// The number of the movement that ended there.
+    /// The number of the movement that ended at `here`.
     movement: u64,
 }
 
@@ -58,7 +58,7 @@ impl Settler {
 
     /// Notes that the timeline stands still here for now.
     pub fn look_at(&self, here: Instructions, shared: &Shared) {
-        // While the thread waits for quiet, it need not be woken: a step takes less time than that.
+        // While the thread waits for quiet, it need not be woken: a step is shorter than the wait.
         if self.0.look().replace(Look { here, movement: shared.movement() }).is_none() {
             self.0.bell.notify_one();
         }
@@ -86,7 +86,8 @@ impl Door {
     }
 
     fn work(&self, shared: &Arc<Shared>, workers: &Pool) {
-        // The range already walked. If its snapshots are thinned out later, it need not be walked again.
+        // The range that was already walked. If the range's snapshots are thinned out later, the range
+        // need not be walked again.
         let mut settled = Instructions(0)..Instructions(0);
         while let Some(Look { here, movement }) = self.wait(shared) {
             let is_new = |gap: &Range<_>| gap.start < settled.start || settled.end < gap.end;
@@ -100,7 +101,8 @@ impl Door {
                     Err(error) => log::debug!("what lies before instruction {here} is not settled: {error}"),
                 }
             }
-            // Each idle worker has a machine with the guest's RAM. A script's next search would have come by now.
+            // Each idle worker has a machine with the guest's RAM. Free these machines: a script's next
+            // search would have come by now.
             workers.clear();
             shared.snapshots.rest();
             guest_ram::return_freed_memory();
@@ -137,8 +139,9 @@ impl Door {
     }
 }
 
-/// The nearest long stretch before a place without any restorable place in it. It must be longer than the distance
-/// between it and the place. A search back looks through that distance before it has to wait for the stretch.
+/// The nearest long stretch before a place without any restorable place in it. The stretch must be longer
+/// than its distance from the place. A search back first looks through that distance, and only then needs
+/// the stretch.
 fn gap_before(shared: &Shared, here: Instructions) -> Option<Range<Instructions>> {
     let mut end = here;
     while end > Instructions(0) {

@@ -22,7 +22,8 @@ pub(super) struct Shared {
     pub begins_ns: u64,
     /// `None` while the first walker is being made.
     pub checkpoints: Option<Checkpoints<Instructions>>,
-    /// Checkpoints that could not be restored because they are damaged. The timeline works without them.
+    /// Checkpoints that could not be restored because they are damaged. The timeline works without these
+    /// checkpoints.
     pub damaged: Mutex<BTreeSet<Instructions>>,
     pub snapshots: Snapshots,
     /// The engine that runs long stretches, if it is not the software engine.
@@ -61,7 +62,8 @@ pub struct FastForward {
     pub least_steps: u64,
     /// The longest stretch in one run. The walker leaves a snapshot at its end.
     pub most_steps: u64,
-    /// The software CPU runs the last part of the way to a place. Its snapshots there make the next steps back cheap.
+    /// The software CPU runs the last part of the way to a place. The software CPU's snapshots there make the
+    /// next steps back cheap.
     pub near_steps: u64,
 }
 
@@ -73,7 +75,7 @@ impl FastForward {
 }
 
 impl Shared {
-    /// Notes that a movement begins. It executes at most about `at_most` steps.
+    /// Notes that a movement begins. The movement executes at most about `at_most` steps.
     pub fn begin(&self, at_most: u64) {
         self.under_way.number.fetch_add(1, Ordering::Relaxed);
         self.under_way.begun_at.store(self.replayed.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -15,7 +15,8 @@ const RESTING_SHARE: u64 = 8;
 /// Snapshots that always stay: those around the present place make the next steps back cheap.
 const ALWAYS_KEPT: usize = 24;
 
-/// The snapshots of one session. They are close together around the present place, and farther apart with distance.
+/// The snapshots of one session. Snapshots are close together around the present place, and farther apart
+/// with distance.
 pub struct Snapshots(Mutex<Inner>);
 
 struct Inner {
@@ -113,7 +114,7 @@ impl Snapshots {
 }
 
 impl Inner {
-    /// Drops the least useful snapshot. Returns whether there was one to drop.
+    /// Drops the least useful snapshot. Returns whether a snapshot was dropped.
     fn give_up_one(&mut self) -> bool {
         let given_up = self.least_useful().and_then(|least| self.by_place.remove(&least));
         self.pages -= given_up.as_ref().map_or(0, |kept| kept.pages);

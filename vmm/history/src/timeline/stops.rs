@@ -25,7 +25,8 @@ impl Breakpoint {
     }
 }
 
-/// A condition that must be true for a breakpoint or an access to count. Any thread asks it, while the run goes on.
+/// A condition that must be true for a breakpoint or an access to count. Any thread evaluates the condition,
+/// while the run goes on.
 #[derive(Clone)]
 pub struct Filter(Arc<Question>);
 
@@ -152,7 +153,7 @@ pub struct Stops {
     pub trap_filter: Option<Filter>,
     /// After this text has appeared on the console; if it is empty, after any output.
     pub console: Option<Vec<u8>>,
-    /// A filter for all of these.
+    /// A filter for all stops.
     pub only: Option<Filter>,
 }
 
@@ -207,8 +208,8 @@ pub enum Cause {
     Console(usize),
 }
 
-/// Something that a run stops at. It happens between `before` and `after`, which are equal if it happens before an
-/// instruction.
+/// Something that a run stops at. The event happens between `before` and `after`, which are equal if it
+/// happens before an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hit {
     /// The place before the hit: a run backward stops here.

@@ -39,12 +39,12 @@ use recording::files::CHECKPOINTS;
 pub struct Hits<T = Hit> {
     /// The hits, in the order of the run.
     pub found: Vec<T>,
-    /// Where the poll function asked to stop. All hits before this place are in `found`, and a search from here finds
-    /// the rest.
+    /// Where the poll function asked to stop. All hits before this place are in `found`; a search from here
+    /// finds the later hits.
     pub interrupted_at: Option<Instructions>,
 }
 
-/// The progress of a movement, for a person who waits. It can be read while the timeline moves.
+/// The progress of a movement, for a person who waits. The progress can be read while the timeline moves.
 #[derive(Clone)]
 pub struct Meter(Arc<Shared>);
 
@@ -59,8 +59,8 @@ impl Meter {
         self.0.settled.load(Ordering::Relaxed)
     }
 
-    /// Number of places of [`Timeline::settle_meanwhile`] that its thread is done with. Some need no work, and a
-    /// movement ends the work on others.
+    /// Number of places of [`Timeline::settle_meanwhile`] that its thread is done with. Some places need no
+    /// work, and a movement ends the work on other places.
     pub fn settlings(&self) -> u64 {
         self.0.settlings.load(Ordering::Acquire)
     }
@@ -69,8 +69,8 @@ impl Meter {
 /// Single steps between two polls.
 const STEPS_PER_POLL: u64 = 4096;
 
-/// The number of this host's cores, for long searches. It is read once: a process in its sandbox can no longer find
-/// it out.
+/// The number of this host's cores, for long searches. The number is read once: a process in its sandbox can
+/// no longer find it out.
 pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
@@ -214,15 +214,15 @@ impl Timeline {
     pub fn add_checkpoint(&mut self) -> Result<Entry, Error> {
         self.must_be_history()?;
         if self.shared.fast_forward.get().is_some() {
-            let why = "what another engine went along to get here may differ in what processors differ in; add it without \
-                       --engine kvm, with `ttvm checkpoints add`";
-            return Err(Error::Position(format!("no checkpoint can be added: {why}")));
+            let why = "a state that KVM computed may differ from the software CPU; use `ttvm checkpoints add` \
+                without --engine kvm";
+            return Err(Error::Position(format!("cannot add a checkpoint: {why}")));
         }
         let here = self.position();
         let directory = self.shared.recording.path.join(CHECKPOINTS);
         let machine = &mut self.walker.machine;
         let (ram_pages, disk_blocks) = machine.page_counts();
-        // Open a separate store: other sessions and walkers keep the one that they have opened.
+        // Open a separate store: other sessions and walkers keep their own open stores.
         let store = if directory.is_dir() {
             Store::open(&directory)?
         } else {
@@ -316,8 +316,8 @@ impl Timeline {
         Ok(if walked == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
     }
 
-    /// As [`Timeline::settle`], until there is something else to do, and stays here. The first step back does the
-    /// rest.
+    /// As [`Timeline::settle`], until there is something else to do, and stays here. The first step back does
+    /// the remaining work.
     pub fn settle_until(&mut self, is_wanted: &mut Poll<'_>) -> Result<(), Error> {
         let here = self.snapshot()?;
         if self.settle(is_wanted)? == TravelStop::Interrupted {
@@ -519,9 +519,9 @@ impl Timeline {
         }
     }
 
-    /// Ends an interrupted search that began at `begun` and has left nothing out up to `edge`. Goes to the nearest
-    /// place to `edge` that can be restored at once: a person who interrupts does not want to wait. The same search
-    /// from there must find everything that it has not found yet.
+    /// Ends an interrupted search that began at `begun` and has left nothing out up to `edge`. Goes to the
+    /// nearest place to `edge` that can be restored at once: a person who interrupts does not want to wait.
+    /// The same search from there must find all remaining hits.
     fn interrupted(
         &mut self,
         begun: &Snapshot<Instructions>,
@@ -532,7 +532,8 @@ impl Timeline {
         let origin = Instructions(begun.state.counts.steps);
         let place = match direction {
             Direction::Backward => self.walker.first_from(edge).filter(|&place| place < origin),
-            // A breakpoint at the edge is still to be found, and a search passes over one at its beginning.
+            // A breakpoint at the edge must still be found, but a search passes over a breakpoint at its
+            // beginning.
             Direction::Forward => {
                 Some(self.walker.nearest(edge.saturating_back(1)).0).filter(|&place| place > origin)
             }
@@ -591,7 +592,9 @@ impl Timeline {
     ) -> Result<Option<Instructions>, Error> {
         self.must_be_history()?;
         if part.end < part.start {
-            return Err(Error::Position("that part of the recording ends before it begins".to_string()));
+            return Err(Error::Position(
+                "the end of this part is before its start: swap the two positions".to_string(),
+            ));
         }
         let begun = self.snapshot()?;
         let to = part.end.min(self.shared.end);

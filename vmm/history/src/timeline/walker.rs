@@ -20,6 +20,8 @@ use recording::player::Player;
 
 /// The longest run between two polls: some tens of milliseconds.
 pub(super) const POLL_STEPS: u64 = 4_000_000;
+/// The time that a stop and its condition take, in steps. If the condition is false the run continues.
+const STOP_STEPS: u64 = 4_000;
 /// The default distance of the snapshots that a walk leaves. A single step back replays no more, except from places
 /// far before the end of a long walk.
 pub(super) const SNAPSHOT_SPACING: u64 = 8_000_000;
@@ -35,7 +37,7 @@ const APPROACH_FACTOR: u64 = 8;
 /// How a part of a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Walked {
-    /// At its goal.
+    /// The walker is at its goal.
     There,
     /// The poll function asked to stop.
     Interrupted,
@@ -49,8 +51,10 @@ pub(super) struct Walker {
     pub player: Player<Instructions>,
     pub(super) runner: Option<Runner>,
     shared: Arc<Shared>,
-    /// Whether the walker belongs to no movement. Its steps are then counted separately, and its place is not the
-    /// focus.
+    /// Steps since the last poll, with the time of stops.
+    unpolled_steps: u64,
+    /// Whether the walker belongs to no movement. The walker's steps are then counted separately, and its
+    /// place is not the focus.
     in_background: bool,
 }
 
@@ -90,10 +94,11 @@ impl Walker {
             None if shared.recording.is_part() => return Err(no_beginning(&shared.recording)),
             None => {}
         }
-        let mut walker = Walker { machine, player, runner: None, shared, in_background: false };
+        let mut walker =
+            Walker { machine, player, runner: None, shared, unpolled_steps: 0, in_background: false };
         walker.leave_snapshot()?;
         if let Err(error) = walker.get_runner() {
-            log::warn!("on this thread the software engine is alone: {error}");
+            log::warn!("this thread uses the software engine only: {error}");
         }
         Ok(walker)
     }
@@ -213,9 +218,11 @@ impl Walker {
                 Ahead::Interrupted => return Ok(Walked::Interrupted),
             };
             let here = self.position();
-            let until = limit.min(here + POLL_STEPS).min(self.next_stage(here, spacing));
+            let until_poll = POLL_STEPS.saturating_sub(self.unpolled_steps).max(1);
+            let until = limit.min(here + until_poll).min(self.next_stage(here, spacing));
             let stop = self.machine.run_from(until, *origin, &mut self.player);
             self.count_replayed(self.position() - here);
+            self.unpolled_steps += self.position() - here + STOP_STEPS;
             let stop = stop?;
             if stop == RunStop::Met(Met::Breakpoint) {
                 *origin = self.position();
@@ -226,13 +233,20 @@ impl Walker {
             match stop {
                 RunStop::Reached => self.at_stage(spacing)?,
                 RunStop::Ended(_) => return Ok(Walked::There),
-                _ => continue,
+                _ if self.unpolled_steps < POLL_STEPS => continue,
+                _ => {}
             }
-            if self.position() < target && poll() {
+            if self.position() < target && self.is_to_stop(poll) {
                 return Ok(Walked::Interrupted);
             }
         }
         Ok(Walked::There)
+    }
+
+    /// Asks the poll function.
+    fn is_to_stop(&mut self, poll: &mut Poll<'_>) -> bool {
+        self.unpolled_steps = 0;
+        poll()
     }
 
     /// Notes that `steps` more steps have been executed.
@@ -336,7 +350,7 @@ impl Walker {
             Ok(Gone::Interrupted) => Ok(Ahead::Interrupted),
             Ok(Gone::Met(_)) => unreachable!("without breakpoints none is met"),
             Err(error) => {
-                log::warn!("going on with the software engine alone: {error}");
+                log::warn!("going on with the software engine only: {error}");
                 self.runner = None;
                 nothing
             }

@@ -101,7 +101,7 @@ fn what_is_cut_out_needs_no_image_and_takes_no_folder_that_is_there() {
     let folder = directory.path().join("last.ttvm");
     cut(&whole, 50_000, &folder);
     let again = cut_out_end(&whole, 50_000, false, &folder, &mut || false).unwrap_err().to_string();
-    assert!(again.contains("never overwritten"), "{again}");
+    assert!(again.contains("never overwrites"), "{again}");
     let Start::State { booted, .. } = &open(&folder).manifest.machine.start else {
         panic!("it starts in a state")
     };

@@ -1,4 +1,5 @@
-//! Damaged recordings. Opening, replaying and verifying them ends with an error message, and never with another run.
+//! Damaged recordings. Opening, replaying and verifying a damaged recording ends with an error message, and
+//! never with another run.
 
 use std::path::{Path, PathBuf};
 
@@ -66,7 +67,7 @@ fn no_random_change_makes_another_run_of_a_recording() {
                 assert!(named, "round {round}: {} is not named in: {error}", path.display());
                 refused += 1;
             }
-            // Harmless: no content changed, or the log ends early and reports it.
+            // The change is harmless: no content changed, or the log ends early and reports its end.
             Ok((recording, ReplayEnd::Verified, at)) => {
                 assert_eq!(recording.log, original.recording.log, "round {round}");
                 assert_eq!(at, whole, "round {round}");
@@ -101,12 +102,13 @@ fn what_is_missing_or_foreign_is_named() {
     let text = sentence();
     assert!(text.contains("the kernel of this recording") && text.contains(hash), "{text}");
     std::fs::create_dir(kernel).unwrap();
-    assert!(sentence().contains("no ordinary file"));
+    assert!(sentence().contains("not a regular file"));
     std::fs::remove_dir(kernel).unwrap();
     std::fs::write(kernel, [bytes, &b"x"[..]].concat()).unwrap();
     let text = sentence();
     assert!(text.contains("has changed") && text.contains(hash), "{text}");
-    // A file of the same size fails too. It may be any file of the user's, so the message must not show its hash.
+    // A file of the same size fails too. The file may be any file of the user's, so the message must not show
+    // its hash.
     let other = vec![b'x'; bytes.len()];
     std::fs::write(kernel, &other).unwrap();
     let (text, now) = (sentence(), blake3::hash(&other).to_hex().to_string());
@@ -124,7 +126,7 @@ fn what_is_missing_or_foreign_is_named() {
         .unwrap()
         .replace("\"memory_bytes\": 4194304", "\"memory_bytes\": 8388608");
     std::fs::write(manifest, longer).unwrap();
-    assert!(sentence().contains("describes another machine"));
+    assert!(sentence().contains("does not describe the machine"));
     std::fs::remove_file(manifest).unwrap();
     assert!(sentence().contains(MANIFEST));
     drop(original.directory);

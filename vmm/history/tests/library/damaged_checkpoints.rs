@@ -22,7 +22,7 @@ const CHANGES: u64 = 400;
 const KEYS: [(u64, &str); 3] = [(20_000, "a"), (40_000, "bc"), (60_000, "d")];
 /// With these limits, even this short recording is replayed on several cores.
 const ON_THREE: Cores = Cores { threads: 3, least_steps: 5_000 };
-/// More checkpoints besides the recorder's. Some lie between others.
+/// More checkpoints besides the recorder's. Some of these checkpoints lie between other checkpoints.
 const MORE: [u64; 5] = [95_000, 30_001, 50_000, 45_678, 70_000];
 
 struct Original {
@@ -60,8 +60,8 @@ fn hashes_at(timeline: &mut Timeline, at: Instructions) -> Result<Hashes, Error>
     Ok(timeline.machine_mut().hashes())
 }
 
-/// Verifies the recording, and travels to `places`. Returns whether any damage was noticed; the message must then be
-/// the right one. Damage that was not noticed must be harmless.
+/// Verifies the recording, and travels to `places`. Returns whether any damage was noticed. The message about
+/// noticed damage must be right; unnoticed damage must be harmless.
 fn noticed(original: &Original, places: &[Instructions], what: &str) -> bool {
     let opened = open(&original.recording.path);
     let verified = match verify_on(ON_THREE, &opened, None, |_, _| {}) {
@@ -157,8 +157,9 @@ fn checkpoints_that_are_mixed_up_lead_to_no_other_state() {
     }
     others.iter().zip(&original.files).for_each(|(from, to)| std::fs::write(&to.0, &from.1).unwrap());
     look("all from another recording".to_string());
-    // Some missing checkpoints go unnoticed. These are the last one, and those from before the two recordings differ.
-    // Others were added between checkpoints, and no checkpoint builds upon their pages.
+    // Some missing checkpoints go unnoticed. Unnoticed are the last checkpoint, and checkpoints from before
+    // the two recordings differ. Other unnoticed checkpoints were added between checkpoints, and no
+    // checkpoint builds upon their pages.
     for what in &unnoticed {
         let harmless = what.contains("removed") || what.contains("unfinished") || what.contains("another");
         assert!(harmless && !what.starts_with("all"), "{what} goes unnoticed");
@@ -250,7 +251,7 @@ fn travelling_goes_on_without_a_checkpoint_with_a_damaged_page() {
 #[test]
 fn a_checkpoint_that_is_damaged_while_a_timeline_is_open_is_left_out_too() {
     let directory = tempfile::tempdir().unwrap();
-    // Far enough apart that the way to a checkpoint's place begins at that checkpoint.
+    // Checkpoints are so far apart that the way to a checkpoint's place begins at that checkpoint.
     let places = [10_000_000, 20_000_000];
     let recording = record_long(directory.path(), "r.ttvm", 25);
     let there = Instructions(places[1] + 50);

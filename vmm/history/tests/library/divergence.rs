@@ -1,5 +1,5 @@
-//! Replays that differ from their recording on purpose. Each difference is noticed. If there are two machines to
-//! compare, the first differing instruction is found.
+//! Replays that differ from their recording on purpose. The replay notices each difference. If there are two
+//! machines to compare, the first differing instruction is found.
 
 use history::replay::verify::{Origin, compare, verify};
 use history::replay::{Fault, Replay, ReplayEnd};

@@ -34,7 +34,7 @@ fn a_guest_is_recorded_with_what_is_typed() {
     let (name, said) = recorded(directory.path());
     assert!(said.contains(" instructions; console: hello"), "{said}");
     let error = record::record(&write_kernel(directory.path(), ROUNDS), &name).unwrap_err();
-    assert!(error.to_string().contains("never overwritten"), "{error}");
+    assert!(error.to_string().contains("never overwrites"), "{error}");
     let again = tempfile::tempdir().unwrap();
     assert_eq!(recorded(again.path()).1, said, "the defaults make equal runs");
 }

@@ -1,6 +1,6 @@
-//! Machines that count exits: recorded with stops between exits, replayed by exits alone, recounted, and travelled
-//! in. All tests use the software engine, which can stop a guest as KVM does. The KVM lab tests the KVM engine
-//! itself.
+//! Machines that count exits: recorded with stops between exits, replayed by exits alone, recounted, and
+//! travelled in. All tests here use the software engine, which can stop a guest as KVM does. The KVM lab
+//! tests the KVM engine itself.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -55,7 +55,7 @@ fn a_recounted_recording_is_the_same_run() {
     let verified = verify(&recounted, None, |_, _| {}).unwrap();
     assert!(verified.equal() && verified.complete);
     assert!(verified.checkpoints > 0, "it has checkpoints now");
-    // The second time, the log is only read.
+    // At the second opening, the recounted log is only read.
     let made = || std::fs::metadata(folder(&path, Exits(0)).join(EVENTS)).unwrap().modified().unwrap();
     let before = made();
     let again = in_instructions(open(&path), |_| {}).unwrap();

@@ -196,8 +196,8 @@ fn a_way_that_another_engine_goes_can_be_interrupted_and_has_not_begun_then() {
         });
         (stop.unwrap(), ahead.position(), ahead.fast_forwarded_steps())
     };
-    // The software CPU alone is farther on at each poll. At the other engine's polls, its stretch has not been taken
-    // yet.
+    // The software CPU alone is farther on at each poll. At the other engine's polls, the walker has not
+    // taken over that engine's stretch yet.
     let stood: Vec<_> = (1..6).map(interrupted).collect();
     let not_begun = |pair: &[(TravelStop, Instructions, u64)]| pair[0] == pair[1] && pair[0].2 == 0;
     assert!(stood[0].0 == TravelStop::Interrupted && stood.windows(2).any(not_begun), "{stood:?}");

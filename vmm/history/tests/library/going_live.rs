@@ -1,5 +1,5 @@
-//! Machines that continue from a place in a recording. They do the same as the recorded machine while nothing else
-//! comes in. Recordings of them are like any others.
+//! Machines that continue from a place in a recording. Without new input, such a machine does the same as the
+//! recorded machine. Recordings of such machines are like any others.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -233,7 +233,7 @@ fn nothing_goes_on_from_where_a_machine_has_ended_by_itself() {
     assert!(matches!(machine.run(Instructions::MAX, &mut player).unwrap(), RunStop::Ended(_)));
     let error = StartingState::of(&mut machine).unwrap_err();
     assert_eq!(error.exit_code(), exit_code::USAGE);
-    assert!(error.to_string().contains("choose a place before"), "{error}");
+    assert!(error.to_string().contains("choose an earlier position"), "{error}");
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn a_damaged_starting_state_is_refused_and_never_panics() {
     }
     let mut numbers = Numbers(1);
     for _ in 0..2_000 {
-        // Some bits only affect the compression.
+        // Some changed bits only affect the compression.
         if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), Format::default(), pages, 0) {
             let again = tempfile::tempdir().unwrap();
             let again = again.path().join("start");

@@ -1,5 +1,5 @@
-//! Checkpoints from strangers, with states that can be decoded but make no sense. They are refused, or the machine
-//! runs with them. It never panics.
+//! Checkpoints from strangers, with states that can be decoded but make no sense. ttvm refuses such a state,
+//! or the machine runs with the state. ttvm never panics.
 
 use history::replay;
 use machine::error::{Error, exit_code};
@@ -36,7 +36,7 @@ fn mutate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
     }
 }
 
-/// Restores the state and runs, as a timeline does.
+/// Restores a machine's state and runs the machine, as a timeline does.
 fn restored_and_run(
     recording: &Recording<Instructions>,
     snapshot: &Snapshot<Instructions>,
@@ -53,8 +53,8 @@ fn restored_and_run(
     Ok(())
 }
 
-/// Continues from the state at an exit and counts anew, as recounting a part does. Timelines then restore the stored
-/// result.
+/// Continues from the state at an exit and counts from zero, as recounting a part does. Timelines then
+/// restore the stored result.
 fn restored_at_exit_and_run(
     recording: &Recording<Exits>,
     exits: Exits,

@@ -1,13 +1,15 @@
-//! Searches that are interrupted again and again find the same hit as an undisturbed one. Wherever they stop, they
-//! have left nothing out.
+//! Searches that are interrupted again and again find the same hit as an undisturbed one. Wherever a search
+//! stops, it has left nothing out.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
-use history::timeline::{Direction, Hit, Stops, Timeline, TravelStop};
+use history::timeline::{Breakpoint, Direction, Filter, Hit, Stops, Timeline, TravelStop};
 use machine::position::{Count, Instructions};
 use recording::Recording;
-use tiny_guest::{Numbers, STIRRED, record_with_checkpoints};
+use tiny_guest::{Numbers, STIRRED, STIRRED_BYTES, record, record_with_checkpoints};
 
 const ROUNDS: u32 = 36_000;
 const SEED: u64 = 11;
@@ -49,7 +51,7 @@ fn seldom(timeline: &mut Timeline) -> Vec<(Stops, Vec<Hit>)> {
     // The run's first instruction, and one that each of the last rounds executes too.
     let mut break_at = |at: Instructions| {
         timeline.seek(at, &mut || false).unwrap();
-        let breakpoint = history::timeline::Breakpoint::at(timeline.machine().cpu().rip());
+        let breakpoint = Breakpoint::at(timeline.machine().cpu().rip());
         let stops = Stops { breakpoints: vec![breakpoint], ..Stops::default() };
         timeline.set_stops(stops.clone());
         let hits = timeline.hits(Instructions(0), end, usize::MAX, &mut || false).unwrap().found;
@@ -150,5 +152,65 @@ fn an_interrupted_list_says_how_far_it_goes() {
             from = edge;
         }
         assert_eq!(found, all.found, "round {round}");
+    }
+}
+
+/// Stops in each round of the guest: at a breakpoint, and after a write.
+fn in_each_round(timeline: &mut Timeline, filter: &Filter) -> [Stops; 2] {
+    timeline.seek(Instructions(1000), &mut || false).unwrap();
+    let top = timeline.machine().cpu().rip();
+    timeline.seek(Instructions(0), &mut || false).unwrap();
+    let breakpoints = Stops {
+        breakpoints: vec![Breakpoint::at(top)],
+        filters: [(top, filter.clone())].into(),
+        ..Stops::default()
+    };
+    let mut writes = writes_of(STIRRED);
+    writes.watches[0].point.length = STIRRED_BYTES;
+    [breakpoints, Stops { only: Some(filter.clone()), ..writes }]
+}
+
+/// The whole run is shorter than the way between two polls of a run that stops nowhere.
+#[test]
+fn a_condition_that_is_never_true_does_not_delay_an_interrupt() {
+    const POLLS: u64 = 3;
+    const MOST_STOPS_PER_POLL: u64 = 1_100;
+    let directory = tempfile::tempdir().unwrap();
+    let recording = record(directory.path(), "r.ttvm", ROUNDS, Vec::new()).0;
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    let asked = Arc::new(AtomicU64::new(0));
+    let counter = asked.clone();
+    let never = Filter::new(move |_| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        false
+    });
+    for stops in in_each_round(&mut timeline, &never) {
+        timeline.set_stops(stops);
+        timeline.seek(Instructions(0), &mut || false).unwrap();
+        asked.store(0, Ordering::Relaxed);
+        assert_eq!(timeline.run_forward(&mut after(POLLS)).unwrap(), TravelStop::Interrupted);
+        assert!((1..=POLLS * MOST_STOPS_PER_POLL).contains(&asked.load(Ordering::Relaxed)), "{asked:?}");
+        assert_eq!(timeline.run_forward(&mut || false).unwrap(), TravelStop::End);
+        assert_eq!(timeline.run_backward(&mut after(POLLS)).unwrap(), TravelStop::Interrupted);
+        let part = timeline.hits(Instructions(0), end, usize::MAX, &mut after(POLLS)).unwrap();
+        assert!(part.found.is_empty() && part.interrupted_at.is_some_and(|edge| edge < end), "{part:?}");
+    }
+}
+
+#[test]
+fn a_list_of_many_hits_is_interrupted_between_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = record(directory.path(), "r.ttvm", ROUNDS, Vec::new()).0;
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    for stops in in_each_round(&mut timeline, &Filter::new(|_| true)) {
+        timeline.set_stops(stops);
+        let whole = timeline.hits(Instructions(0), end, usize::MAX, &mut || false).unwrap().found;
+        assert!(whole.len() as u64 >= u64::from(ROUNDS) - 100, "{}", whole.len());
+        let first = timeline.hits(Instructions(0), end, usize::MAX, &mut after(3)).unwrap();
+        let edge = first.interrupted_at.expect("the poll function says so");
+        let rest = timeline.hits(edge, end, usize::MAX, &mut || false).unwrap();
+        assert_eq!([first.found, rest.found].concat(), whole);
     }
 }

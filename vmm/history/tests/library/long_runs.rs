@@ -44,7 +44,7 @@ fn write() -> Stops {
     Stops { watches: vec![Watch::from(point)], ..Stops::default() }
 }
 
-/// The same write, but only in rounds before a place.
+/// The stops at a write, but only in rounds before a place.
 fn write_before(place: Instructions) -> Stops {
     let early = Filter::new(move |machine| machine.moment().count < place);
     Stops { watch_filters: [(STIRRED, early)].into(), ..write() }
@@ -133,7 +133,7 @@ fn steps_back_from_where_a_person_looks_are_cheap() {
 fn a_checkpoint_on_the_way_is_where_a_long_way_begins_and_a_short_one_does_not() {
     let (_directory, recording) = recording(30, &[2_000_000, 20_000_000]);
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
-    // Few snapshots exist before it, and the way to it leaves more.
+    // Few snapshots exist before the place, and the way to the place leaves more.
     assert_eq!(seek(&mut timeline, 3_000_000), 3_000_000);
     assert_eq!(seek(&mut timeline, 20_000_100), 100);
     assert_eq!(seek(&mut timeline, 20_000_000), 0);
@@ -199,7 +199,8 @@ fn while_nothing_moves_what_lies_before_is_made_near() {
     assert_eq!(meter.settled(), end);
 }
 
-/// When a movement begins, the settler soon stops its work. It does not begin again before the movement is over.
+/// When a movement begins, the settler soon stops its work. The settler does not begin again before the
+/// movement is over.
 #[test]
 fn nothing_is_settled_while_the_timeline_moves() {
     let end = 300_000_000;
@@ -229,7 +230,7 @@ fn nothing_is_settled_while_the_timeline_moves() {
     }
 }
 
-/// A movement ends the settler's walk early. The rest is settled when nothing moves again.
+/// A movement ends the settler's walk early. The rest of the walk comes when nothing moves again.
 #[test]
 fn what_a_movement_interrupts_is_settled_later() {
     let end = 300_000_000;
@@ -348,7 +349,7 @@ fn what_a_meter_shows_grows_up_to_what_was_said() {
     let (_directory, recording) = recording(30, &[10_000_000]);
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     let meter = timeline.meter();
-    // The second way begins at the checkpoint.
+    // The second movement begins at the checkpoint.
     for (target, at_most) in [(9_000_000, 9_000_000), (25_000_000, 15_000_000)] {
         let mut shown = Vec::new();
         let stop = timeline.seek(Instructions(target), &mut || {
@@ -404,7 +405,7 @@ fn a_list_of_nothing_is_empty_and_one_that_ends_before_it_begins_is_refused() {
         assert_eq!(all(&mut timeline, place.number(), place).found, []);
     }
     let refused = timeline.hits(Instructions(8), Instructions(7), 1, &mut never).unwrap_err().to_string();
-    assert!(refused.contains("ends before it begins"), "{refused}");
+    assert!(refused.contains("swap the two positions"), "{refused}");
     // There is nothing beyond the end, and nothing before the start.
     seek(&mut timeline, end.number());
     assert_eq!(timeline.run_forward(&mut never).unwrap(), TravelStop::End);
@@ -427,7 +428,7 @@ fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
     let mut hits: Vec<Hit> = Vec::new();
     for threads in [1, 2] {
         let mut timeline = Timeline::open_with(&recording, threads).unwrap();
-        // Leave snapshots on the way. They divide a long search.
+        // Leave snapshots on the way. The snapshots divide a long search.
         if threads == 2 {
             timeline.seek(Instructions(end - 1_000_000), &mut never).unwrap();
         }
@@ -518,7 +519,8 @@ fn a_search_finds_what_lies_next_to_a_snapshot_that_cuts_a_long_interval() {
     for threads in [1, 2] {
         for cut in cuts(at) {
             let mut timeline = Timeline::open_with(&recording, threads).unwrap();
-            // A walk leaves its last snapshot this far before its end. It cuts the interval before the checkpoints.
+            // A walk leaves its last snapshot this far before its end. This snapshot cuts the interval before
+            // the checkpoints.
             seek(&mut timeline, cut + 128);
             seek(&mut timeline, end - 1_000_000);
             expect_write(&mut timeline, end, at, &ways);
@@ -537,14 +539,14 @@ fn a_search_that_is_interrupted_stands_nearer_to_its_edge_than_where_it_began() 
     let stood = timeline.position();
     assert!(Instructions(0) < stood && stood < Instructions(30_000_000), "{stood}");
     assert_eq!(timeline.run_backward(&mut never).unwrap(), TravelStop::Start);
-    // If the poll says to stop when everything has been searched, the answer still comes.
+    // If the poll asks to stop only after the search is complete, the answer still comes.
     seek(&mut timeline, 1_000);
     assert_eq!(timeline.run_backward(&mut || true).unwrap(), TravelStop::Start);
     assert_eq!(timeline.position(), Instructions(0));
 }
 
-/// Wherever a user interrupts the search, it has left nothing out between its beginning and that place. The hit is a
-/// single one near the beginning.
+/// A user may interrupt the search at any place. The search has left nothing out between its beginning and
+/// that place. There is only one hit, near the beginning.
 #[test]
 fn a_search_backward_that_was_interrupted_finds_the_rest_when_it_goes_on() {
     let end = 30 * LONG_ROUND_STEPS;
@@ -620,7 +622,7 @@ fn a_run_that_is_interrupted_just_at_a_breakpoint_has_hit_it() {
     timeline.set_stops(stops.clone());
     let visits: Vec<u64> = all(&mut timeline, 0, end).found.iter().map(|hit| hit.before.number()).collect();
     assert!(visits.len() > 2, "{visits:?}");
-    // At a checkpoint the run polls.
+    // A run polls at each checkpoint.
     add_checkpoints(&bare, &visits[1..2]);
     let mut timeline = Timeline::open_with(&open(&bare.path), 1).unwrap();
     seek(&mut timeline, visits[0]);

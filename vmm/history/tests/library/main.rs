@@ -1,5 +1,6 @@
-//! Tests of the library, with a guest of a few instructions. They are one program, because linking many takes longer
-//! than running them. `player` is separate, because it installs its own logger in the process.
+//! Tests of the library, with a guest of a few instructions. The tests are one program, because linking many
+//! programs takes longer than running the tests. `player` is separate, because it installs its own logger in
+//! the process.
 
 mod cut;
 mod damage;

@@ -1,5 +1,5 @@
-//! Passed-through devices. Their answers, writes and interrupts are recorded and replayed. The guest's accesses to
-//! them are compared.
+//! Passed-through devices. The devices' answers, writes and interrupts are recorded and replayed. The guest's
+//! accesses to them are compared.
 
 use devices::passthrough::{AskV1, DmaV1};
 use history::recount::in_instructions;

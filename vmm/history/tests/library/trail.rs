@@ -7,7 +7,7 @@ use tiny_guest::{Script, record_with};
 /// The checkpoints' places and the end of a recording, with this cost for each page of a state held for the end.
 fn checkpoints(trail_rest_steps: u64) -> (Vec<u64>, u64) {
     let directory = tempfile::tempdir().unwrap();
-    // Only the checkpoints of the end.
+    // The recording keeps only the checkpoints of the end.
     let options = CheckpointOptions {
         page_rest_steps: u64::MAX / 4096,
         end_steps: 0,

@@ -9,7 +9,7 @@ const STATUS: usize = 0x06;
 const HAS_CAPABILITIES: u8 = 1 << 4;
 const CAP_MSI: u8 = 0x05;
 const CAP_MSIX: u8 = 0x11;
-/// Most messages of a machine's function.
+/// The largest number of interrupt messages of a function in the machine.
 const MOST_VECTORS: u16 = 64;
 
 /// Reads the function's configuration space.
@@ -63,7 +63,8 @@ fn from_config(config: &[u8; 256], bar_bytes: impl Fn(u8) -> u64) -> Result<PciD
         }
         at = config[here + 1] & !3;
     }
-    // The model's capability is a little longer than some real ones. Without room for it, it is left out.
+    // The model's capability is a little longer than some real ones. Without room, the capability is left
+    // out.
     if let (Some(short), Some(next)) = (msi, &msix)
         && next.capability > short
         && next.capability - short < 16

@@ -1,9 +1,9 @@
 //! The function's shadow of guest RAM, and the copying between the two.
 //!
-//! Each page that the function may see has three copies. Only the guest and events change RAM; the function also
-//! changes the shadow. The base is the contents of both when they were last equal. A difference between shadow and base
-//! is the function's write; a difference between RAM and base is the guest's. So each side's bytes go to the other,
-//! even if both write to one page.
+//! Each page that the function may see has three copies. Only the guest and events change RAM; the function
+//! also changes the shadow. The base has the contents of RAM and shadow when they were last equal. A
+//! difference between shadow and base is the function's write; a difference between RAM and base is the
+//! guest's. So each side's bytes go to the other, even if both write to one page.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,13 @@ use vfio::{Area, CHUNK_BYTES, PAGE_BYTES};
 
 use super::order::{New, named_first};
 
-/// Most passes over memory until a pass finds nothing new.
+/// The largest number of passes over memory until a pass finds nothing new.
 const MOST_PASSES: usize = 16;
 
 /// A page in the shadow.
 struct Page {
-    /// Number of addresses at which the function sees it, and at how many of them it may write it.
+    /// The number of addresses at which the function sees the page, and the number of these where the
+    /// function may write.
     uses: u32,
     writable: u32,
     since: u64,
@@ -81,8 +82,9 @@ impl Shadow {
 
     /// Takes the function's writes since the last call.
     ///
-    /// The function may be writing during this call: first data and then the descriptor that announces it. So memory is
-    /// read again until a pass finds nothing. Then every write before a found write has been found too.
+    /// The function may be writing during this call: first data and then the descriptor that announces it. So
+    /// memory is read again until a pass finds nothing. After such a pass, every write before a found write
+    /// has been found too.
     pub fn take_written(&mut self, ram: &RamView) -> Vec<DmaV1> {
         let mut writes = Vec::new();
         for _ in 0..MOST_PASSES {

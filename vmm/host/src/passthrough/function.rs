@@ -30,12 +30,12 @@ pub(super) struct LiveFunction {
 }
 
 impl LiveFunction {
-    /// Takes over a function. It may interrupt by its line, and sees no memory.
+    /// Takes over a function. The function may interrupt by its line, and sees no memory.
     pub fn new(mut function: Function, slot: u8, ram_bytes: u64) -> Result<LiveFunction, Error> {
         // A function may have no line.
         let _ = function.set_interrupts(Interrupts::Line);
         let shadow = Shadow::new(ram_bytes).map_err(|source| Error::Host {
-            what: "cannot have memory for passed-through devices".to_string(),
+            what: "cannot get memory for passed-through devices".to_string(),
             source,
         })?;
         let address = function.address().to_string();

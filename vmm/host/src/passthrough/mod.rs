@@ -1,8 +1,8 @@
 //! Passed-through devices of the host: PCI functions by VFIO, and I/O ports.
 //!
-//! A function does not see the guest's RAM. It sees a shadow of the pages that the guest's IOMMU tables show it
-//! ([`tables`]), and [`dma`] copies between the two. Data goes to the function before the guest's write reaches it, and
-//! to the guest as events. See `vmm/host/PASSTHROUGH.md`.
+//! A function does not see the guest's RAM. The function sees a shadow of the pages that the guest's IOMMU
+//! tables show it ([`tables`]), and [`dma`] copies between RAM and shadow. Data goes to the function before
+//! the guest's write reaches it, and to the guest as events. See `vmm/host/PASSTHROUGH.md`.
 
 mod describe;
 mod dma;
@@ -26,7 +26,7 @@ use machine::config::PassedDevice;
 use machine::error::Error;
 pub use ports::ALLOWED_PORTS;
 
-/// Most bytes of memory in one event: a record of the log is at most 1 MiB.
+/// The largest number of bytes of memory in one event: a record of the log is at most 1 MiB.
 const MOST_BYTES: usize = 256 << 10;
 /// Intervals for a busy guest: between checks for interrupts, and between comparisons of memory.
 const LOOK: Duration = Duration::from_micros(20);

@@ -17,8 +17,8 @@ pub(super) struct New {
 }
 
 impl New {
-    /// The four-byte and eight-byte values in the chunk that may be addresses. Their lowest bits may have other
-    /// meanings, and are cleared.
+    /// The four-byte and eight-byte values in the chunk that may be addresses. The values' lowest bits may
+    /// have other meanings, and are cleared.
     fn addresses(&self) -> impl Iterator<Item = u64> {
         let short = self.chunk.as_chunks().0.iter().map(|bytes| u64::from(u32::from_le_bytes(*bytes)));
         let long = self.chunk.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
@@ -26,8 +26,9 @@ impl New {
     }
 }
 
-/// Puts a new chunk before the chunks that contain its address; the others keep their order. `offset_of` maps the
-/// function's addresses to offsets in RAM. In a circle, one chunk must come first.
+/// Puts a new chunk before the chunks that contain its address; the others keep their order. `offset_of` maps
+/// the function's addresses to offsets in RAM. If chunks contain each other's addresses in a circle, one of
+/// them must come first.
 pub(super) fn named_first(news: Vec<New>, offset_of: impl Fn(u64) -> Option<u64>) -> Vec<New> {
     let number_at: BTreeMap<u64, usize> =
         (0..).zip(&news).map(|(number, new)| (new.at as u64, number)).collect();

@@ -38,20 +38,20 @@ struct HostPorts {
 }
 
 impl LivePorts {
-    /// Opens a range of allowed ports. Its device has the interrupt `irq` in the guest.
+    /// Opens a range of allowed ports. The ports' device has the interrupt `irq` in the guest.
     pub fn open(first: u16, last: u16, irq: Option<u8>) -> Result<LivePorts, Error> {
         if !ALLOWED_PORTS.iter().any(|allowed| first <= last && first >= allowed.0 && last <= allowed.1) {
             let list: Vec<_> =
                 ALLOWED_PORTS.iter().map(|(first, last)| format!("{first:#x}-{last:#x}")).collect();
             let why = format!(
-                "ports {first:#x}-{last:#x} are not passed through; those that may be are {}",
+                "ports {first:#x}-{last:#x} cannot be passed through; allowed are {}",
                 list.join(", ")
             );
             return Err(Error::Unsupported(why));
         }
         irq.map_or(Ok(()), |irq| check_irq(first, last, irq)).map_err(Error::Unsupported)?;
         let file = OpenOptions::new().read(true).write(true).open("/dev/port").map_err(|source| {
-            Error::Unsupported(format!("cannot open /dev/port: {source}; passing ports through needs root"))
+            Error::Unsupported(format!("cannot open /dev/port: {source}; run ttvm as root"))
         })?;
         let mut ports = HostPorts { file, first, is_gone: false };
         let serial = irq.map(|_| Serial::new(&mut ports));
@@ -89,14 +89,12 @@ impl LivePorts {
 fn check_irq(first: u16, last: u16, irq: u8) -> Result<(), String> {
     if !SERIAL_PORTS.contains(&(first, last)) {
         return Err(format!(
-            "the host gives no program the interrupt of a device at ports {first:#x}-{last:#x}, and only a serial port shows \
-             when it has one: leave irq= out, and the guest's driver polls"
+            "ttvm sees interrupts of serial ports only, and ports {first:#x}-{last:#x} are not one: leave irq= out, \
+             so that the guest's driver polls"
         ));
     }
     if !FREE_ISA_IRQS.contains(&irq) {
-        return Err(format!(
-            "the machine needs IRQ {irq} for itself, or has none of that number; irq= can be one of {FREE_ISA_IRQS:?}"
-        ));
+        return Err(format!("IRQ {irq} is in use or does not exist; irq= can be one of {FREE_ISA_IRQS:?}"));
     }
     Ok(())
 }

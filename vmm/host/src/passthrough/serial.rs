@@ -58,7 +58,7 @@ pub(super) struct Serial {
     line: Line,
 }
 
-/// What the guest knows of the interrupt.
+/// The state of the interrupt in the guest.
 enum Line {
     /// No interrupt, or the guest has handled it.
     Low,

@@ -19,7 +19,7 @@ const ADDRESS: u64 = 0x000F_FFFF_FFFF_F000;
 const KIND: u64 = 3 << 2;
 const WIDTH: u64 = 7;
 const WIDTH_39: u64 = 1;
-/// Most pages found: VFIO maps no more.
+/// The largest number of found pages: VFIO maps no more.
 pub(super) const MOST_PAGES: usize = 65_535;
 
 /// A page that a function may see.
@@ -27,7 +27,7 @@ pub(super) const MOST_PAGES: usize = 65_535;
 pub(super) struct Shown {
     /// The offset in RAM.
     pub offset: u64,
-    /// Whether the function may write it.
+    /// Whether the function may write the page.
     pub may_write: bool,
 }
 

@@ -37,7 +37,8 @@ impl PartialEq for EngineKind {
     }
 }
 
-/// Executes guest instructions and owns RAM. One thread at a time; the guest stands still between calls.
+/// Executes guest instructions and owns RAM. One thread at a time calls an engine; the guest stands
+/// still between calls.
 pub trait Engine: Send {
     /// Runs until the CPU has executed exactly `until` instructions, or until the bus, `leave`, or a break- or
     /// watchpoint stops it. Accesses to anything but RAM go to `bus`. A breakpoint is passed over at the place where
@@ -54,7 +55,7 @@ pub trait Engine: Send {
     ) -> Result<End, Error>;
     /// The architectural state, canonical.
     fn state(&self) -> CpuState;
-    /// The CPU's counts. They belong to the machine: the engine keeps them while it runs the guest.
+    /// The CPU's counts. The counts belong to the machine: the engine keeps them while it runs the guest.
     fn counts(&self) -> Counts {
         self.cpu().counts()
     }

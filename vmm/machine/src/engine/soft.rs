@@ -1,4 +1,5 @@
-//! The software CPU as an engine. It counts instructions, and can also run to a landing place, as KVM does.
+//! The software CPU as an engine. This engine counts instructions, and can also run to a landing place, as
+//! KVM does.
 
 use std::sync::OnceLock;
 

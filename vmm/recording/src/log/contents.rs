@@ -329,7 +329,7 @@ impl<C: Count> Log<C> {
         Ok(self.event_with_system_calls(number)?.map(|(record, _)| record))
     }
 
-    /// The power-on event, which is the first. Opening a recording checks that the log has it.
+    /// The power-on event, which is the first. Opening a recording checks that the log has this record.
     pub fn power_on(&self) -> Result<EventRecord<C>, Error> {
         self.event(0)?.ok_or_else(|| self.source.damaged("holds no events"))
     }

@@ -10,7 +10,7 @@ const HEADER_BYTES: usize = 12;
 /// The largest frame.
 pub(super) const MOST_FRAME_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES;
 
-/// A payload's header, and the checksum from which the next frame's start.
+/// A payload's header, and the checksum from which the next frame's checksums start.
 pub(super) fn header_of(chain: u32, payload: &[u8]) -> ([u8; HEADER_BYTES], u32) {
     let header = Header::of(chain, payload);
     (header.to_bytes(chain), header.payload_check)

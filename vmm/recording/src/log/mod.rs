@@ -1,4 +1,5 @@
-//! The event log: one file of framed, checksummed records, only ever appended to. `FORMAT.md` describes it.
+//! The event log: one file of framed, checksummed records, only ever appended to. `FORMAT.md` describes the
+//! format.
 //!
 //! [`Log`] is a log that was read: it knows where every record is, and keeps the records used last in memory.
 //! [`LogWriter`] appends.

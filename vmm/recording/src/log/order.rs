@@ -10,9 +10,9 @@ use machine::position::{Count, Moment};
 pub(super) struct Order<C> {
     /// Hash of the machine's description.
     pub machine_hash: Option<[u8; 32]>,
-    /// Events so far.
+    /// The number of events so far.
     pub events: usize,
-    /// Checks so far.
+    /// The number of checks so far.
     pub checks: usize,
     /// Counts of system calls so far.
     pub system_calls: usize,

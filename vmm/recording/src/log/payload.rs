@@ -17,7 +17,7 @@ pub(super) fn unpacked<C: Count>(format: Format, bytes: &[u8]) -> Result<LogReco
     let taken = match format {
         Format::V5 => v1::take_from_bytes(bytes),
     };
-    let (record, left) = taken.map_err(|error| format!("makes no sense ({error})"))?;
+    let (record, left) = taken.map_err(|error| format!("is invalid ({error})"))?;
     // Bytes beyond the record would be a second meaning for the same file.
-    if left.is_empty() { Ok(record) } else { Err("is longer than what it says".to_string()) }
+    if left.is_empty() { Ok(record) } else { Err("is longer than its contents".to_string()) }
 }

@@ -37,7 +37,7 @@ impl Source {
         }
     }
 
-    /// Reads `count` bytes at `offset`. They must exist.
+    /// Reads `count` bytes at `offset`. The bytes must exist.
     pub fn read(&self, offset: u64, count: u64) -> Result<Vec<u8>, Error> {
         match self {
             Source::File(file, path) => {

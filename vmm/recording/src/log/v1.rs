@@ -84,7 +84,7 @@ struct HashesV1 {
     disk: [u8; 32],
 }
 
-/// The stored form of an [`Event`]. What was typed is not copied to be written.
+/// The stored form of an [`Event`]. Typed bytes are borrowed, so writing does not copy them.
 #[derive(Serialize, Deserialize)]
 enum EventV1<'a> {
     PowerOn(PowerOnV1),
@@ -101,7 +101,7 @@ enum EventV1<'a> {
     TextShown,
 }
 
-/// An Ethernet frame. Writing it does not copy it.
+/// An Ethernet frame. Writing does not copy the frame.
 type Frame<'a> = Cow<'a, serde_bytes::Bytes>;
 
 /// The stored form of a [`PowerOn`].

@@ -37,7 +37,8 @@ impl LogWriter {
     /// Starts a new log, in this format; the file must not exist.
     pub fn create(path: &Path, format: Format) -> Result<LogWriter, Error> {
         let mut file = File::create_new(path).map_err(Error::file("create", path))?;
-        // The lock only tells readers that a recorder still writes. If files cannot be locked, they do not learn it.
+        // The lock only tells readers that a recorder still writes. If files cannot be locked, readers do not
+        // learn about the recorder.
         let _ = file.try_lock();
         file.write_all(MAGIC).map_err(Error::file("write", path))?;
         let mut log = LogWriter::behind_magic(file, path.to_path_buf(), format, 0);
@@ -78,7 +79,7 @@ impl LogWriter {
         assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
         let (header, chain) = header_of(self.chain, payload);
         if let Err(error) = write_both(&mut self.file, &header, payload) {
-            // Half a frame would read as a cut. We try to remove it, and ignore a failure.
+            // Half a frame would read as a cut. We try to remove the file, and ignore a failure.
             let _ = self.file.set_len(self.bytes);
             return Err(Error::file("write", &self.path)(error));
         }
@@ -90,8 +91,8 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Reserves disk space behind the log's end; readers do not see it. If there is none, or the file system cannot
-    /// do this, the log is written as long as possible.
+    /// Reserves disk space behind the log's end; readers do not see it. If the disk is full, or the file
+    /// system cannot reserve space, the log is written as long as possible.
     fn reserve(&mut self) {
         let end = self.bytes + RESERVE_BYTES;
         let from = self.bytes.max(self.reserved);

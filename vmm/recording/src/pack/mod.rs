@@ -1,5 +1,6 @@
-//! Packs a recording into one file, from which another host can replay it: manifest, log, images and checkpoints.
-//! `FORMAT.md` describes the file. [`pack`] writes it. [`unpack`] turns it into a recording that carries its images.
+//! Packs a recording into one file, from which another host can replay it: manifest, log, images and
+//! checkpoints. `FORMAT.md` describes the file. [`pack`] writes a packed recording. [`unpack`] turns it into
+//! a recording that carries its images.
 
 mod archive;
 mod reader;
@@ -76,7 +77,7 @@ fn damaged_store(archive: &Path, error: &StoreError) -> Error {
     Error::recording(archive, format!("is damaged: the file {in_store} of its checkpoints {}", error.kind))
 }
 
-/// Unpacks into a directory.
+/// A sink that unpacks a recording into a directory.
 struct Directory {
     path: PathBuf,
     file: Option<(PathBuf, File)>,

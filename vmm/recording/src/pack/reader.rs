@@ -1,5 +1,6 @@
-//! Reads packed recordings, which may come from strangers. The reader takes no file name from the archive. It bounds
-//! lengths before it reserves or writes anything. It accepts contents only with the right hash.
+//! Reads packed recordings, which may come from strangers. The reader takes no file name from the archive.
+//! The reader bounds lengths before it reserves or writes anything. The reader accepts contents only with the
+//! right hash.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -27,17 +28,17 @@ pub trait Sink {
     fn check_log(&mut self, manifest: &Manifest) -> Result<(), String>;
 }
 
-/// What the reader knows about a file before it comes.
+/// The reader's knowledge of a file before its contents come.
 #[derive(Clone, Copy)]
 enum Expected<'a> {
-    /// Its size and hash.
+    /// The file's size and hash.
     This(u64, &'a str),
     /// The size that the file may not exceed.
     AtMost(u64),
     Anything,
 }
 
-/// What an archive holds besides its files.
+/// The facts that an archive holds besides its files.
 pub struct Contents {
     /// The manifest, with the images' paths inside a recording.
     pub manifest: Manifest,
@@ -45,7 +46,8 @@ pub struct Contents {
     pub has_checkpoints: bool,
 }
 
-/// Reads a whole packed recording; `path` is for messages. All its files together may have `max_bytes`.
+/// Reads a whole packed recording; `path` is for messages. All files of the recording together may have
+/// `max_bytes`.
 pub fn read_archive(
     mut from: impl BufRead,
     max_bytes: u64,
@@ -169,7 +171,10 @@ impl<R: Read> Reader<'_, R> {
             _ => {}
         }
         self.left_bytes = self.left_bytes.checked_sub(size).ok_or_else(|| {
-            let why = format!("would unpack to more than --max-size: the {what} has {size} bytes");
+            let why = format!(
+                "would unpack to more than --max-size: the {what} has {size} bytes; raise --max-size \
+                if you trust the file"
+            );
             Error::recording(self.path, why)
         })?;
         sink.begin(name, size)?;
@@ -181,9 +186,7 @@ impl<R: Read> Reader<'_, R> {
         let hash = self.pieces(what, size, sink, named.as_mut().map(|(hasher, _)| hasher))?;
         let is_named = named.is_none_or(|(hasher, hash)| hasher.finish() == hash);
         if self.exact::<32>()? != *hash.as_bytes() || !is_named {
-            return Err(
-                self.damaged(format!("the contents of the {what} do not have the hash that was noted"))
-            );
+            return Err(self.damaged(format!("the contents of the {what} do not have the recorded hash")));
         }
         Ok(())
     }
@@ -223,7 +226,7 @@ impl<R: Read> Reader<'_, R> {
         }
     }
 
-    /// Reads the checkpoints' files, if there are any. The store checks their contents.
+    /// Reads the checkpoints' files, if there are any. The store checks the files' contents.
     fn checkpoints(&mut self, sink: &mut dyn Sink) -> Result<bool, Error> {
         match self.exact()? {
             [0] => return Ok(false),

@@ -20,7 +20,7 @@ fn image(directory: &Path, name: &str, contents: &[u8]) -> ImageFile {
     ImageFile { path, hash: blake3::hash(contents).to_hex().to_string(), size_bytes: contents.len() as u64 }
 }
 
-/// As [`image`], with a disk's kind of hash.
+/// As [`image`], with the kind of hash that disks have.
 fn disk(directory: &Path) -> ImageFile {
     let image = image(directory, "disk.img", &disk_contents());
     hash_image(&image.path, Scheme::Sparse).unwrap()

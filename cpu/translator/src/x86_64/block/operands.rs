@@ -34,9 +34,10 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// An operand's register in a host register: the guest register's own, or a scratch register. The scratch register
-    /// is RDX for the `first` operand and RCX for others. AH to BH become DH and CH; an instruction with them can
-    /// otherwise name only RAX to RDX. `beside_high` says that the other operand is one of AH to BH.
+    /// An operand's register in a host register: the guest register's own, or a scratch register. The scratch
+    /// register is RDX for the `first` operand and RCX for others. AH to BH become DH and CH: an instruction
+    /// with AH to BH can otherwise name only RAX to RDX. `beside_high` says that the other operand is one of
+    /// AH to BH.
     pub fn operand_register(&mut self, register: Register, first: bool, beside_high: bool) -> Reg {
         let scratch = if first { RDX } else { RCX };
         let n = number_of(register);
@@ -193,9 +194,9 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// Whether an access should use an expected addend. This is so for a load in a loop of one block in user space,
-    /// which may depend on a load of the previous round. The expected addend gives the address before the TLB slot is
-    /// read.
+    /// Whether an access should use an expected addend. A load in a loop of one block in user space should:
+    /// it may depend on a load of the previous round. The expected addend gives the address before the TLB
+    /// slot is read.
     fn expects(&self, write: bool) -> bool {
         let rip = self.source.rip;
         let loops = |last: &Instruction| last.is_jcc_short_or_near() && last.near_branch64() == rip;
@@ -213,7 +214,7 @@ impl BlockWriter<'_> {
         if !self.expects(write) {
             return self.asm.load(B8, RDX, found);
         }
-        // A block may have more such loads than there are places.
+        // A block may have more loads with an expected addend than there are places.
         let spread = (self.source.rip as u32 & 0xfff).wrapping_mul(JUMP_FACTOR) >> 16;
         let place = expected(spread as usize + self.expecting);
         self.expecting += 1;
@@ -240,7 +241,8 @@ impl BlockWriter<'_> {
         slots
     }
 
-    /// The memory operand. It may use RAX and other registers, but not RCX and RDX. Clobbers RCX and RDX.
+    /// The memory operand. The operand may use RAX and other registers, but not RCX and RDX. Clobbers RCX
+    /// and RDX.
     pub fn operand(&mut self, i: &Instruction, size: Size, write: bool) -> Result<Mem, Cannot> {
         self.operand_of(i, size.bytes(), write)
     }

@@ -11,10 +11,10 @@ use crate::x86_64::recipe::Recipe;
 pub(super) struct Step {
     pub kind: Option<Kind>,
     pub role: Role,
-    /// Flags that may be read after it from the frame.
+    /// Flags that may be read from the frame after the instruction.
     pub needed: u8,
-    /// The recipe of the flags before it, if they have one. With a recipe, an exit to the interpreter does not need the
-    /// flags in the frame.
+    /// The recipe of the flags before the instruction, if the flags have a recipe. With a recipe, an exit to
+    /// the interpreter does not need the flags in the frame.
     pub before: Option<Recipe>,
     /// The recipe of the flags at the block's end, if this instruction set them last.
     pub at_end: Option<Recipe>,
@@ -80,8 +80,8 @@ pub(super) fn plan(
 /// Whether the flags that an instruction reads are still in the host's register when it is reached.
 fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -> bool {
     for n in (0..reader).rev() {
-        // `in_host` and `transparent` of an effect do not depend on the needed flags. Only the existence of the effect
-        // may depend on them.
+        // `in_host` and `transparent` of an effect do not depend on the needed flags. Only the existence of
+        // the effect may depend on the needed flags.
         let effect = steps[n].effect(&source.instructions[n], set::ALL);
         match effect {
             Some(effect) if effect.transparent && effect.reads == 0 => {}
@@ -178,7 +178,7 @@ pub(super) fn changed_under_first_flags(source: &Source<'_>, steps: &[Step]) -> 
             return Some(changed);
         }
         if kind.may_set_flags(instruction) && step.needed != 0 {
-            // Writing its flags would also write the flags that it does not change.
+            // Writing the instruction's flags would also write the flags that it does not change.
             return None;
         }
         values.follow(instruction, kind);

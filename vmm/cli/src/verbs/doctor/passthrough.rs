@@ -39,7 +39,8 @@ impl Host {
                 "passthrough: IOMMU",
                 false,
                 "no device is behind an IOMMU",
-                "for PCI functions switch it on in the firmware, and give the host's kernel intel_iommu=on or amd_iommu=on",
+                "for PCI functions: enable the IOMMU in the firmware, and boot the host with intel_iommu=on or \
+                 amd_iommu=on",
             ),
             _ => finding("passthrough: IOMMU", true, format!("{count} groups of devices"), ""),
         }
@@ -57,7 +58,7 @@ impl Host {
         functions.map(|function| (function.clone(), group(&function))).collect()
     }
 
-    /// Tests whether a group can be opened. It cannot while another program has it open.
+    /// Tests whether a group can be opened. Only one program can open a group at a time.
     fn group(&self, number: &str) -> Finding {
         let files = [self.dev.join("vfio/vfio"), self.dev.join("vfio").join(number)];
         let failed = files.iter().find_map(|file| Some((file, open(file).err()?)));
@@ -66,7 +67,7 @@ impl Host {
             return finding(&name, true, format!("{} can be opened", files[1].display()), "");
         };
         let advice = match error.kind() {
-            ErrorKind::PermissionDenied => "give yourself the file, or be root",
+            ErrorKind::PermissionDenied => "change its owner with chown, or run ttvm as root",
             ErrorKind::NotFound => "load the modules vfio_iommu_type1 and vfio-pci",
             _ => "another program has a device of that group: end it",
         };
@@ -83,7 +84,7 @@ impl Host {
                 name,
                 false,
                 format!("cannot open /dev/port: {error}"),
-                "be root, on a host whose kernel has that file",
+                "run ttvm as root, on a host whose kernel has this file",
             ),
         }
     }

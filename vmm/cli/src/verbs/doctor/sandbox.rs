@@ -17,17 +17,21 @@ fn findings(offered: &Offered) -> Vec<Finding> {
 }
 
 fn landlock(files: &Result<Files, String>) -> Finding {
-    let newer = "a newer Linux (6.12) has all of it";
+    let newer = "Linux 6.12 or newer blocks all of them";
     match files {
-        Ok(Files::All) => finding(LANDLOCK, true, "keeps files, network and other processes away", ""),
-        Ok(Files::Most(version)) => {
-            finding(LANDLOCK, true, format!("version {version}, which keeps most of it away"), newer)
-        }
+        Ok(Files::All) => finding(LANDLOCK, true, "blocks files, network and other processes", ""),
+        Ok(Files::Most(version)) => finding(
+            LANDLOCK,
+            true,
+            format!("version {version}, which blocks most files, network and other processes"),
+            newer,
+        ),
         Ok(Files::None(why)) => {
-            let advice = "a guest that breaks out can open files; a Linux 5.13 or later with landlock among its lsm= helps";
+            let advice =
+                "a guest that breaks out can open files; use Linux 5.13 or newer, with landlock in lsm=";
             finding(LANDLOCK, false, *why, advice)
         }
-        Err(error) => finding(LANDLOCK, false, error, "--no-sandbox does without"),
+        Err(error) => finding(LANDLOCK, false, error, "use --no-sandbox to run without"),
     }
 }
 
@@ -38,9 +42,9 @@ fn seccomp(calls: &Result<bool, String>) -> Finding {
             SECCOMP,
             false,
             "the kernel has no filters of system calls",
-            "a guest that breaks out can make any; take a kernel with CONFIG_SECCOMP_FILTER",
+            "a guest that breaks out can make any system call; use a kernel with CONFIG_SECCOMP_FILTER",
         ),
-        Err(error) => finding(SECCOMP, false, error, "--no-sandbox does without"),
+        Err(error) => finding(SECCOMP, false, error, "use --no-sandbox to run without"),
     }
 }
 
