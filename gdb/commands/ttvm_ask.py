@@ -17,6 +17,10 @@ def ask(command):
     except KeyboardInterrupt:
         synchronize()
         raise Interrupted("Interrupted.") from None
+    # With "set trace-commands on" gdb repeats the command.
+    first, _, rest = answer.partition("\n")
+    if first.lstrip("+") == "monitor " + command:
+        answer = rest
     if answer.startswith("error: "):
         raise gdb.GdbError(answer[7:].rstrip())
     return answer

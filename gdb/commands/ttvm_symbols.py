@@ -21,6 +21,8 @@ MODULE_FILE, PROGRAM_FILE, MOVED_FILE = 1, 2, 3
 MAX_TABLE_BYTES = 256 << 20
 # An ELF file with nothing in it.
 NOTHING = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, 0, 0, 0, 0, 64, 0, 0, 0, 0, 0)
+# Not a canonical address, so nothing is there.
+FREED = 0xDEAD << 48
 
 
 class SymbolTable:
@@ -75,8 +77,9 @@ class SymbolTable:
         return distance, len(both), sum(moved == distance for moved in both.values())
 
     def place(self, known, guest):
-        """Where a module's sections are: those that the guest lists, or, if it lists none, those with functions that the
-        guest names. Raises an error if the functions are elsewhere."""
+        """The addresses of a module's sections: as the guest lists them, or, if it lists none, as it names their functions. Sections
+        that the guest has freed get impossible addresses, because gdb would put them at 0 and name null pointers after them.
+        Raises an error if the functions are elsewhere."""
         places, votes = dict(known), {}
         for name, at in self.functions.items():
             there = guest.functions.get(name)
@@ -93,7 +96,7 @@ class SymbolTable:
                 "use the file of the same build"
                 % (self.path, right, len(votes))
             )
-        return places
+        return {section: places.get(section, FREED + (number << 32)) for number, section in enumerate(self.sections)}
 
 
 def plain_file(path):
