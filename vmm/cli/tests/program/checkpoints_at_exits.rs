@@ -199,7 +199,7 @@ fn positions_in_a_part() {
     assert!(refused.contains(&format!("it has {all}")), "{refused}");
     let seconds = |ns: u64| format!("{}.{:09}s", ns / 1_000_000_000, ns % 1_000_000_000);
     let refused = resolve(&seconds(head.at.time_ns - 100)).unwrap_err();
-    assert!(matches!(&refused, Error::Position(why) if why.contains("lies before")), "{refused}");
+    assert!(matches!(&refused, Error::Position(why) if why.contains("is before")), "{refused}");
     let middle = resolve(&seconds(head.at.time_ns / 2 + end.time_ns / 2)).unwrap();
     assert!(middle > Instructions(0) && middle < resolve("end").unwrap());
     assert_eq!(resolve("branch:0").unwrap(), Instructions(0));
