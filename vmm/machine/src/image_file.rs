@@ -163,7 +163,7 @@ pub(super) fn read_recorded<T>(
     let missing = |why: String| {
         let why = format!(
             "the {what} of this recording {why}; put back the file with the hash {} ({} bytes), or name its new \
-             place with `ttvm relink`",
+             place with `ttvm relink`, which changes the manifest",
             recorded.hash, recorded.size_bytes
         );
         Error::recording(&recorded.path, why)
@@ -173,7 +173,7 @@ pub(super) fn read_recorded<T>(
     if !metadata.is_file() {
         return Err(missing("is not a regular file".to_string()));
     }
-    // A file of another size is another file. A file of another size differs, so do not read it.
+    // A file of another size differs, so do not read it.
     if metadata.len() != recorded.size_bytes {
         return Err(changed(what, recorded));
     }

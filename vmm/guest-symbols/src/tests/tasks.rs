@@ -238,7 +238,7 @@ fn a_list_without_an_end_is_cut_off() {
     }
     kernel.memory.write_u64(task(9) + 0x20, start);
     let processes = kernel.tasks().list_in(kernel.memory.view());
-    assert_eq!(processes.damage, Some("there are too many"));
+    assert_eq!(processes.damage, Some("there are too many processes"));
 }
 
 #[test]
