@@ -18,7 +18,7 @@ use crate::wait::Wait;
 
 /// Write threads, system calls, interrupts and console lines to a file for Perfetto
 ///
-/// https://ui.perfetto.dev opens the file.
+/// Perfetto opens the file at ui.perfetto.dev.
 ///
 /// Examples:
 ///   ttvm trace R.ttvm -o R.pftrace
