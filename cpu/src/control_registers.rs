@@ -1,9 +1,10 @@
 //! Writes to control registers (SDM vol. 3, 2.5 and 4.4.1; consistency rules in vol. 2, MOV).
 
+use cpu_model::PHYSICAL_BITS;
+use cpu_model::registers::{cr0, cr4, efer};
+
 use crate::core::Core;
 use crate::exception::Res;
-use crate::model::PHYSICAL_BITS;
-use crate::registers::{cr0, cr4, efer};
 
 const CR0_KNOWN: u64 =
     cr0::PE | cr0::MP | cr0::EM | cr0::TS | cr0::NE | cr0::WP | cr0::AM | cr0::NW | cr0::CD | cr0::PG;

@@ -1,5 +1,7 @@
 //! The running CPU without its decoded code: registers, modes and all other state that handlers change.
 
+use cpu_model::registers::{cr0, cr4, efer};
+use cpu_model::{CpuModel, Quirks};
 use guest_ram::GuestRam;
 use translator::Frame;
 
@@ -9,10 +11,7 @@ use crate::debug_points::DebugPoints;
 use crate::exception::{Break, Exception, Res};
 use crate::flags::{self, LazyFlags};
 use crate::mmu::tlb::Mmu;
-use crate::model::CpuModel;
 use crate::observing::Observing;
-use crate::quirks::Quirks;
-use crate::registers::{cr0, cr4, efer};
 use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, SEG_NONE};
 use crate::state::{CpuState, SegReg, Segment};
 

@@ -1,17 +1,10 @@
 //! The processor's answer to CPUID: the description of the [`CpuModel`], adjusted to the machine's state.
 
+use cpu_model::registers::cr4;
+use cpu_model::{CpuModel, Leaf};
+
 use crate::bus::Bus;
 use crate::core::Core;
-use crate::model::{CpuModel, Leaf};
-use crate::registers::cr4;
-
-impl CpuModel {
-    /// Every non-zero leaf: leaf, subleaf (for leaves that have several), and EAX, EBX, ECX, EDX. An engine uses the
-    /// table to make a real processor answer CPUID; that engine fills in OSXSAVE and APIC.
-    pub fn leaves(self) -> &'static [(u32, Option<u32>, [u32; 4])] {
-        self.description().cpuid
-    }
-}
 
 /// OSXSAVE, in leaf 1 ECX.
 const OSXSAVE: u32 = 1 << 27;

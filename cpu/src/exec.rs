@@ -9,6 +9,7 @@ pub use tier::{Tier, UnknownTier};
 
 use std::sync::Once;
 
+use cpu_model::{CpuModel, PushedRf};
 use guest_ram::{GuestRam, PAGE_SIZE};
 
 use crate::attention;
@@ -22,10 +23,8 @@ use crate::exception::{Break, Delivery, Res};
 use crate::flags;
 use crate::insn::Mode;
 use crate::memory::Target;
-use crate::model::CpuModel;
 use crate::observer::Observer;
 use crate::op::Op;
-use crate::quirks::PushedRf;
 use crate::slots::REG_BLOCK_RIP;
 use crate::state::{Counts, CpuState};
 use translator::{Parts, Translator, Undefined};

@@ -1,10 +1,10 @@
 //! An instruction between decoding and execution. The type gives lowering the facts that it needs, in terms
 //! of [`Op`] fields.
 
+use cpu_model::Features;
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
 use crate::core::CodeSize;
-use crate::features::Features;
 use crate::op::Op;
 use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, REG_ZERO, SEG_NONE};
 

@@ -4,14 +4,15 @@
 //! A delivery writes its frame first and loads registers last. If a delivery faults half-way, memory below
 //! the stack pointer may have changed, but registers have not.
 
+use cpu_model::PushedRf;
+use cpu_model::registers::cr0;
+
 use crate::attention;
 use crate::bus::Bus;
 use crate::core::Core;
 use crate::exception::{self, Delivery, Exception, Res};
 use crate::flags;
 use crate::memory::canonical;
-use crate::quirks::PushedRf;
-use crate::registers::cr0;
 use crate::segmentation::descriptor::{Descriptor, Located, null_segment, system_type};
 use crate::segmentation::stack::NewStack;
 use crate::segmentation::task::TaskSwitch;

@@ -19,7 +19,7 @@
 //! # Ok::<(), guest_ram::RamError>(())
 //! ```
 //!
-//! `iced-x86` decodes. An interpreter executes cached blocks of decoded instructions, and the package `translator`
+//! The package `cpu_model` has the processors that a guest can see. `iced-x86` decodes. An interpreter executes cached blocks of decoded instructions, and the package `translator`
 //! turns blocks that run often into host code. Steps and branches are counted exactly, and runs stop at breakpoints and
 //! watchpoints.
 //!
@@ -41,9 +41,9 @@
 //! memory, debug, observe, cpuid         loads and stores, checks for watchers, CPUID's answers
 //! insn, op, code                        instructions during decoding, decoded, and in blocks
 //! core, observer                        the running CPU, and its observers
-//! mmu, code_lines, debug_points, quirks the parts of the core
+//! mmu, code_lines, debug_points         the parts of the core
 //! observing, happening, ranges          an observer's wants, happenings, sets of addresses
-//! state, model, features, registers, ... plain data and bits
+//! state, flags, exception, ...          plain data and bits
 //! ```
 
 #![forbid(unsafe_code)]
@@ -60,7 +60,6 @@ mod debug_points;
 mod decode;
 mod exception;
 mod exec;
-mod features;
 mod flags;
 mod fpu;
 mod happening;
@@ -68,16 +67,13 @@ mod insn;
 mod interrupt;
 mod memory;
 mod mmu;
-mod model;
 mod msr;
 mod observe;
 mod observer;
 mod observing;
 mod op;
 mod ops;
-mod quirks;
 mod ranges;
-mod registers;
 mod segmentation;
 mod simd;
 mod slots;
@@ -90,9 +86,9 @@ pub use crate::core::{CodeSize, Core};
 pub use crate::debug_points::{AddressKind, Hit, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 pub use crate::exec::{Cpu, Met, Stop, Tier, UnknownTier};
 pub use crate::happening::{At, Bytes, Happening, Place, Places, Vectors, Wants};
-pub use crate::model::CpuModel;
 pub use crate::observer::Observer;
 pub use crate::state::{Counts, CpuState, FpuState, Msrs, SegReg, Segment, TableRegister};
 pub use crate::state_v1::CpuStateV1;
 pub use crate::undefined::{fold_registers, without_undefined_flags};
+pub use cpu_model::CpuModel;
 pub use translator::{Part, Parts};

@@ -2,6 +2,7 @@
 //! path. The slow path handles page walks, page crossings, device memory, watchpoints, and pages with code or page
 //! tables.
 
+use cpu_model::registers::cr4;
 use guest_ram::{PAGE_SIZE, PageFlags};
 
 use crate::attention;
@@ -14,7 +15,6 @@ use crate::mmu::paging::Access;
 use crate::mmu::tlb::{Fill, Mmu};
 use crate::mmu::walk::Findings;
 use crate::op::Op;
-use crate::registers::cr4;
 use crate::slots::SEG_NONE;
 
 const PAGE_MASK: u64 = !(PAGE_SIZE - 1);

@@ -2,11 +2,12 @@
 //! (APIC base, x2APIC). Some registers exist only because a kernel that recognises the CPU model expects
 //! them: they read as constants and ignore writes. All other registers raise #GP.
 
+use cpu_model::registers::{cr0, cr4, efer};
+
 use crate::bus::Bus;
 use crate::core::Core;
 use crate::exception::Res;
 use crate::memory::canonical;
-use crate::registers::{cr0, cr4, efer};
 use crate::state::{SegReg, Segment};
 
 const TSC: u32 = 0x10;
@@ -66,7 +67,7 @@ const MTRR_CAP_VALUE: u64 = 8 | 1 << 8 | 1 << 10;
 const HWCR_VALUE: u64 = 1 << 24;
 /// LFENCE is serializing.
 const DE_CFG_VALUE: u64 = 1 << 1;
-const PHYSICAL: u64 = (1 << crate::model::PHYSICAL_BITS) - 1;
+const PHYSICAL: u64 = (1 << cpu_model::PHYSICAL_BITS) - 1;
 
 impl Core {
     /// The guest's time-stamp counter.

@@ -167,7 +167,7 @@ impl CpuState {
         let data = Segment { selector: 0, base: 0, limit: 0xffff, attributes: 0x93 };
         let code = Segment { selector: 0xf000, base: 0xffff_0000, limit: 0xffff, attributes: 0x9b };
         let mut gpr = [0; 16];
-        gpr[2] = crate::model::SIGNATURE as u64;
+        gpr[2] = cpu_model::SIGNATURE as u64;
         CpuState {
             gpr,
             rip: 0xfff0,

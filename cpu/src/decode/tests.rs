@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use cpu_model::registers::cr4;
+use cpu_model::{CpuModel, Features};
 use guest_ram::GuestRam;
 use iced_x86::{Code, CpuidFeature as F};
 
@@ -10,9 +12,6 @@ use super::*;
 use crate::bus::EmptyBus;
 use crate::core::{CodeSize, Core};
 use crate::exception::UD;
-use crate::features::Features;
-use crate::model::CpuModel;
-use crate::registers::cr4;
 
 const GOLDEN: &str = include_str!("../../tests/golden/instructions.txt");
 

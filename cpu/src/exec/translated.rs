@@ -1,5 +1,6 @@
 //! Runs translated code, and uses the interpreter for instructions that translated code leaves to it.
 
+use cpu_model::registers::{cr0, cr4};
 use guest_ram::PAGE_SIZE;
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 use translator::{
@@ -13,7 +14,6 @@ use crate::core::Core;
 use crate::flags::LazyFlags;
 use crate::mmu::paging::Access;
 use crate::op::Op;
-use crate::registers::{cr0, cr4};
 use crate::state::SegReg;
 
 /// Tests also check a translation at an address that differs in these bits.
@@ -301,9 +301,9 @@ mod tests {
     use super::*;
     use crate::core::CodeSize;
     use crate::decode::{self, Decoded};
-    use crate::features::Features;
     use crate::insn::Mode;
-    use crate::model::CpuModel;
+    use cpu_model::CpuModel;
+    use cpu_model::Features;
 
     /// Fewer features than any model has.
     const FEW: Features = Features::of(&[CpuidFeature::INTEL8086]);

@@ -1,10 +1,10 @@
 //! Page tables in memory, for 32-bit, PAE and 4-level paging (SDM vol. 3, chapter 4). Finds the entries that lead to a
 //! page and the rights that they give. Never writes.
 
+use cpu_model::PHYSICAL_BITS;
+use cpu_model::registers::{cr0, cr4, efer};
 use guest_ram::GuestRam;
 
-use crate::model::PHYSICAL_BITS;
-use crate::registers::{cr0, cr4, efer};
 use crate::state::CpuState;
 
 /// Kind of a memory access.

@@ -17,6 +17,7 @@
 //! with the same tables. A new address space therefore takes over the translations below root entries that it shares
 //! with the previous one ([`Mmu::inherit`]). A store to a root entry affects only address spaces with this root.
 
+use cpu_model::registers::{cr0, cr4, efer};
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 use rustc_hash::FxHashSet;
 use translator::{SECOND_SLOT, TlbSlot, TlbSlots};
@@ -24,7 +25,6 @@ use translator::{SECOND_SLOT, TlbSlot, TlbSlots};
 use super::context::{Context, ContextKey, PRIVILEGES, TableInfo, slot_number};
 use super::paging::{ADDRESS, Access, PRESENT, Privilege};
 use super::root::{self, RootEntries};
-use crate::registers::{cr0, cr4, efer};
 use crate::state::CpuState;
 
 /// Address spaces kept warm.

@@ -1,11 +1,11 @@
 //! Page walks. A walk of the CPU sets accessed and dirty bits; a walk of a debugger changes nothing.
 
+use cpu_model::registers::cr0;
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
 
 use super::paging::{ACCESSED, Access, DIRTY, PageFault, Path, Privilege, Translation, executes_checked};
 use super::root;
 use super::tlb::{Level, Mmu};
-use crate::registers::cr0;
 use crate::state::CpuState;
 
 /// A walk's results besides the translation.

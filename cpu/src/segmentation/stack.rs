@@ -1,11 +1,12 @@
 //! The new stack of a privilege or task change, before SS and RSP hold it.
 
+use cpu_model::registers::cr4;
+
 use crate::bus::Bus;
 use crate::core::Core;
 use crate::exception::{Break, GP, Res, SS};
 use crate::flags;
 use crate::memory::segment_allows;
-use crate::registers::cr4;
 use crate::state::{SegReg, Segment};
 
 /// A stack that values are pushed on before SS and RSP are loaded.

@@ -4,6 +4,8 @@
 //! From then on, faults belong to the new task. Segment registers that are not loaded yet hold their selector but are
 //! unusable.
 
+use cpu_model::registers::{cr0, cr4};
+
 use super::descriptor::{Located, null_segment, system_type};
 use crate::attention;
 use crate::bus::Bus;
@@ -11,7 +13,6 @@ use crate::core::Core;
 use crate::exception::{Break, Delivery, Res};
 use crate::exception::{GP, NP, TS};
 use crate::flags;
-use crate::registers::{cr0, cr4};
 use crate::state::SegReg;
 
 /// The cause of a task switch, which decides the changes to busy bits, NT and the link.

@@ -4,6 +4,7 @@
 
 use std::marker::PhantomData;
 
+use cpu_model::registers::cr4;
 use iced_x86::Mnemonic;
 use softfloat::sse::{self, Host, Predicate, SseEnv, Unmasked};
 
@@ -14,7 +15,6 @@ use crate::exception::{Break, Res};
 use crate::flags::LazyFlags;
 use crate::insn::Insn;
 use crate::op::{Handler, Op};
-use crate::registers::cr4;
 use crate::simd::lanes::{Lane, build};
 
 /// A floating-point lane as a bit pattern.

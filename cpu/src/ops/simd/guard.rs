@@ -1,12 +1,13 @@
 //! The checks at the start of an instruction (SDM vol. 3, 23.25): Did the operating system enable the registers? Are
 //! memory operands aligned? Are x87 errors pending?
 
+use cpu_model::registers::{cr0, cr4};
+
 use crate::bus::Bus;
 use crate::core::Core;
 use crate::exception;
 use crate::exception::{Break, Res};
 use crate::op::Op;
-use crate::registers::{cr0, cr4};
 
 impl Core {
     /// Requires that XMM registers may be used.

@@ -10,6 +10,8 @@
 
 use std::ops::Range;
 
+use cpu_model::Quirks;
+use cpu_model::registers::{cr0, cr4};
 use iced_x86::Code;
 
 use crate::bus::Bus;
@@ -19,8 +21,6 @@ use crate::exception::Res;
 use crate::fpu::IMAGE_BYTES;
 use crate::insn::Insn;
 use crate::op::{Handler, Op};
-use crate::quirks::Quirks;
-use crate::registers::{cr0, cr4};
 use crate::state::FpuState;
 
 /// Writable bits of MXCSR; the MXCSR_MASK of images.

@@ -1,8 +1,9 @@
 //! Checks shared by several system instructions.
 
+use cpu_model::registers::cr4;
+
 use crate::core::Core;
 use crate::exception::Res;
-use crate::registers::cr4;
 
 impl Core {
     /// Raises #UD outside protected mode. Virtual-8086 mode counts as outside.

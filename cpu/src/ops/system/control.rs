@@ -1,5 +1,6 @@
 //! Instructions that move control and debug registers (SDM vol. 3, 2.5 and 18.2; vol. 2, MOV).
 
+use cpu_model::registers::{cr0, cr4};
 use iced_x86::{Code, Mnemonic};
 
 use super::operand::{operand, read16, write16};
@@ -9,7 +10,6 @@ use crate::exception::Res;
 use crate::flags;
 use crate::insn::Insn;
 use crate::op::Op;
-use crate::registers::{cr0, cr4};
 
 /// DR6: the bits that software can change, and the bits that read as one.
 const DR6_WRITABLE: u64 = 0xe00f;

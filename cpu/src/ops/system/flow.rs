@@ -1,5 +1,6 @@
 //! Far transfers, interrupts by instruction, and the fast system calls.
 
+use cpu_model::registers::{cr0, efer};
 use iced_x86::{Code, OpKind};
 
 use crate::bus::Bus;
@@ -10,7 +11,6 @@ use crate::exception::{Break, Res};
 use crate::flags;
 use crate::insn::Insn;
 use crate::op::Op;
-use crate::registers::{cr0, efer};
 use crate::segmentation::far::FarTransfer;
 use crate::state::{SegReg, Segment};
 

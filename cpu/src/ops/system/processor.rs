@@ -1,5 +1,6 @@
 //! CPUID, counters, model-specific registers, HLT, cache and TLB instructions, FS/GS bases.
 
+use cpu_model::registers::cr4;
 use iced_x86::Mnemonic;
 
 use crate::attention;
@@ -11,7 +12,6 @@ use crate::insn::Insn;
 use crate::memory::canonical;
 use crate::mmu::paging::Access;
 use crate::op::Op;
-use crate::registers::cr4;
 use crate::state::SegReg;
 
 pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {

@@ -1,6 +1,7 @@
 //! FINIT, FCLEX, FLDCW, FSTCW, FSTSW, FINCSTP, FDECSTP, FFREE, FFREEP, FNOP and FWAIT (SDM vol. 2 under those names).
 //! Also instructions of older coprocessors that do nothing today: FENI, FDISI, FSETPM.
 
+use cpu_model::registers::cr0;
 use softfloat::x87::C1;
 
 use super::unit::{BUSY, ES, EXCEPTIONS, SF};
@@ -10,7 +11,6 @@ use crate::exception;
 use crate::exception::Res;
 use crate::insn::Insn;
 use crate::op::{Handler, Op};
-use crate::registers::cr0;
 use crate::state::FpuState;
 
 /// Bits of the control word that exist; bit 6 is always set.

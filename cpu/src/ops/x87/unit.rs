@@ -4,6 +4,7 @@
 //! store, if it has a store. Finally the instruction commits the outcome. So a memory fault leaves the
 //! unit unchanged.
 
+use cpu_model::registers::cr0;
 use softfloat::x87::{C1, F80, X87Env};
 
 use crate::bus::Bus;
@@ -11,7 +12,6 @@ use crate::core::Core;
 use crate::exception;
 use crate::exception::{Break, Res};
 use crate::op::Op;
-use crate::registers::cr0;
 use crate::state::FpuState;
 
 /// Invalid operation.

@@ -9,7 +9,7 @@
 
 use iced_x86::CpuidFeature as F;
 
-use super::description::{Description, HINTS, bits, brand, vendor, word};
+use crate::description::{Description, HINTS, bits, brand, vendor, word};
 use crate::features::Features;
 use crate::registers::cr4;
 
@@ -19,7 +19,7 @@ const PHYSICAL_BITS: u32 = 40;
 const MCG_STATUS: u32 = 0x17a;
 
 /// See the module.
-pub(super) const V2_1: Description = Description {
+pub(crate) const V2_1: Description = Description {
     features: INSTRUCTIONS,
     cpuid: &[
         (0, None, vendor(0xd)),

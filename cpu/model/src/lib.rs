@@ -1,21 +1,41 @@
-//! The CPU models that a guest can see. `ttvm-v2.1` is an x86-64-v2 processor with the identity of an AMD
-//! family 17h part. The identity decides about details such as SYSCALL, and about the model-specific
-//! registers that a kernel touches. Older recordings name `ttvm-v2`. For `ttvm-v2-kvm`, CPUID reports fewer
-//! features. A model's `Description` has its instructions and its CPUID leaves; [`quirks`](crate::quirks) has
-//! its deviations from the manuals.
+//! The CPU models that a guest can see.
+//!
+//! ```
+//! use cpu_model::{CpuModel, Quirks};
+//!
+//! let model = CpuModel::named("ttvm-v2.1").expect("it is known");
+//! assert_eq!(model, CpuModel::default());
+//! let (leaf, _, [highest, ..]) = model.leaves()[0];
+//! assert_eq!((leaf, highest), (0, 0xd));
+//! assert!(!Quirks::of(model).no_alignment_checks);
+//! ```
+//!
+//! `ttvm-v2.1` is an x86-64-v2 processor with the identity of an AMD family 17h part. The identity decides about
+//! details such as SYSCALL, and about the model-specific registers that a kernel touches. Older recordings name
+//! `ttvm-v2`. For `ttvm-v2-kvm`, CPUID reports fewer features. A model's [`Description`] has its instructions and its
+//! CPUID leaves; [`Quirks`] has its deviations from the manuals.
+//!
+//! The crate knows no machine state. The package `cpu` fills the parts of CPUID's answers that follow from the state.
+
+#![forbid(unsafe_code)]
 
 mod description;
+mod features;
+mod quirks;
+pub mod registers;
 mod v2;
 mod v2_1;
 
-pub(crate) use description::{Description, Leaf};
+pub use crate::description::{Description, Leaf, NumberedLeaf};
+pub use crate::features::Features;
+pub use crate::quirks::{PushedRf, Quirks};
 
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
-pub(crate) const SIGNATURE: u32 = v2::SIGNATURE;
+pub const SIGNATURE: u32 = v2::SIGNATURE;
 /// Physical address bits.
-pub(crate) const PHYSICAL_BITS: u32 = v2::PHYSICAL_BITS;
+pub const PHYSICAL_BITS: u32 = v2::PHYSICAL_BITS;
 
-/// Which processor the guest runs on: what CPUID describes, and which [`quirks`](crate::quirks) it has.
+/// Which processor the guest runs on: what CPUID describes, and which [`Quirks`] it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuModel {
     /// All features that the software CPU had when recordings began to name a model. CPUID identifies the
@@ -32,7 +52,7 @@ pub enum CpuModel {
     /// show to other programs.
     V2Kvm,
     /// As [`CpuModel::V2Kvm`], for a KVM that runs inside an emulator, QEMU's TCG. A kernel can see that TCG
-    /// differs from every real processor. [`Quirks`](crate::quirks::Quirks) lists the differences.
+    /// differs from every real processor. [`Quirks`] lists the differences.
     V2KvmTcg,
     /// The processor of [`CpuModel::V2Kvm`], in new machines, whose board differs from the board of older
     /// machines.
@@ -67,8 +87,14 @@ impl CpuModel {
         CpuModel::ALL.iter().map(|(_, name)| *name)
     }
 
+    /// Every non-zero leaf: leaf, subleaf (for leaves that have several), and EAX, EBX, ECX, EDX. An engine uses the
+    /// table to make a real processor answer CPUID; that engine fills in OSXSAVE and APIC.
+    pub fn leaves(self) -> &'static [NumberedLeaf] {
+        self.description().cpuid
+    }
+
     /// The model's instructions and CPUID leaves.
-    pub(crate) fn description(self) -> &'static Description {
+    pub fn description(self) -> &'static Description {
         match self {
             CpuModel::V2 => &v2::V2,
             CpuModel::V2_1 => &v2_1::V2_1,

@@ -5,13 +5,13 @@ use iced_x86::CpuidFeature as F;
 use crate::features::Features;
 
 /// EAX, EBX, ECX, EDX.
-pub(crate) type Leaf = [u32; 4];
+pub type Leaf = [u32; 4];
 
 /// A leaf of CPUID: its number, its subleaf where it has several, and the answer.
-pub(crate) type NumberedLeaf = (u32, Option<u32>, Leaf);
+pub type NumberedLeaf = (u32, Option<u32>, Leaf);
 
 /// A CPU model. No description is made from another, so a feature that a new model has cannot get into an old one.
-pub(crate) struct Description {
+pub struct Description {
     /// Features of the instructions that are executed. CPUID may hide some of these instructions.
     pub features: Features,
     /// All leaves of CPUID that are not zero, in order, if the local APIC is on and CR4.OSXSAVE = 0.
@@ -23,7 +23,7 @@ pub(crate) struct Description {
 }
 
 /// A word with these bits set.
-pub(super) const fn bits(numbers: &[u32]) -> u32 {
+pub(crate) const fn bits(numbers: &[u32]) -> u32 {
     let mut word = 0;
     let mut index = 0;
     while index < numbers.len() {
@@ -34,22 +34,22 @@ pub(super) const fn bits(numbers: &[u32]) -> u32 {
 }
 
 /// The word of a text that begins at a byte.
-pub(super) const fn word(text: &[u8], at: usize) -> u32 {
+pub(crate) const fn word(text: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([text[at], text[at + 1], text[at + 2], text[at + 3]])
 }
 
 /// A range's highest leaf, and who makes the processor.
-pub(super) const fn vendor(highest: u32) -> Leaf {
+pub(crate) const fn vendor(highest: u32) -> Leaf {
     let name = b"AuthenticAMD";
     [highest, word(name, 0), word(name, 8), word(name, 4)]
 }
 
 /// A third of the brand string.
-pub(super) const fn brand(text: &[u8; 16]) -> Leaf {
+pub(crate) const fn brand(text: &[u8; 16]) -> Leaf {
     [word(text, 0), word(text, 4), word(text, 8), word(text, 12)]
 }
 
 /// Hints of newer processors, and reading the shadow stack's pointer. These instructions use reserved NOPs
 /// and a prefix of WBINVD. Programs need not check CPUID first, because no processor leaves these encodings
 /// undefined (SDM vol. 2, table A-3).
-pub(super) const HINTS: Features = Features::of(&[F::CET_SS, F::CLDEMOTE, F::PREFETCHITI, F::WBNOINVD]);
+pub(crate) const HINTS: Features = Features::of(&[F::CET_SS, F::CLDEMOTE, F::PREFETCHITI, F::WBNOINVD]);

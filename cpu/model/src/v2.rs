@@ -4,17 +4,17 @@
 
 use iced_x86::CpuidFeature as F;
 
-use super::description::{Description, HINTS, Leaf, NumberedLeaf, bits, brand, vendor, word};
+use crate::description::{Description, HINTS, Leaf, NumberedLeaf, bits, brand, vendor, word};
 use crate::features::Features;
 use crate::registers::cr4;
 
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
-pub(super) const SIGNATURE: u32 = 0x00b0_0f21;
+pub(crate) const SIGNATURE: u32 = 0x00b0_0f21;
 /// Physical address bits.
-pub(super) const PHYSICAL_BITS: u32 = 40;
+pub(crate) const PHYSICAL_BITS: u32 = 40;
 
 /// All features of the software CPU.
-pub(super) const V2: Description = Description {
+pub(crate) const V2: Description = Description {
     features: V2_INSTRUCTIONS,
     cpuid: &[
         (0, None, vendor(0xd)),
@@ -77,11 +77,11 @@ pub(super) const V2: Description = Description {
 
 /// The features that all real processors have in common under KVM. The CPU also executes instructions that
 /// CPUID hides.
-pub(super) const V2_KVM: Description =
+pub(crate) const V2_KVM: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
-/// As `V2_KVM`, for a KVM that runs inside an emulator. Only [quirks](crate::quirks) tell it from [`V2_KVM`].
-pub(super) const V2_KVM_TCG: Description =
+/// As `V2_KVM`, for a KVM that runs inside an emulator. Only [quirks](crate::Quirks) tell it from [`V2_KVM`].
+pub(crate) const V2_KVM_TCG: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
 const V2_KVM_CPUID: &[NumberedLeaf] = &[

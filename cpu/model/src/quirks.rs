@@ -2,13 +2,13 @@
 //! Listed is each difference that a guest can see and that recordings depend on.
 //!
 //! The code asks for a difference by its name here and never for the CPU model. Features that CPUID announces or hides
-//! are no quirks; they are in [`cpuid`](crate::cpuid).
+//! are no quirks; they are in the [`Description`](crate::Description).
 
-use crate::model::CpuModel;
+use crate::CpuModel;
 
 /// The value of RF in the image of RFLAGS that an external interrupt or an NMI pushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PushedRf {
+pub enum PushedRf {
     /// The pushed RF is the current RF, as on the software CPU's own model.
     Kept,
     /// The pushed RF is clear. Seen under KVM: the engine interrupts behind its own breakpoints, and clears
@@ -20,7 +20,7 @@ pub(crate) enum PushedRf {
 
 /// The differences of one processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Quirks {
+pub struct Quirks {
     /// The first access of a read-modify-write instruction counts as a read. So a page that is not present
     /// faults without the error code's W bit, and a read-only page faults a second time. On real processors
     /// the first access counts as a write. Seen on QEMU's TCG.
@@ -41,7 +41,7 @@ pub(crate) struct Quirks {
 
 impl Quirks {
     /// The quirks of a CPU model.
-    pub(crate) fn of(model: CpuModel) -> Quirks {
+    pub fn of(model: CpuModel) -> Quirks {
         let silicon = Quirks {
             update_reads_first: false,
             noncanonical_stack_raises_gp: false,

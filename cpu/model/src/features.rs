@@ -7,11 +7,11 @@ const WORDS: usize = 4;
 
 /// The instruction-set features of a CPU model. Any instruction that needs another feature is undefined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Features([u64; WORDS]);
+pub struct Features([u64; WORDS]);
 
 impl Features {
     /// The set of the given features.
-    pub(crate) const fn of(features: &[CpuidFeature]) -> Features {
+    pub const fn of(features: &[CpuidFeature]) -> Features {
         let mut words = [0; WORDS];
         let mut index = 0;
         while index < features.len() {
@@ -23,7 +23,7 @@ impl Features {
     }
 
     /// The set with these features, too.
-    pub(crate) const fn with(self, features: Features) -> Features {
+    pub const fn with(self, features: Features) -> Features {
         let mut words = self.0;
         let mut index = 0;
         while index < WORDS {
@@ -34,7 +34,7 @@ impl Features {
     }
 
     /// Whether all of these features are in the set.
-    pub(crate) fn include(&self, needed: &[CpuidFeature]) -> bool {
+    pub fn include(&self, needed: &[CpuidFeature]) -> bool {
         needed
             .iter()
             .map(|&feature| feature as usize)
