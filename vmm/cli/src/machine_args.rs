@@ -73,7 +73,7 @@ pub struct MachineArgs {
     console_log: Option<PathBuf>,
     /// Always skip the guest's idle time.
     ///
-    /// By default idle time passes in real time while somebody can type: on a terminal, or until standard input ends. After that,
+    /// By default idle time passes in real time while the console has an input: a terminal, or a file until its end. After that,
     /// ttvm skips idle time. With standard input from /dev/null it skips idle time from the start.
     #[arg(long, help_heading = "Run")]
     unpaced: bool,

@@ -80,8 +80,8 @@ impl Clock {
         let (limit, exits) = limit.limits();
         self.run_until_exits = exits;
         if self.base == TimeBase::Exits {
-            // Instructions let no time pass. Exits and events let time pass, and the deadlines are checked
-            // after each of them.
+            // Time passes at exits and events, and not with instructions. The deadlines are checked after each exit
+            // and each event.
             return limit;
         }
         let deadline = Instructions(deadline_ns.unwrap_or(u64::MAX).saturating_sub(self.idle_ns));
