@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::sync::MutexGuard;
 
-use crate::check::maps_check;
+use crate::check::{maps_check, maps_check_from};
 use crate::codec::{Codec, Encoded, digest};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::folder::{MAX_NUMBER, Part, checkpoint_path};
@@ -34,6 +34,8 @@ pub struct CheckpointDraft<'a> {
     time_ns: u64,
     /// The maps at the previous checkpoint.
     previous: Maps,
+    /// The check of `previous`.
+    previous_check: u64,
     /// The maps at this checkpoint, as far as its pages have arrived.
     maps: Maps,
     /// The maps that this file's list changes: `previous` after its `back` list.
@@ -77,9 +79,11 @@ impl Store {
         let mut writer = self.writer()?;
         let (previous, next) = self.neighbours(position)?;
         let empty = Maps::new(self.shape.ram_pages, self.shape.disk_blocks);
-        let (previous, incoming) = match previous {
-            Some(previous) => (self.maps_at(previous)?, self.maps_behind(previous)?),
-            None => (empty.clone(), empty),
+        let (previous, previous_check, incoming) = match previous {
+            Some(previous) => {
+                (self.maps_at(previous)?, self.check_at(previous)?, self.maps_behind(previous)?)
+            }
+            None => (empty.clone(), 0, empty),
         };
         let next = next.map(|next| self.next(next)).transpose()?;
         let number = writer.next_file;
@@ -101,6 +105,7 @@ impl Store {
             time_ns,
             maps: previous.clone(),
             previous,
+            previous_check,
             incoming,
             next,
             codec,
@@ -282,7 +287,12 @@ impl CheckpointDraft<'_> {
         };
         let back = Lists { ram: back(Space::Ram), disk: back(Space::Disk) };
         let (dirtied_bytes, blobs) = (self.dirtied_bytes, std::mem::take(&mut self.blobs));
-        let maps_check = maps_check(&self.maps, &self.store.read_index().blobs);
+        let index = self.store.read_index();
+        let whole = || maps_check(&self.maps, &index.blobs);
+        // The previous checkpoint may have been thinned out meanwhile, with its versions.
+        let check = maps_check_from(&self.previous, self.previous_check, &self.maps, &index.blobs);
+        let maps_check = check.unwrap_or_else(whole);
+        debug_assert_eq!(maps_check, whole());
         Directory { dirtied_bytes, maps_check, list, back, blobs }
     }
 

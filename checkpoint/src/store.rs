@@ -159,6 +159,13 @@ impl Store {
         Ok(maps)
     }
 
+    /// The stored check of the maps at a checkpoint.
+    pub(crate) fn check_at(&self, position: u64) -> Result<u64> {
+        let index = self.read_index();
+        let number = index.order.get(&position).ok_or_else(|| self.missing(position))?;
+        Ok(index.files[number].maps_check)
+    }
+
     /// Compares the maps at a checkpoint with its stored check, once per checkpoint.
     fn check_maps(&self, position: u64, maps: &Maps) -> Result<()> {
         let index = self.read_index();

@@ -21,6 +21,10 @@ use machine::{Format, Machine, MachineState};
 /// checkpoint.
 const MAX_PAGES: usize = 4096;
 
+/// A state costs as much as this many pages beside its own pages: the devices' and the CPU's state, and tracking writes
+/// anew.
+const STATE_PAGES: usize = 64;
+
 /// The states held for the end: see the module.
 pub struct Trail<C> {
     older: Option<TrailState<C>>,
@@ -51,7 +55,7 @@ struct TrailState<C> {
 
 impl<C: Unit> Trail<C> {
     /// Begins at a checkpoint, or at the machine's first instruction. A state is kept once `page_rest_steps` have
-    /// passed for each page that it copies. The run pays in advance: a starting guest writes so much that the run may
+    /// passed for each page that it costs. The run pays in advance: a starting guest writes so much that the run may
     /// end before it has paid.
     pub fn begin<U: Unit>(machine: &mut Machine<U>, page_rest_steps: u64) -> Result<Trail<C>, Error> {
         machine.begin_trail()?;
@@ -86,7 +90,7 @@ impl<C: Unit> Trail<C> {
             return Ok(());
         }
         // The number of pages never falls.
-        self.next = self.last + count as u64 * self.page_rest_steps;
+        self.next = self.last + (count + STATE_PAGES) as u64 * self.page_rest_steps;
         if at.count < self.next {
             return Ok(());
         }
