@@ -56,8 +56,8 @@ impl CheckpointOptions {
     }
 }
 
-/// Time to store a page, in steps of the software engine: copying and packing it, and tracking the guest's first write
-/// to it anew. A page's first version takes 2,500 steps, a later one up to 8,000.
+/// Time to store a page, in steps of the software engine: copying and packing it, and tracking the guest's next write
+/// to it. A page's first version takes 2,500 steps, a later one up to 8,000.
 const PAGE_STEPS: f64 = 4_000.0;
 /// Time to store a page if exits are counted: virtual time then passes as fast as the host's. In this time
 /// KVM executes more than the software CPU.
@@ -70,7 +70,7 @@ impl Default for CheckpointOptions {
             min_steps: 50_000_000,
             page_rest_steps: 0,
             page_rest_ns: 0,
-            // Copying a page, and tracking the guest's first write to it anew, takes as long as 2,500 instructions. So
+            // Copying a page, and tracking the guest's next write to it, takes as long as 2,500 instructions. So
             // this is one part in 100.
             trail_rest_steps: 2_500 * 100,
             end_steps: 100_000_000,

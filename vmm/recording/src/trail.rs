@@ -21,8 +21,8 @@ use machine::{Format, Machine, MachineState};
 /// checkpoint.
 const MAX_PAGES: usize = 4096;
 
-/// A state costs as much as this many pages beside its own pages: the devices' and the CPU's state, and tracking writes
-/// anew.
+/// A state costs as much as this many pages beside its own pages: the devices' and the CPU's state, and the tracking of
+/// writes.
 const STATE_PAGES: usize = 64;
 
 /// The states held for the end: see the module.
