@@ -56,9 +56,9 @@ impl CheckpointOptions {
     }
 }
 
-/// Time to store a page, in steps of the software engine: copying and packing it, and tracking the guest's next write
-/// to it. A page's first version takes 2,500 steps, a later one up to 8,000.
-const PAGE_STEPS: f64 = 4_000.0;
+/// Time to store a page's first version, in steps of the software engine: copying and packing it, and tracking the
+/// guest's next write to it. A later version takes up to 8,000 steps, and most guests write few pages again and again.
+const PAGE_STEPS: f64 = 2_500.0;
 /// Time to store a page if exits are counted: virtual time then passes as fast as the host's. In this time
 /// KVM executes more than the software CPU.
 const PAGE_NS: f64 = 10_000.0;
@@ -74,7 +74,7 @@ impl Default for CheckpointOptions {
             // this is one part in 100.
             trail_rest_steps: 2_500 * 100,
             end_steps: 100_000_000,
-            // The cost of 10,000 pages.
+            // The cost of 16,000 pages.
             credit_steps: 1_000_000_000,
             // Some milliseconds.
             slice_steps: 10_000_000,
