@@ -69,7 +69,7 @@ struct Batch {
     /// Room for all pages, allocated by the host at once. Allocation page by page would cost more than the
     /// copy.
     contents: MmapMut,
-    /// Number of contents in use.
+    /// How many page-sized parts of `contents` are in use.
     filled: usize,
 }
 
@@ -127,8 +127,8 @@ struct Shared {
 }
 
 impl BackgroundWriter {
-    /// Starts the thread. While the thread works, no other thread of this process should write to the store
-    /// for long, because the writer thread would have to wait.
+    /// Starts the writer thread. While this thread works, other threads of this process should write to the store only
+    /// briefly, because the writer thread has to wait for them.
     ///
     /// # Errors
     ///
@@ -163,7 +163,7 @@ impl BackgroundWriter {
     ///
     /// # Errors
     ///
-    /// If an earlier one was refused, or the thread has ended. A full disk is not an error: see
+    /// If an earlier checkpoint was refused, or the thread has ended. A full disk is not an error: see
     /// [`BackgroundWriter::take_lost`].
     pub fn begin(&mut self, position: u64, time_ns: u64) -> Result<()> {
         self.batch.clear();
@@ -197,9 +197,9 @@ impl BackgroundWriter {
     }
 
     /// The pages of checkpoints that could not be written since the last call, for example because a disk is
-    /// full. Usually no pages are lost. These checkpoints are lost, and so are later ones that had begun.
-    /// From here on the thread tries to write checkpoints again. The next one must contain these pages, and
-    /// the pages that changed since the last one was begun.
+    /// full. Usually no pages are lost. The checkpoints that could not be written are lost, and so are later
+    /// checkpoints that had begun. From here on the thread tries to write checkpoints again. The next checkpoint must
+    /// contain these pages, and the pages that changed since the last checkpoint was begun.
     ///
     /// # Errors
     ///

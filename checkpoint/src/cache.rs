@@ -51,7 +51,7 @@ const RECENT: usize = 1 << 16;
 /// disk into guest memory is then stored once. Takes 512 KiB.
 #[derive(Default)]
 pub(crate) struct Recent {
-    /// Ids by a part of the digest; 0 means none.
+    /// The id of a version for each value of the digest's first two bytes. The id 0 stands for an empty place.
     places: Vec<u64>,
 }
 

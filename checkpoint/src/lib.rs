@@ -16,7 +16,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Store`] is the folder. [`Maps`] name the version of each page at a checkpoint. [`BackgroundWriter`] fills a
+//! A [`Store`] is the folder. [`Maps`] give the version of each page at a checkpoint. [`BackgroundWriter`] fills a
 //! store while a guest runs. The crate knows pages and opaque bytes. The caller knows the machine, and the contents of
 //! its pages at power-on. `FORMAT.md` describes the files.
 //!

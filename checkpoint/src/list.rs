@@ -45,8 +45,8 @@ pub(crate) struct Run {
 enum What {
     Base,
     Zero,
-    /// Distance of the first page's version from the one after the last listed version. The versions of the other pages
-    /// follow without gaps.
+    /// The first page's version, as a distance from the number after the last listed version. The run's other pages
+    /// have the next versions, without gaps.
     Stored(i64),
 }
 

@@ -1,4 +1,4 @@
-//! Maps name the version of every page of a machine at one point of its run.
+//! Maps give the version of every page of a machine at one point of its run.
 //!
 //! A map is cheap to copy: copies share chunks of 512 pages until one is changed. A map holds only references. The
 //! contents are in the [`Store`](crate::store::Store), with the caller, or shared in memory.
@@ -52,8 +52,8 @@ pub enum PageRef {
 }
 
 impl PageRef {
-    /// Whether both references name the same version, without comparing contents. Different references may
-    /// still have equal contents.
+    /// Whether both references are to the same version, without comparing contents. Different references may still have
+    /// equal contents.
     pub fn same_as(&self, other: &PageRef) -> bool {
         match (self, other) {
             (PageRef::Base, PageRef::Base) | (PageRef::Zero, PageRef::Zero) => true,
@@ -157,8 +157,8 @@ impl PageMap {
         }
     }
 
-    /// The pages, in order, whose version differs from `earlier`, with their versions here. Skips chunks that both maps
-    /// share.
+    /// The pages whose version differs from `earlier`, in ascending order, with their versions in this map. Skips
+    /// chunks that both maps share.
     pub fn changed_since<'a>(&'a self, earlier: &'a PageMap) -> impl Iterator<Item = (u64, &'a PageRef)> {
         self.differing_chunks(earlier).into_iter().flat_map(move |number| {
             let first = number * CHUNK_PAGES;
@@ -183,7 +183,7 @@ impl PageMap {
         numbers
     }
 
-    /// The pages, in order, that are not as at power-on.
+    /// The pages that are not as at power-on, in ascending order.
     pub fn iter_not_base(&self) -> impl Iterator<Item = (u64, &PageRef)> {
         self.chunks.iter().flat_map(|(number, chunk)| {
             let pages = (number * CHUNK_PAGES..).zip(chunk.iter());

@@ -19,8 +19,9 @@ const ATTEMPTS: usize = 100;
 
 /// Reads all files of a folder to which another process may be writing.
 ///
-/// A writer first puts the merged file in place and then deletes the other file. So files that all existed at one time
-/// belong together. If a file vanishes between listing and opening, the next listing is newer.
+/// A writer that removes a checkpoint first replaces the next file by the merged one, and then deletes the removed
+/// file. So files that all existed at one time belong together. If a file vanishes between listing and opening, the
+/// next listing is newer.
 pub(crate) fn load(dir: &Path, shape: Shape) -> Result<Index> {
     let mut known = None;
     for _ in 1..ATTEMPTS {

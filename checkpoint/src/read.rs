@@ -67,8 +67,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If the store does not hold it (any more), or it is damaged. The contents have been checked against the digest
-    /// from when they were written.
+    /// If the store does not hold the version (any more), or the version is damaged. The contents have been checked
+    /// against the digest from when they were written.
     pub fn read(&self, id: BlobId, to: &mut Page) -> Result<()> {
         let (place, base) = self.places(id.0)?;
         let Some(base) = base else {

@@ -43,7 +43,7 @@ pub(crate) struct Writer {
     pub next_blob: u64,
     pub next_file: u32,
     pub recent: Recent,
-    /// The sizes of recent merges.
+    /// The sizes of recent merges of two checkpoint files.
     pub merges: Merges,
     /// Whether a warning was logged that damage keeps something from being thinned out.
     pub told_damage: bool,
@@ -129,8 +129,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If there is no such checkpoint, a file cannot be read, or the earlier files are not the ones from when it was
-    /// written.
+    /// If there is no such checkpoint, a file cannot be read, or an earlier file was replaced after the checkpoint had
+    /// been written.
     pub fn maps_at(&self, position: u64) -> Result<Maps> {
         // Files in the index exist as long as the index is locked. Open the files one after the other,
         // because there may be thousands.

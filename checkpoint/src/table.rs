@@ -48,7 +48,7 @@ impl BlobTable {
         find(chunk, id).ok().map(|at| &mut chunk[at])
     }
 
-    /// Adds a row, or replaces the one with the same id.
+    /// Adds a row, or replaces the row with the same id.
     pub fn insert(&mut self, id: u64, mut row: Row) {
         row.low = (id & LOW_MASK) as u16;
         let chunk = self.chunks.entry(id >> LOW_BITS).or_default();

@@ -23,7 +23,7 @@ const LARGEST_SHARE: f64 = 0.25;
 pub struct Policy {
     /// The total size of all files in bytes, including files that are being written.
     pub max_bytes: Option<u64>,
-    /// Guest time before the newest checkpoint, in nanoseconds, beyond which only one is kept.
+    /// Guest time before the newest checkpoint, in nanoseconds, beyond which only one checkpoint is kept.
     pub keep_last_ns: Option<u64>,
     /// The number of checkpoints.
     pub max_checkpoints: usize,

@@ -449,7 +449,7 @@ fn a_removal_that_is_cut_short_leaves_what_the_removed_checkpoint_needs() {
 fn a_checkpoint_is_not_built_upon_a_damaged_page() {
     let dir = tempfile::tempdir().unwrap();
     let (mut model, mut machine) = (StoreModel::default(), Machine::new());
-    // From the same family, so that the second would be a delta from the first.
+    // Both contents are similar (of one `family`), so that the second version would be a delta from the first.
     machine.write(Space::Ram, 3, 113);
     model.add(&new_store(dir.path()), 10, &machine);
     let path = files(dir.path())[0].clone();
@@ -585,7 +585,7 @@ fn a_page_that_cannot_be_read_is_not_taken_for_damaged() {
     let number = add(10, 113).unwrap().number;
     let path = dir.path().join(checkpoint::file_name(Some(number)).unwrap());
     let good = fs::read(&path).unwrap();
-    // The store has the file open, so truncate it and do not replace it.
+    // The store has the file open, so this damage truncates the file in place of replacing it.
     fs::write(&path, &good[..20]).unwrap();
     store.maps_at(10).unwrap();
     let error = add(20, 114).unwrap_err();

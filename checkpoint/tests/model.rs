@@ -236,8 +236,8 @@ fn what_only_a_lost_difference_needs_goes_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let store = new_store(dir.path());
     let (mut model, mut machine) = (StoreModel::default(), Machine::new());
-    // The second checkpoint has a delta from the first. The fourth refers to this delta, and the third and the last
-    // have no pages.
+    // The second checkpoint has a delta from the first. The fourth checkpoint refers to this delta. The third and the
+    // last checkpoint store no pages.
     for (position, page, code) in [(10, 0, 17), (20, 0, 18), (30, 0, 0), (40, 5, 18), (50, 5, 0)] {
         machine.write(Space::Ram, page, code);
         model.add(&store, position, &machine);

@@ -56,7 +56,7 @@ pub trait Bus {
 /// port writes are kept.
 #[derive(Clone, Debug, Default)]
 pub struct EmptyBus {
-    /// Port and value of each write, in order.
+    /// Port and value of each write, in the order of the writes.
     pub written: Vec<(u16, u32)>,
 }
 

@@ -23,7 +23,7 @@ const MAX_BLOCKS: usize = 1 << 18;
 /// buffer. The buffer is emptied once half of the placed translations are dropped, and at least this number. Hot code
 /// is then placed again.
 const MOST_GONE: u32 = 1 << 14;
-/// Slots of the table that finds a block from RIP alone.
+/// Slots of the table that finds a block with nothing but RIP.
 const JUMP_SLOTS: usize = 1 << 15;
 /// Slots for the code of one page; they lie side by side.
 const JUMP_SLOTS_OF_PAGE: usize = 64;

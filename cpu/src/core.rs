@@ -250,7 +250,7 @@ impl Core {
         self.code_size == CodeSize::Bits64
     }
 
-    /// Protected mode, virtual-8086 mode excluded.
+    /// Whether the CPU is in protected mode, and not in virtual-8086 mode.
     #[inline(always)]
     pub fn protected_mode(&self) -> bool {
         self.state.cr0 & cr0::PE != 0 && self.rflags & flags::VM == 0
@@ -391,13 +391,13 @@ impl Core {
         Break::Fault
     }
 
-    /// #GP(code).
+    /// Raises #GP(code).
     #[cold]
     pub fn gp(&mut self, code: u32) -> Break {
         self.fault_with_code(crate::exception::GP, code)
     }
 
-    /// #UD.
+    /// Raises #UD.
     #[cold]
     pub fn ud(&mut self) -> Break {
         self.fault(crate::exception::UD)
@@ -431,7 +431,7 @@ impl Core {
         self.frame.regs[REG_BLOCK_RIP as usize]
     }
 
-    /// 64-bit register.
+    /// The value of a 64-bit register.
     #[inline(always)]
     pub fn reg64(&self, register: u8) -> u64 {
         self.frame.regs[(register & 31) as usize]
@@ -443,7 +443,7 @@ impl Core {
         self.frame.regs[(register & 31) as usize] = value;
     }
 
-    /// 32-bit register.
+    /// The value of a 32-bit register.
     #[inline(always)]
     pub fn reg32(&self, register: u8) -> u32 {
         self.frame.regs[(register & 31) as usize] as u32
@@ -455,7 +455,7 @@ impl Core {
         self.frame.regs[(register & 31) as usize] = u64::from(value);
     }
 
-    /// 16-bit register.
+    /// The value of a 16-bit register.
     #[inline(always)]
     pub fn reg16(&self, register: u8) -> u16 {
         self.frame.regs[(register & 31) as usize] as u16

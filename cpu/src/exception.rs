@@ -29,7 +29,7 @@ pub enum Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Break {
-    /// The instruction faulted. `Core::exception` describes the fault; nothing else changed.
+    /// The instruction faulted. `Core::exception` describes the fault. The instruction changed no other state.
     Fault,
     /// The instruction set RIP and the step count itself and did not complete as one step. Examples are a repeated
     /// string instruction that stopped between iterations and a trap-like software interrupt.

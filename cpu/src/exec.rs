@@ -87,7 +87,7 @@ pub struct Cpu {
     translate_after: u32,
 }
 
-/// Says once that everything takes longer than it could.
+/// Logs once that the host has no memory for translated code, so every guest takes longer.
 #[cold]
 fn tell_of_no_translator() {
     static TOLD: Once = Once::new();
@@ -216,12 +216,12 @@ impl Cpu {
         self.core.system_calls
     }
 
-    /// All hits of the last step of the last run. [`Met::Watchpoint`] and [`Met::Trap`] name only the first.
+    /// All hits of the last step of the last run. [`Met::Watchpoint`] and [`Met::Trap`] have only the first hit.
     pub fn hits(&self) -> &[Hit] {
         &self.core.debug.hits
     }
 
-    /// The general registers, in their order in instructions. See also [`Cpu::state`].
+    /// The general registers, in the order of their numbers in instructions. See also [`Cpu::state`].
     pub fn gpr(&self) -> &[u64; 16] {
         self.core.frame.regs.first_chunk().expect("there are more")
     }
@@ -265,8 +265,8 @@ impl Cpu {
     /// Runs until the step count is exactly `until_steps`, or until something else stops the run first.
     ///
     /// A breakpoint at step count `origin` is passed over, so that a run can continue from a breakpoint. A run made of
-    /// several calls passes the step count at which the run began to each call. A breakpoint is also passed over at an
-    /// instruction that restarts after its own fault: it counts once.
+    /// several calls passes the step count at which the run began to each call. A breakpoint is also passed over if its
+    /// instruction restarts after a fault, so it is reported only once.
     pub fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop {
         self.core.budget_end = until_steps;
         self.core.attention |= attention::SIGNALS;
@@ -350,8 +350,8 @@ impl Cpu {
         let address = self.core.rip.wrapping_add(self.core.frame.seg_base[1]);
         let hits = self.core.guest_instruction_breakpoints(address);
         // MOV SS holds back traps but, on AMD, no faults, so instruction breakpoints are met (APM vol. 2,
-        // 13.1). CPUID names AMD. Intel's processors would hold these breakpoints back (SDM vol. 3, 6.8.3).
-        // Pending traps are raised with the fault.
+        // 13.1). This CPU's vendor in CPUID is AMD. Intel's processors would hold these breakpoints back (SDM vol. 3,
+        // 6.8.3). Pending traps are raised with the fault.
         if hits != 0 && !resume {
             self.core.state.pending_debug |= hits;
             self.core.raise_pending_debug();

@@ -85,32 +85,32 @@ impl LazyFlags {
             | u64::from(self.of()) << 11
     }
 
-    /// Carry.
+    /// The carry flag.
     #[inline(always)]
     pub fn cf(self) -> bool {
         (self.aux as i64) < 0
     }
-    /// Overflow.
+    /// The overflow flag.
     #[inline(always)]
     pub fn of(self) -> bool {
         ((self.aux ^ self.aux << 1) as i64) < 0
     }
-    /// Adjust.
+    /// The adjust flag.
     #[inline(always)]
     pub fn af(self) -> bool {
         self.aux & 1 != 0
     }
-    /// Zero.
+    /// The zero flag.
     #[inline(always)]
     pub fn zf(self) -> bool {
         self.result == 0
     }
-    /// Sign.
+    /// The sign flag.
     #[inline(always)]
     pub fn sf(self) -> bool {
         (self.result >> 63) ^ (self.aux >> 1 & 1) != 0
     }
-    /// Parity.
+    /// The parity flag.
     #[inline(always)]
     pub fn pf(self) -> bool {
         (self.result as u8 ^ (self.aux >> 8) as u8).count_ones() & 1 == 0

@@ -17,7 +17,7 @@ pub(crate) struct Mode {
 }
 
 impl Mode {
-    /// 64-bit mode.
+    /// Whether the code runs in 64-bit mode.
     pub fn is_64bit(self) -> bool {
         self.code_size == CodeSize::Bits64
     }

@@ -238,7 +238,7 @@ impl Core {
         Ok(())
     }
 
-    /// Protected and virtual-8086 mode.
+    /// Delivers an event in protected or virtual-8086 mode.
     fn deliver_protected(&mut self, bus: &mut dyn Bus, event: Event) -> Res<()> {
         let gate = self.gate(bus, event, 8)?.descriptor;
         if gate.kind() == system_type::TASK_GATE {

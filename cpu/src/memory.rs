@@ -268,7 +268,8 @@ impl Core {
         result
     }
 
-    /// Translates one address for an access at a privilege index. Enters the translation in the TLB if allowed.
+    /// Translates one address for an access. `index` stands for the privilege and selects the TLB's slots. Enters the
+    /// translation in the TLB if allowed.
     pub(crate) fn translate(&mut self, address: u64, access: Access, index: usize) -> Res<Target> {
         if self.long_mode() && !canonical(address) {
             return Err(self.not_canonical(address));

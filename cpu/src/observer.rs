@@ -1,5 +1,5 @@
-//! Observers of a stretch of the run. An observer names the kinds of happenings that it wants, and the CPU reports them
-//! in order. The guest cannot see an observer, and happenings that nobody wants cost nothing.
+//! Observers of a stretch of the run. An observer chooses the kinds of happenings that it wants, and the CPU reports
+//! these in the order of the run. The guest cannot see an observer, and happenings that nobody wants cost nothing.
 //!
 //! Reports are exact: they do not depend on the [`Tier`](crate::Tier), or on how the guest's run is divided into calls
 //! of the CPU. The happenings of one step are reported in this order:

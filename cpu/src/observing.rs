@@ -83,7 +83,7 @@ impl Observing {
         self.loads.is_nothing() && self.stores.is_nothing()
     }
 
-    /// Whether an access of this kind to the page of an address may be wanted.
+    /// Whether the observer may want an access of this kind to the page of an address.
     pub fn sees_page(&self, address: u64, gpa: u64, kind: WatchKind) -> bool {
         match kind {
             WatchKind::Read => self.loads.touches_page(address, gpa),

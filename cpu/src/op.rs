@@ -55,7 +55,7 @@ impl Op {
     pub const ENDS_BLOCK: u8 = 32;
     /// The handler sets RIP itself (branches).
     pub const SETS_RIP: u8 = 64;
-    /// For the families' own use.
+    /// A flag whose meaning each family of instructions defines.
     pub const FAMILY: u8 = 128;
 
     /// An op without operands.

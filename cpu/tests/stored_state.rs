@@ -131,7 +131,7 @@ fn the_bytes_are_what_recordings_were_made_with() {
     assert_eq!(hash(&bytes(&(CpuState::reset(), Counts::default()))), "fead600e754ce513");
 }
 
-/// Names and nesting of the fields, in order. A failed hash cannot show which field moved.
+/// Names and nesting of the fields, in their stored order. A failed hash cannot show which field moved.
 #[test]
 fn the_fields_are_in_their_order() {
     let (state, counts) = state(0);

@@ -7,8 +7,8 @@
 //! time. So the number of calls of [`Platform::advance`] does not change the state. Two machines at the same point have
 //! equal states, if both have been advanced to that point before [`Platform::state`] is called.
 //!
-//! Output, debug output and requests are collected for the owner and are not part of the state. Take these
-//! outputs before saving a state for restoring elsewhere.
+//! Output, debug output and requests are collected for the owner and are not part of the state. So an owner must
+//! collect them before it saves a state that another platform will restore.
 
 mod access;
 mod bus;

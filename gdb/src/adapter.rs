@@ -200,7 +200,7 @@ impl<'t> Adapter<'t> {
         self.stops.hardware.contains(&address) && !self.stops.software.contains(&address)
     }
 
-    /// Drops the cached data of a position.
+    /// Drops the cached data of the position that the target leaves.
     fn forget(&mut self) {
         self.registers = None;
         self.sleeping_registers = None;

@@ -78,7 +78,7 @@ const VIEWS: [(&str, &str, u8); 6] = [
     ("v2_int64", "int64", 2),
 ];
 
-/// The whole description.
+/// Returns the whole target description, which gdb reads as `target.xml`.
 pub(crate) fn target_xml() -> String {
     let features = [
         ("org.gnu.gdb.i386.core", Feature::Core, flags_xml(&EFLAGS)),

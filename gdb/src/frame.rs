@@ -7,7 +7,7 @@ const INTERRUPT: u8 = 0x03;
 
 /// The longest accepted packet, including `$`, `#` and checksum, in bytes.
 ///
-/// gdb asks for memory in pieces of half this size. 16 KiB is the most that gdb uses by default.
+/// gdb asks for memory in pieces of half this size. By default gdb uses at most 16 KiB.
 pub(crate) const MAX_PACKET_BYTES: usize = 0x4000;
 
 /// Bytes of a packet that are not its body.

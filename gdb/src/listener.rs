@@ -31,7 +31,7 @@ use nix::sys::stat::{Mode, fchmod};
 
 use crate::owner::Owners;
 
-/// The most clients whose owners are looked up together. Each client takes a descriptor during the look-up.
+/// Largest number of clients whose owners are looked up together. Each client takes a descriptor during the look-up.
 const MOST_AT_ONCE: usize = 256;
 
 /// Why no connection is possible.
@@ -203,7 +203,7 @@ impl Listener {
         }
     }
 
-    /// Looks at the clients that wait, and at least at one, for which it waits.
+    /// Checks all clients that wait. If no client waits, waits for one.
     fn admit_waiting(&self) -> Result<(), ListenError> {
         match self.accept_once() {
             Ok(stream) => self.admit(self.with_all_that_wait(stream)),
@@ -223,7 +223,7 @@ impl Listener {
         while streams.len() < MOST_AT_ONCE && self.is_ready() {
             match self.accept_once() {
                 Ok(stream) => streams.push(stream),
-                // A lasting error comes again after these clients have been checked.
+                // If the error lasts, it is reported after these clients have been checked, when accepting fails again.
                 Err(_) => break,
             }
         }

@@ -69,7 +69,7 @@ pub struct Registers {
 /// The field of [`Registers`] that holds a register's value. The field also decides the size.
 #[derive(Clone, Copy)]
 pub(crate) enum Place {
-    /// Narrow in the struct, four bytes on the wire.
+    /// A field of 16 bits, which the protocol transfers as four bytes.
     Word(fn(&mut Registers) -> &mut u16),
     Double(fn(&mut Registers) -> &mut u32),
     Quad(fn(&mut Registers) -> &mut u64),

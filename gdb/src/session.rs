@@ -121,9 +121,9 @@ struct Session<'t> {
 
 const NO_ACKS_REQUEST: &[u8] = b"QStartNoAckMode";
 const TRACE_REQUEST: &[u8] = b"qTStatus";
-/// Answered with the word that follows.
+/// A request that is answered with the word that follows it.
 const SYNC_REQUEST: &[u8] = b"qttvm.sync:";
-/// Not answered.
+/// A request that gets no answer.
 const NOTHING_REQUEST: &[u8] = b"qttvm.nothing";
 
 impl<'t> Session<'t> {
@@ -285,7 +285,7 @@ impl<'t> Session<'t> {
     }
 
     fn remember_handshake(&mut self, body: &[u8]) {
-        // Of gdb's features, the library uses only this one, and remembers it.
+        // The library uses only this one of gdb's features, and remembers whether gdb has it.
         if body.starts_with(b"qSupported") && body.windows(12).any(|feature| feature == b"multiprocess") {
             self.supported = Some(body.to_vec());
         } else if body == NO_ACKS_REQUEST {

@@ -55,9 +55,9 @@ pub struct Watchpoint {
 /// A thread that does not run while the target stands still: one that the guest's system has suspended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SleepingThread {
-    /// The thread's number in gdb. Not 1, which is the CPU's, and not 0.
+    /// The thread's number in gdb. The number is never 1, which is the CPU's, and never 0.
     pub number: u32,
-    /// A description that gdb shows too.
+    /// What gdb shows of the thread besides its number.
     pub description: String,
 }
 
@@ -167,8 +167,8 @@ pub trait DebugTarget {
     /// [`Stop::Interrupted`] without moving the target.
     ///
     /// Breakpoints at the instruction and at the next one do not count: gdb removes a breakpoint before it steps off. A
-    /// target that steps over code in between, such as an interrupt's handler, returns [`Stop::Breakpoint`] for a
-    /// breakpoint there.
+    /// target may step over other code between these two instructions, such as an interrupt's handler. For a breakpoint
+    /// in such code it returns [`Stop::Breakpoint`].
     fn step_forward(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
 
     /// Undoes exactly one instruction: the mirror image of [`Self::step_forward`], with

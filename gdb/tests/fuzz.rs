@@ -1,6 +1,7 @@
 //! Random and mutated packets: the server must answer and survive all of them.
 //!
-//! Sessions read from a script and write to memory, so that nothing depends on time. A failure prints its seed.
+//! A session reads its packets from a script and puts its replies into a buffer, so nothing depends on time. A failure
+//! prints its seed.
 
 mod common;
 

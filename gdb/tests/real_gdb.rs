@@ -56,7 +56,7 @@ fn gdb_output(remote: &str, script: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The output of each command, in order.
+/// The output of each command, in the order of the commands.
 fn sections(output: &str) -> Vec<&str> {
     output.split("\n> ").skip(1).collect()
 }

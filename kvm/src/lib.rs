@@ -21,7 +21,7 @@
 //! KVM and the software CPU.
 //!
 //! KVM only executes. Interrupt controllers, timers and clocks are not the kernel's, because the kernel's would let
-//! host time in. The number of exits before a place names the place. A place between two exits is a
+//! host time in. The number of exits before a place identifies the place. A place between two exits is a
 //! [`engine_contract::LandingPlace`], which also has the number of conditional branches if they are counted. See the
 //! kernel's Documentation/virt/kvm/api.rst.
 //!

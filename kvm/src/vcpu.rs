@@ -17,7 +17,7 @@ use crate::state;
 // KVM_INTERRUPT, for which kvm-ioctls has no call.
 nix::ioctl_write_ptr!(ioctl_interrupt, KVMIO, 0x86, kvm_interrupt);
 
-/// One fewer than the processor has: see [`Vcpu::set_debug`].
+/// The number of hardware breakpoints that a caller may set: one fewer than the processor has, see [`Vcpu::set_debug`].
 pub(crate) const MAX_BREAKPOINTS: usize = 3;
 /// The number of addresses at which a debugger can stop a vCPU. The fourth debug register is reserved for the place
 /// that a run leads to.

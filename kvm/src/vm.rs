@@ -106,7 +106,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Gives the guest no performance counters. The host keeps all counters. An older KVM needs no call to
+    /// Gives the guest no performance counters. So all counters are left to the host. An older KVM needs no call to
     /// hide counters.
     fn hide_counters(&self) {
         const KVM_CAP_PMU_CAPABILITY: u32 = 212;

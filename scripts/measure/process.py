@@ -49,7 +49,7 @@ class Done:
     cpu_s: float
     """CPU time of all its threads, that of the kernel on its behalf included."""
     peak_bytes: int
-    """The most memory it ever had resident."""
+    """The largest resident memory that the process has had."""
     began_at: float
     """Date at which it was started, in seconds since 1970."""
     ended_at: float

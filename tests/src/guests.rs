@@ -39,7 +39,7 @@ pub const SID_RT: [Artefact; 2] = newer("kernel-sid-rt/vmlinuz", "initrd-busybox
 pub const BOOKWORM_RT: [Artefact; 2] = newer("kernel-bookworm-rt/vmlinuz", "initrd-busybox-bookworm-rt.gz");
 /// GNU Mach for amd64. The guest is missing if the package manager does not have this package.
 pub const GNU_MACH: Artefact = Artefact { path: "gnumach", recipe: "guest-images/other-kernels" };
-/// Xen, with the same reservation.
+/// Xen 4.17. The guest is missing if the package manager does not have this package.
 pub const XEN: Artefact = Artefact { path: "xen", recipe: "guest-images/other-kernels" };
 /// The busybox program in these initial RAM disks. The host can run this program, too.
 pub const BUSYBOX_PROGRAM: Artefact =
@@ -48,7 +48,7 @@ pub const BUSYBOX_PROGRAM: Artefact =
 pub const BENCH: Artefact = Artefact { path: "initrd-bench.gz", recipe: "guest-images/workloads/build" };
 /// The workload for reverse debugging.
 pub const BENCH_RD: Artefact = Artefact { path: "initrd-rd.gz", recipe: "guest-images/workloads/build" };
-/// Kernel modules with a bug each. Missing if the kernel's headers could not be installed.
+/// Kernel modules with a bug each. The file is missing if the kernel's headers could not be installed.
 pub const BUGS: Artefact = Artefact { path: "initrd-bugs.gz", recipe: "guest-images/bugs/build" };
 /// Debian 12 on a disk.
 pub const DEBIAN: Artefact = Artefact { path: "debian.img", recipe: "guest-images/debian-disk" };

@@ -1,5 +1,5 @@
-//! The lab of `scripts/kvm-lab`: a QEMU machine that runs programs of this tree, with KVM or on an imitation of another
-//! processor.
+//! The lab of `scripts/kvm-lab`: a QEMU machine that runs programs of this tree, with KVM or on an emulated processor
+//! of another vendor.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -53,15 +53,15 @@ impl Left {
         texts.collect()
     }
 
-    /// The text of one file.
+    /// The text of one file from the lab.
     pub fn file(&self, name: &str) -> String {
         std::fs::read_to_string(self.folder().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 }
 
 /// The executables of these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`. Builds these
-/// packages alone. The packages need other features of `iced-x86`, so a build together with `tests` would
-/// build ttvm once more.
+/// packages without the others. These packages need other features of `iced-x86`, so a build together with `tests`
+/// would build ttvm once more.
 pub fn built(names: &[&str]) -> Vec<(String, PathBuf)> {
     let packages = ["silicon", "cuts", "ttvm-kvm"].map(|name| ["--package", name]).concat();
     let output = Command::new(env!("CARGO"))

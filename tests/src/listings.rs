@@ -32,7 +32,7 @@ impl ListedSymbol {
         Some(ListedSymbol { address, class, name, module })
     }
 
-    /// Whether the symbol is a compiler's label. These say nothing, and our symbols leave them out.
+    /// Whether the symbol is a compiler's label. Labels say nothing, and our symbols leave labels out.
     pub fn is_label(&self) -> bool {
         self.name.starts_with(".L")
     }

@@ -30,7 +30,7 @@ impl Random {
         Instructions(self.below(limit.number()))
     }
 
-    /// `count` distinct places behind the first and before `limit`, in order.
+    /// Returns `count` distinct places behind the first and before `limit`, in ascending order.
     pub fn points(&mut self, count: usize, limit: Instructions) -> Vec<Instructions> {
         let mut points = std::collections::BTreeSet::new();
         while points.len() < count {

@@ -6,7 +6,7 @@ use machine::{Hashes, Machine, Outcome, RunStop};
 
 use machine::script::Script;
 
-/// Beyond this a guest hangs.
+/// A guest that executes more steps hangs.
 pub const STEP_LIMIT: Instructions = Instructions(60_000_000_000);
 
 /// Counts and hashes at one point of a run: equal runs have equal ones.

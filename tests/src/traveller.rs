@@ -34,7 +34,7 @@ pub struct Traveller {
     pub ticks: u64,
 }
 
-/// The guest itself.
+/// Describes the guest: its kernel, memory and exit port.
 pub fn guest() -> Guest {
     Guest::new(&MachineOptions {
         kernel: test_kernel("travel"),

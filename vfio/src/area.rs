@@ -55,7 +55,7 @@ impl Area {
     }
 
     /// Writes the given bytes of an aligned chunk at once. A device that reads the chunk sees all of them or none.
-    /// Bytes that the device writes elsewhere in the chunk are kept.
+    /// The chunk's other bytes keep what the device writes to them meanwhile.
     pub fn merge_chunk(&self, offset: usize, written: [Option<u8>; CHUNK_BYTES]) {
         let chunk = self.chunk(offset);
         let merge = |bytes: u128| {

@@ -128,7 +128,7 @@ impl Function {
         let regions = (0..info.num_regions.min(9))
             .map(|index| ioctls::region(&device, index).unwrap_or_default())
             .collect();
-        // Some functions cannot be reset. Such functions stay as the last user left them.
+        // A function that cannot be reset stays as its last user left it.
         let _ = ioctls::reset_device(&device);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|errno| failed("wait for", errno))?;
         let mut function = Function {

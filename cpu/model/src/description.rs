@@ -14,7 +14,7 @@ pub type NumberedLeaf = (u32, Option<u32>, Leaf);
 pub struct Description {
     /// Features of the instructions that are executed. CPUID may hide some of these instructions.
     pub features: Features,
-    /// All leaves of CPUID that are not zero, in order, if the local APIC is on and CR4.OSXSAVE = 0.
+    /// All leaves of CPUID that are not zero, in ascending order, for a local APIC that is on and CR4.OSXSAVE = 0.
     pub cpuid: &'static [NumberedLeaf],
     /// Bits of CR4 that exist. Setting another is #GP.
     pub cr4: u64,

@@ -33,7 +33,7 @@ pub struct Quirks {
     /// FXSAVE and XSAVE write no opcode, zeroes for the x87 pointers, and nothing into the six bytes behind each x87
     /// register, where others write zeroes. Seen on QEMU's TCG.
     pub fxsave_leaves_gaps: bool,
-    /// CR0.AM and EFLAGS.AC ask for alignment checks in vain. Seen on QEMU's TCG.
+    /// CR0.AM and EFLAGS.AC do not enable alignment checks. Seen on QEMU's TCG.
     pub no_alignment_checks: bool,
     /// RF as external interrupts push it.
     pub interrupts_push_rf: PushedRf,

@@ -8,7 +8,7 @@ use translator::{Part, Parts};
 /// The engine that executes the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// The interpreter alone.
+    /// Only the interpreter.
     Interpreter,
     /// The translator, if the host has one, for blocks that ran often enough; the interpreter for the rest.
     Translator {

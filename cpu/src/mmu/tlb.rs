@@ -27,7 +27,7 @@ use super::paging::{ADDRESS, Access, PRESENT, Privilege};
 use super::root::{self, RootEntries};
 use crate::state::CpuState;
 
-/// Address spaces kept warm.
+/// Number of address spaces that are kept warm.
 const CONTEXTS: usize = 8;
 /// Number of writes to a page-table page, without a walk through it, after which it counts as reused memory.
 const COLD_PAGE_TABLE_WRITES: u32 = 64;
@@ -39,7 +39,7 @@ pub(super) enum Level {
     Root,
     /// A table before the last, or one with an entry for a large page.
     Upper,
-    /// A table whose entries name pages.
+    /// A table whose entries map pages.
     Last,
 }
 
@@ -47,7 +47,7 @@ pub(super) enum Level {
 pub struct Mmu {
     current: Context,
     others: Vec<Context>,
-    /// The current privilege.
+    /// The index of the current privilege.
     index: usize,
     tables: Vec<TableInfo>,
     /// Pages flagged as tables, so that a flush can unflag them.
@@ -94,7 +94,7 @@ impl Mmu {
         index == 3
     }
 
-    /// The current privilege.
+    /// The index of the current privilege.
     #[inline(always)]
     pub(crate) fn index(&self) -> usize {
         self.index
@@ -423,7 +423,7 @@ impl Mmu {
 
     /// Drops the translations that came from the last-level entry at RAM `entry_offset`.
     fn drop_entry(&mut self, entry_offset: u64, narrow: bool) {
-        // Both slots of a page agree in the low bits of their numbers, and so does the index in the table.
+        // The numbers of a page's two slots have the same low bits as the index of the page's entry in its table.
         let low = (entry_offset / if narrow { 4 } else { 8 }) as usize % SECOND_SLOT;
         let contexts = std::iter::once(&mut self.current).chain(self.others.iter_mut());
         for context in contexts.filter(|context| context.live) {
@@ -847,7 +847,7 @@ mod tests {
 
     #[test]
     fn an_entry_of_a_higher_level_drops_what_is_below() {
-        // The neighbour is not below the changed entry.
+        // The changed entry does not lead to the neighbour.
         for (table, neighbour) in [(TOP, PAGE + ROOT_PAGES), (UPPER, PAGE + 1)] {
             let mut bench = Bench::new();
             bench.note_tables();
@@ -1039,7 +1039,7 @@ mod tests {
             for _ in 0..COLD_PAGE_TABLE_WRITES {
                 assert!(!bench.mmu.table_written(&bench.ram, far, 0, 0));
             }
-            // A walk shows that the page is still a table.
+            // A page walk that reads an entry shows that the page is still a table.
             bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), Level::Last, narrow);
             for _ in 0..COLD_PAGE_TABLE_WRITES {
                 assert!(!bench.mmu.table_written(&bench.ram, far, 0, 0));

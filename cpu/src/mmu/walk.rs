@@ -58,8 +58,8 @@ impl Mmu {
         Path::read_in(ram, state, cr3, address).ok().map(|path| path.gpa(address))
     }
 
-    /// Sets accessed and dirty bits, then notes the pages that the walk read. The order matters: setting bits can drop
-    /// notes.
+    /// Sets accessed and dirty bits, then notes the pages that the walk read. The order matters, because setting a bit
+    /// can drop the notes of earlier walks.
     fn commit(&mut self, ram: &GuestRam, path: &Path, access: Access, found: &mut Findings) {
         let last = path.steps().len() - 1;
         for (number, step) in path.steps().iter().enumerate() {

@@ -201,7 +201,7 @@ impl Core {
         Ok(())
     }
 
-    /// The stack that the TSS names for a privilege level.
+    /// The stack pointer that the TSS has for a privilege level.
     pub(crate) fn stack_of_level(&mut self, bus: &mut dyn Bus, cpl: u8) -> Res<NewStack> {
         if self.long_mode() {
             let rsp = self.tss_field(bus, 4 + 8 * u64::from(cpl), 8)?;

@@ -141,7 +141,7 @@ impl Core {
         let code = *self.segment(SegReg::Cs);
         self.check_target(&code, self.rip)?;
         if task.trap {
-            // BT: raise a debug trap before the new task's first instruction.
+            // DR6.BT: raises a debug trap before the new task's first instruction.
             self.state.pending_debug |= 1 << 15;
             self.update_debug_attention();
         }

@@ -51,12 +51,12 @@ impl Guest {
         self.initial.clone()
     }
 
-    /// Writes the data area.
+    /// Writes bytes to the guest's data area, at an offset.
     pub fn write_data(&self, offset: u64, bytes: &[u8]) {
         self.cpu.ram().write_bytes(DATA + offset, bytes);
     }
 
-    /// Reads the data area.
+    /// Reads bytes of the guest's data area, from an offset.
     pub fn read_data(&self, offset: u64, bytes: &mut [u8]) {
         self.cpu.ram().read_bytes(DATA + offset, bytes);
     }

@@ -31,7 +31,7 @@ impl State {
             image[at..at + 8].copy_from_slice(&quad(random).to_le_bytes());
         }
         if random.below(4) == 0 {
-            // Equal registers, for comparisons.
+            // Some registers get equal values, so that comparisons also find equal operands.
             let copy: [u8; 128] = image[160..288].try_into().unwrap();
             image[288..416].copy_from_slice(&copy);
         }

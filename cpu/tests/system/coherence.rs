@@ -145,7 +145,7 @@ fn an_instruction_across_pages_is_what_both_hold() {
     m.put(start, &[0x81, 0xc3, 0x00]);
     m.put(LEFT, &[0x01, 0, 0, 0xc3]);
     m.put(RIGHT, &[0x00, 1, 0, 0xc3]);
-    // Code there that runs alone enters the page into the TLB.
+    // Executing code of that page only enters the page into the TLB.
     let beside = 0x100;
     m.put(LEFT + beside, &[0xc3]);
     m.put(RIGHT + beside, &[0xc3]);

@@ -117,7 +117,7 @@ fn missing_registers_are_undefined_and_user_code_is_refused() {
 fn page_table_changes_count_at_once() {
     let mut m = Machine::long();
     m.state.gpr[1] = DATA;
-    // SIDT's ten bytes overwrite the table's entry for DATA with zeros. No INVLPG follows.
+    // SIDT's ten bytes overwrite the page-table entry for DATA with zeros. No INVLPG follows.
     m.state.gpr[2] = TABLES + 0x3000 + 8 * (DATA >> 12) - 2;
     m.state.idtr.base = IDT;
     m.code(64, |a| {

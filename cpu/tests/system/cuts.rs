@@ -113,7 +113,7 @@ fn accessed_bits_that_a_fetch_sets_in_its_own_code_change_the_code() {
         let place = entry(second);
         assert_eq!(place & !0xfff, table, "the page table maps itself");
         // `mov al, imm8` ends with the entry's low byte, which is 7, or 27h after use. The rest of the entry
-        // decodes as `xor [rcx], al; add [rax], al; add [rax], al`. After the entry come `add bl, bl; ret`.
+        // decodes as `xor [rcx], al; add [rax], al; add [rax], al`. The entry is followed by `add bl, bl; ret`.
         m.put(place - 1, &[0xb0]);
         m.put64(place, table | 7);
         m.put(place + 8, &[0xdb, 0xc3]);

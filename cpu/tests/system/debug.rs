@@ -451,7 +451,7 @@ fn a_breakpoint_where_nothing_is_mapped_stops_before_the_fault() {
     assert_eq!(m.stack64(1), nowhere);
 }
 
-/// Also with single steps for another reason, such as a breakpoint of the guest that is never hit.
+/// Tests this also with single steps for another reason, such as a breakpoint of the guest that is never hit.
 #[test]
 fn a_breakpoint_stops_beside_the_guest_s_own_and_not_where_the_run_began() {
     for own in [false, true] {

@@ -21,7 +21,7 @@ pub const KERNEL_STACK: u64 = 0x5_0000;
 pub const IST1: u64 = 0x5_8000;
 pub const USER_CODE: u64 = 0x6_0000;
 pub const USER_STACK: u64 = 0x7_0000;
-/// Free for a test's data.
+/// The address of memory that is free for a test's data.
 pub const DATA: u64 = 0x8_0000;
 
 /// Selectors of the descriptor table that [`Machine`] builds.

@@ -618,7 +618,7 @@ fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
     }
 }
 
-/// Also in the lowest page, whose address has no bits above the offset.
+/// Tests this also in the lowest page, whose address has no bits above the offset.
 #[test]
 fn a_vector_that_leaves_the_lowest_page_ends_in_the_next() {
     const TABLE: u64 = 0xe_0000;
@@ -657,7 +657,7 @@ fn a_byte_at_a_page_s_end_is_one_byte() {
     assert_eq!(m.state.xmm[0], 0xa5 << 24);
 }
 
-/// Nothing is mapped there: #PF if all bytes have canonical addresses, otherwise #GP.
+/// Nothing is mapped at these addresses. An access raises #PF if all its bytes have canonical addresses, otherwise #GP.
 #[test]
 fn the_last_byte_of_an_access_may_be_the_last_canonical_one() {
     for (address, vector) in [(0x7fff_ffff_fff8, 14), (0x7fff_ffff_fff9, 13), (0x7fff_ffff_ffff, 13)] {

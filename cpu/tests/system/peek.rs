@@ -8,13 +8,14 @@ use crate::harness::*;
 /// Root of the address space that is not current; its tables follow.
 const OTHER: u64 = 0x9_0000;
 const TABLES_END: u64 = 0xa_0000;
-/// In the other space, a 4 KiB page maps it to [`DATA`]. In the current space it is identity-mapped or absent.
+/// An address that a 4 KiB page of the other space maps to [`DATA`]. The current space maps this address to itself or
+/// not at all.
 const MOVED: u64 = 0x40_0000;
-/// In a large page in both spaces.
+/// An address in a page that is large in both spaces.
 const SAME: u64 = DATA + 0x1008;
 /// An address that is not mapped in either space.
 const ABSENT: u64 = 0x3f00_0000;
-/// Virtual and physical address of a place in a large page that is mapped elsewhere.
+/// A virtual address in a large page, and the physical address to which the other space maps it.
 const LARGE: (u64, u64) = (0x80_0000 + 0x8_1010, 0x8_1010);
 
 /// 4-level, PAE and 32-bit paging, with the bitness of code in each.

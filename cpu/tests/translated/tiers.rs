@@ -45,7 +45,7 @@ fn same(make: impl Fn() -> Machine, steps: u64) -> CpuState {
     same_counts(make, steps).0
 }
 
-/// As [`same`], with the counts.
+/// As [`same`], and also returns the counts.
 fn same_counts(make: impl Fn() -> Machine, steps: u64) -> (CpuState, Counts) {
     let expected = run(&make, Tier::Interpreter, steps, 1);
     let all = [1, 2, 3, 5, 7, 64, steps];
@@ -519,7 +519,7 @@ fn entry_of(address: u64) -> u64 {
 
 #[test]
 fn accesses_that_share_a_check_may_lie_in_two_pages_or_in_one_that_is_not_there() {
-    // The second page is mapped elsewhere, read-only, or absent.
+    // The second page is mapped to another physical page, read-only, or absent.
     for second in [DATA + 0x8007, DATA + 0x8005, 0] {
         let make = || {
             let mut m = Machine::long();
@@ -706,8 +706,7 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
         |a| a.test(dl, bl).unwrap(),
         |a| a.shr(rdx, 3).unwrap(),
     ];
-    // The next block's action before it shows the flags: change an operand, read some flags, set some flags,
-    // or exit.
+    // The next block changes an operand, reads some flags, sets some flags, or exits, and then pushes the flags.
     let others: [Part; 10] = [
         |_| {},
         |a| a.mov(rdx, r12).unwrap(),
@@ -720,7 +719,7 @@ fn flags_that_nobody_wrote_are_found_wherever_a_block_is_left() {
         |a| a.bt(rsi, 3).unwrap(),
         |a| a.shl(rsi, cl).unwrap(),
     ];
-    // Setter and reader are in one block or in two; generated code or the interpreter shows the flags.
+    // Setter and reader are in one block or in two. Generated code or the interpreter pushes the flags.
     let ways = [(false, false), (false, true), (true, false), (true, true)];
     for (setter, other) in setters.iter().flat_map(|setter| others.map(|other| (setter, other))) {
         for (branches, interpreted) in ways {

@@ -52,8 +52,8 @@ pub struct Frame {
     pub seg_base: [u64; 8],
     /// Selectors of the segment registers, by slot.
     pub selectors: [u16; 8],
-    /// The address that missed in the TLB, if that is why generated code exited: of a read, and of a write. Otherwise
-    /// zero.
+    /// If generated code exited because an address missed in the TLB: the address of a read, or the address of a write.
+    /// Otherwise zero.
     pub(crate) missed: [u64; 2],
     /// The XMM registers.
     pub xmm: [u128; 16],
@@ -127,8 +127,8 @@ const NO_PAGE: u64 = 1;
 /// A slot of the software TLB: a virtual page that may be accessed without a page walk, and the page's place
 /// in this process.
 ///
-/// Only [`TlbSlot::map`] makes a slot that names a page, and it checks that the page lies in RAM. RAM must outlive
-/// every user of the slot.
+/// Only [`TlbSlot::map`] makes a slot that maps a page, and it checks that the page lies in RAM. RAM must outlive every
+/// user of the slot.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TlbSlot {

@@ -35,7 +35,7 @@ pub enum AskV1 {
         device: u8,
         /// The part of the device.
         region: RegionV1,
-        /// The offset in that part.
+        /// The offset of the access in the region.
         offset: u32,
         /// 1, 2, 4 or 8.
         size_bytes: u8,
@@ -46,7 +46,7 @@ pub enum AskV1 {
         device: u8,
         /// The part of the device.
         region: RegionV1,
-        /// The offset in that part.
+        /// The offset of the access in the region.
         offset: u32,
         /// 1, 2, 4 or 8.
         size_bytes: u8,

@@ -72,7 +72,7 @@ pub struct PciDescriptionV1 {
     pub subsystem_vendor: u16,
     /// Subsystem.
     pub subsystem: u16,
-    /// Its BARs.
+    /// The function's BARs.
     pub bars: Vec<BarDescriptionV1>,
     /// Whether the function has an interrupt line.
     pub has_line: bool,

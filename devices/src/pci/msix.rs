@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::StateError;
 
-/// Most vectors of a function: the pending bits are one qword.
+/// Largest number of vectors of a function, because the pending bits are one qword.
 pub(crate) const MAX_VECTORS: usize = 64;
 /// Offset of the pending bit array in the MSI-X BAR; the table is at 0.
 pub(crate) const PBA_OFFSET: u32 = 0x800;

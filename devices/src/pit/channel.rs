@@ -36,7 +36,7 @@ pub(super) struct Registers {
     pub(super) access: u8,
     pub(super) gate: bool,
     pub(super) phase: CountPhase,
-    /// The last complete count written. Gate triggers load this count.
+    /// The last complete count written. A trigger by the gate input loads this count.
     pub(super) reload: u32,
     /// The low byte of a two-byte count, while the high byte is missing.
     pub(super) written_low: Option<u8>,

@@ -20,7 +20,7 @@ pub struct ChannelStateV1 {
     pub(super) access: u8,
     pub(super) gate: bool,
     pub(super) phase: CountPhaseV1,
-    /// The last complete count written. Gate triggers load this count.
+    /// The last complete count written. A trigger by the gate input loads this count.
     pub(super) reload: u32,
     /// The low byte of a two-byte count, while the high byte is missing.
     pub(super) written_low: Option<u8>,

@@ -72,7 +72,7 @@ impl Net {
         Net { mac, mtu, segments, waiting: VecDeque::new(), sent: Vec::new(), sent_count: 0, sent_hash: 0 }
     }
 
-    /// Number of frames that can still wait inside the device.
+    /// How many more frames the device's queue of waiting frames can hold.
     pub(crate) fn room(&self) -> usize {
         MAX_WAITING - self.waiting.len()
     }

@@ -14,7 +14,7 @@ pub struct VirtioFunctionStateV1 {
     pub msix: MsixStateV1,
     /// The transport's registers.
     pub transport: TransportStateV1,
-    /// The queues, in order.
+    /// The queues, in the order of their numbers.
     pub queues: Vec<QueueStateV1>,
     /// The state of this kind of device.
     pub device: DeviceStateV1,

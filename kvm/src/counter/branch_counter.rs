@@ -28,7 +28,7 @@ pub(crate) trait BranchCounter: Send {
 /// The arguments for entering the guest.
 pub(crate) struct Entry<'a> {
     pub(crate) vcpu: &'a mut Vcpu,
-    /// The call may change its registers, but not its counts.
+    /// The software CPU. A counter may change this CPU's registers, but not its counts.
     pub(crate) soft: &'a mut Cpu,
     pub(crate) window: bool,
     pub(crate) cr8: u64,

@@ -29,7 +29,7 @@ nix::ioctl_write_ptr!(ioctl_set_period, b'$', 4, u64);
 pub(super) enum Whose {
     /// Guests that the thread runs, at all privilege levels.
     Guest,
-    /// The thread itself, outside the kernel.
+    /// The thread's own code in user mode.
     Thread,
 }
 
@@ -233,8 +233,8 @@ mod tests {
         }
     }
 
-    /// Tests everything except the real event. The test does not depend on when a signal comes: it waits for each
-    /// expected signal, and unexpected ones are never sent.
+    /// Tests everything except the real event. The test does not depend on when a signal comes. The test waits for each
+    /// expected signal. Where no signal is expected, the counter cannot overflow, so none is on its way.
     #[test]
     fn an_event_counts_and_its_overflow_is_signalled() {
         let stores = match Stores::new() {

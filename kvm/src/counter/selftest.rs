@@ -149,7 +149,8 @@ fn describe(sorted: &[u64], trials: usize) -> String {
     )
 }
 
-/// The delays of late overflows in branches, in order, without overflows that did not come.
+/// Measures how many branches late each overflow comes. Returns the delays in ascending order. Overflows that did not
+/// come are left out.
 fn skids(number: u64, trials: usize) -> io::Result<Vec<u64>> {
     /// Branches between two checks of the handler's flag, which limit the precision.
     const GRAIN: u64 = 8;

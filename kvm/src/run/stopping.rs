@@ -20,7 +20,7 @@ use candidates::{Patience, Stopping};
 pub(super) mod candidates;
 mod place;
 
-/// The largest number of callers whose return sites are candidates.
+/// The largest number of active functions whose return addresses become candidates for a place to stop at.
 const MOST_CALLERS: usize = 12;
 /// The largest number of kicks to wait for a loop that ends by itself: half a second.
 const LONGEST_DELAY: u32 = 1000;

@@ -204,8 +204,8 @@ impl Check<'_> {
     }
 }
 
-/// How the run ended, and the program's state there. In a handler, the program's state is the interrupted
-/// state in the handler's frame.
+/// How the run ended, and the program's state there. If the run ended in a handler, the program's state is the
+/// interrupted state, which the CPU pushed onto the handler's stack.
 fn end_of(machine: &Machine, stop: Stop) -> (Outcome, CpuState) {
     let mut state = machine.state.clone();
     if stop == Stop::Shutdown {

@@ -163,7 +163,8 @@ fn place<'a>(state: &'a mut CpuState, name: &str) -> Option<Place<'a>> {
     })
 }
 
-/// A selector, or with `.base`, `.limit` or `.attr` a hidden part.
+/// Finds a field of a segment register by name. A bare name means the selector; `.base`, `.limit` and `.attr` mean
+/// hidden parts.
 fn segment_place<'a>(state: &'a mut CpuState, name: &str) -> Option<Place<'a>> {
     let (register, part) = name.split_once('.').unwrap_or((name, ""));
     let segment: &mut Segment = match SEGMENTS.iter().position(|known| *known == register)? {

@@ -11,7 +11,7 @@ use kvm::KvmCpu;
 use crate::board::TestBoard;
 
 pub const RAM_BYTES: u64 = 2 << 20;
-/// In real mode the vector table is at 0.
+/// The interrupt table, except in real mode, where the table is at 0.
 pub const IDT: u64 = 0x1000;
 pub const GDT: u64 = 0x2000;
 pub const TSS: u64 = 0x3000;
@@ -22,7 +22,7 @@ pub const HANDLERS: u64 = 0x6000;
 pub const STACK: u64 = 0x8000;
 pub const USER_STACK: u64 = 0xa000;
 pub const IST1: u64 = 0xf000;
-/// Free for a case's data. The whole area is compared.
+/// The address of memory that is free for a case's data. The whole area is compared.
 pub const DATA: u64 = 0xb000;
 pub const DATA_BYTES: u64 = 0x2000;
 /// PML4, PDPT, PD, and page tables for RAM and for device memory.
@@ -52,7 +52,7 @@ const PRESENT: u64 = 1 << 47;
 const WRITABLE: u64 = 1 << 41;
 /// User code may execute INT3, INTO and INT 80h.
 const USER_VECTORS: [u64; 3] = [3, 4, 0x80];
-/// More steps than any case takes.
+/// Limit of steps, which is more than any case takes.
 const STEPS: u64 = 100_000;
 /// A case is a few instructions; one that hangs is stopped. Emulated hosts are slow.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -92,7 +92,7 @@ impl Mode {
         if self.is_user() { USER_CODE } else { CODE }
     }
 
-    /// The instruction after every case's code: INT 80h in user code, HLT elsewhere.
+    /// The instruction after every case's code: INT 80h in user code, HLT in all other code.
     pub fn last_instruction(self) -> &'static [u8] {
         if self.is_user() { &[0xcd, 0x80] } else { &[0xf4] }
     }

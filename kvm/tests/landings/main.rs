@@ -127,7 +127,7 @@ fn landings_are_exact() {
         reference.advance(random.magnitude(FARTHEST));
         let to = reference.snapshot();
         let newest = places.len() - 1;
-        // Often from the last landing, otherwise from any earlier place.
+        // Half of the landings begin at the last place, the others at any earlier place.
         let number = if random.below(2) == 0 { newest } else { random.below(places.len() as u64) as usize };
         let stands_there = number == newest && done > 1;
         lander.travel(&places[number], stands_there, &to);

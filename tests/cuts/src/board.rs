@@ -1,5 +1,5 @@
-//! The board around the CPU: ports, device memory, time and interrupt lines. The board's answers follow from
-//! the step count alone, so a cut run and an uncut run meet the same devices.
+//! The board around the CPU: ports, device memory, time and interrupt lines. The board's answers depend only on the
+//! step count, so a cut run and an uncut run meet the same devices.
 
 use cpu::{Bus, BusSignals};
 use guest_ram::RamView;
@@ -36,7 +36,7 @@ pub struct Board {
 /// The board's MSR, the APIC's base.
 pub const APIC_BASE: u32 = 0x1b;
 
-/// The effect of a write to a port, by the low bits of the port's number. Every write is also noted.
+/// The effects of a write to a port. The low bits of the port's number choose the effect. Every write is also noted.
 const RAISES_INTERRUPT: u16 = 1;
 const RAISES_NMI: u16 = 2;
 const STOPS: u16 = 3;

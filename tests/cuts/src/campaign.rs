@@ -1,4 +1,4 @@
-//! Runs many programs on several threads, and counts.
+//! Runs many programs on several threads, and counts programs, steps and differences.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -37,7 +37,7 @@ impl Kind {
         }
     }
 
-    /// The reference for every way.
+    /// The result with which every way to run the program is compared.
     pub fn reference(self, program: &Program) -> Vec<Snapshot> {
         let steps = if self == Kind::Anything { Steps::Single } else { Steps::Many };
         ways::reference::<Interpreted>(program, steps)
@@ -61,7 +61,7 @@ pub struct Options {
     pub differences: usize,
 }
 
-/// A program that had another result when it was run another way.
+/// A program whose result differed when it was run in another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The program's number.

@@ -4,7 +4,7 @@
 use crate::layout::*;
 use seeded::Rng;
 
-/// Width of the code that is written.
+/// The default operand and address size of the code that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bits {
     /// Real mode, virtual-8086 mode and 16-bit segments.
@@ -19,9 +19,9 @@ pub enum Bits {
 pub struct Writer {
     /// Source of every choice.
     pub rng: Rng,
-    /// Width of the code.
+    /// The code's default operand and address size.
     pub bits: Bits,
-    /// Page-table entries are 4 bytes wide.
+    /// Whether page-table entries are 4 bytes wide.
     pub narrow_tables: bool,
     /// The written bytes.
     pub out: Vec<u8>,
@@ -33,7 +33,7 @@ const NO_EXECUTE: u64 = 1 << 63;
 
 /// How an instruction's memory operand is encoded.
 struct Memory {
-    /// Needs the address-size prefix.
+    /// Whether the operand needs the address-size prefix.
     prefixed: bool,
     /// ModRM without its register field, SIB, displacement.
     bytes: Vec<u8>,
@@ -82,7 +82,7 @@ impl Writer {
         self.out.truncate(length);
     }
 
-    /// A handler: drops the error code, moves the return address or leaves it, and returns.
+    /// Writes a handler, which drops the error code, changes the return address or keeps it, and returns.
     pub fn handler(&mut self, error_code: bool) {
         if error_code {
             // LEA keeps the flags.
@@ -103,7 +103,7 @@ impl Writer {
         self.put(if self.bits == Bits::B64 { &[0x48, 0xcf] } else { &[0xcf] });
     }
 
-    /// Moves the return address some bytes on.
+    /// Makes the handler skip some bytes of the interrupted code.
     fn skip_return(&mut self) {
         let distance = 1 + self.rng.below(7) as u8;
         match self.bits {
@@ -113,7 +113,7 @@ impl Writer {
         }
     }
 
-    /// Returns to some other place.
+    /// Makes the handler return to another place.
     fn redirect_return(&mut self) {
         let place = self.code_address() as u32;
         match self.bits {
@@ -374,7 +374,7 @@ impl Writer {
         self.immediate(register, value);
     }
 
-    /// Stores a register, or a part of a register, at an address.
+    /// Writes an instruction that stores a register, or a part of a register, at an address.
     fn store(&mut self, address: u64, register: u8) {
         let memory = self.absolute(address);
         match self.rng.below(10) {
@@ -411,7 +411,7 @@ impl Writer {
         }
     }
 
-    /// Writes over code, mostly over the running code.
+    /// Writes instructions that overwrite code, mostly the running code.
     fn rewrite_code(&mut self) {
         let register = self.free_register();
         match self.rng.below(4) {
@@ -483,7 +483,7 @@ impl Writer {
         }
     }
 
-    /// Mostly forwards, because a backward jump makes a loop.
+    /// The distance of a short jump, mostly forward, because a backward jump makes a loop.
     fn short_distance(&mut self) -> u8 {
         if self.rng.percent(75) { self.rng.below(24) as u8 } else { (256 - self.rng.below(48)) as u8 }
     }
@@ -520,8 +520,9 @@ impl Writer {
         }
     }
 
-    /// Accesses close to each other through one register, or through two with almost the same value. Between
-    /// the accesses the code changes the register, the page's entry or the rights. Often at a page's end.
+    /// Writes accesses close to each other, through one register, or through two with almost the same value. Between
+    /// the accesses the code changes the register, the page's entry or the rights. The accesses are often at a page's
+    /// end.
     fn neighbours(&mut self) {
         if self.bits != Bits::B64 {
             return self.stack();
@@ -600,9 +601,9 @@ impl Writer {
         }
     }
 
-    /// A loop: an instruction sets flags from registers. Other instructions leave the flags alone, may change
-    /// those registers and may fault. Then a branch uses the flags. A translator that computes flags late
-    /// must still have the operands.
+    /// Writes a loop in which an instruction sets flags from registers. Other instructions keep the flags, may change
+    /// those registers and may fault. Then a branch uses the flags. A translator that computes flags late must still
+    /// have the operands.
     fn late_flags(&mut self) {
         if self.bits != Bits::B64 {
             return self.branch();
@@ -648,7 +649,7 @@ impl Writer {
         }
     }
 
-    /// An instruction that sets some of the flags, or all of them or none.
+    /// Writes an instruction that sets some, all or none of the flags.
     fn sets_some_flags(&mut self, operands: &[u8]) {
         let (operand, rex) = (self.rng.pick(operands), self.rng.pick(&[0x40, 0x48]));
         let register = operand & 7;
@@ -673,7 +674,7 @@ impl Writer {
         }
     }
 
-    /// An instruction that sets all flags, from registers, constants or memory.
+    /// Writes an instruction that sets all flags from registers, constants or memory.
     fn sets_flags(&mut self, base: u8, operands: &[u8]) {
         let (first, second) = (self.rng.pick(operands), self.rng.pick(operands));
         let rex = self.rng.pick(&[0x40, 0x48, 0x48]);
@@ -711,7 +712,7 @@ impl Writer {
         }
     }
 
-    /// An instruction that leaves the flags alone.
+    /// Writes an instruction that does not change the flags.
     fn keeps_flags(&mut self, base: u8, operands: &[u8]) {
         let (first, second) = (self.rng.pick(operands), self.rng.pick(operands));
         let rex = self.rng.pick(&[0x40, 0x48]);
@@ -753,7 +754,7 @@ impl Writer {
         }
     }
 
-    /// One access, some bytes from the address in a register.
+    /// Writes one access, some bytes from the address in a register.
     fn neighbour(&mut self, base: u8) {
         let distance = match self.rng.below(8) {
             0 => self.rng.below(600) as i32 - 300,
@@ -799,7 +800,8 @@ impl Writer {
         }
     }
 
-    /// An instruction with a REX prefix, a register operand, and a memory operand with base, index and displacement.
+    /// Writes an instruction with a REX prefix, a register operand, and a memory operand with base, index and
+    /// displacement.
     fn based(
         &mut self,
         rex: u8,
@@ -926,8 +928,8 @@ impl Writer {
         self.put(&[0x0f, 0x22, 0xc0 | number << 3 | register]);
     }
 
-    /// Switches between address spaces, and accesses memory after each switch. Half of the switches first change an entry
-    /// of a root, which may be inactive.
+    /// Switches between address spaces, and accesses memory after each switch. Before half of the switches, the code
+    /// changes an entry of a top-level page table (a root): the current one's or another's.
     fn switch_spaces(&mut self) {
         if self.bits != Bits::B64 {
             return self.control_register();
@@ -1081,7 +1083,7 @@ impl Writer {
         }
     }
 
-    /// Sets flags that change how the CPU continues: TF, IF, RF, NT, IOPL, AC.
+    /// Writes code that sets flags which change how the CPU continues: TF, IF, RF, NT, IOPL, AC.
     fn trap_flag(&mut self) {
         let bit = self.rng.pick(&[0x100, 0x100, 0x200, 0x1_0000, 0x4000, 0x3000, 0x4_0000, 0x200]);
         self.put(&[0x9c]);

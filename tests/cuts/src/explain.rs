@@ -30,7 +30,7 @@ pub fn difference<T: Tier>(kind: Kind, seed: u64, found: &Difference) -> String 
         found.way,
         program.length(),
     );
-    // Run the program with earlier ends: the first end that differs names the step.
+    // Run the program with earlier ends. The first end that differs shows the step.
     let ended_at = |length| {
         let shortened = program.shortened(length);
         let expected = kind.reference(&shortened);

@@ -18,7 +18,7 @@ pub const OTHER_TSS: u64 = 0x3800;
 
 /// Pages for page tables.
 pub const TABLES: u64 = 0x4000;
-/// Behind the last of them.
+/// The end of the pages for page tables.
 pub const TABLES_END: u64 = 0xc000;
 /// Root of the first address space: page directory, PML4. PAE paging begins at [`MIDDLES`].
 pub const ROOTS: [u64; 2] = [0x4000, 0x6000];

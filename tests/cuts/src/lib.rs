@@ -1,7 +1,7 @@
-//! The cut fuzzer. Replay is exact only if a cut in a run changes nothing that the guest can see: no budget,
-//! no checkpoint, no restore. This package makes random small guests in every mode ([`program`], [`code`]),
-//! and runs each guest in several ways ([`ways`]). The package compares state, RAM, counts and devices
-//! wherever two runs pass the same step ([`campaign`]). For a difference the package finds the instruction
+//! The cut fuzzer. A *cut* interrupts a run: a budget ends, a checkpoint is taken, or a state is restored. Replay is
+//! exact only if no cut changes anything that the guest can see. This package makes random small guests in every mode
+//! ([`program`], [`code`]), and runs each guest in several ways ([`ways`]). The package compares state, RAM, counts and
+//! devices wherever two runs pass the same step ([`campaign`]). For a difference the package finds the instruction
 //! ([`explain`]).
 //!
 //! [`loops`] makes the other kind of programs: hot loops in 64-bit mode. The loops test the CPU's memory of

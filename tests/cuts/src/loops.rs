@@ -128,7 +128,7 @@ impl LoopWriter {
         fine
     }
 
-    /// The whole program: outer loops one behind the other, from the last back to the first.
+    /// Writes the whole program: outer loops one behind the other, and a jump from the last back to the first.
     fn program(&mut self) {
         for _ in 0..1 + self.rng.below(5) {
             self.outer();
@@ -185,7 +185,7 @@ impl LoopWriter {
         self.count_down(13, head);
     }
 
-    /// DEC or SUB, which set different flags.
+    /// Writes DEC or SUB, which set different flags.
     fn count_down(&mut self, counter: u8, head: u64) {
         if self.rng.percent(50) {
             self.put(&[0x49, 0xff, 0xc8 | counter & 7]);
@@ -239,7 +239,7 @@ impl LoopWriter {
         self.rng.pick(&[0, 1, 2, 8, 9, 10, 11])
     }
 
-    /// Moves a base on: `add` or `lea`.
+    /// Writes an instruction that moves a base on: `add` or `lea`.
     fn move_on(&mut self) {
         let (base, distance) = (self.rng.pick(&BASES), self.rng.pick(&[1, 4, 8, 8, 8, 16, 64, 0xf8]));
         if self.rng.percent(50) {
@@ -272,7 +272,7 @@ impl LoopWriter {
         }
     }
 
-    /// A conditional branch over some instructions.
+    /// Writes a conditional branch over some instructions.
     fn skip(&mut self) {
         if self.rng.percent(60) {
             self.operation();
@@ -286,7 +286,7 @@ impl LoopWriter {
         self.patch(from);
     }
 
-    /// The branch that ends at `from` leads here.
+    /// Makes the branch that ends at `from` lead to the current end of the code.
     fn patch(&mut self, from: usize) {
         let distance = (self.code.len() - from) as u32;
         self.code[from - 4..from].copy_from_slice(&distance.to_le_bytes());
@@ -328,7 +328,7 @@ impl LoopWriter {
         }
     }
 
-    /// Arithmetic with an immediate that a store may change later.
+    /// Writes arithmetic with an immediate that a store may change later.
     fn immediate(&mut self) {
         let (which, register) = (self.rng.below(8) as u8, self.free());
         let value = self.rng.bits() as u32;
@@ -355,7 +355,7 @@ impl LoopWriter {
         }
     }
 
-    /// Changes the entry of a page with data: its rights, its target, its accessed and dirty bits.
+    /// Writes a change of the entry of a page with data: its rights, its target, its accessed and dirty bits.
     fn change_entry(&mut self) {
         if self.rng.percent(10) {
             return self.change_root();
@@ -369,7 +369,7 @@ impl LoopWriter {
         self.change(LEAVES[0] + 8 * page, bits);
     }
 
-    /// Changes the target of half of an address space: one of two sets of tables, which share all code.
+    /// Writes a change of the target of half of an address space: one of two sets of tables, which share all code.
     fn change_root(&mut self) {
         let root = self.rng.pick(&ROOTS);
         let (half, bits) = self.rng.pick(&[(0, 0x1000), (256, 0x1000), (256, 1), (256, 2), (256, 0x20)]);
@@ -383,7 +383,7 @@ impl LoopWriter {
         self.put(&bits.to_le_bytes());
     }
 
-    /// Accesses near each other, through a copy of a base that changes in between.
+    /// Writes accesses near each other, through a copy of a base that changes in between.
     fn neighbours(&mut self) {
         let (base, copy) = (self.rng.pick(&BASES), self.free());
         // mov copy, base
@@ -450,7 +450,7 @@ impl LoopWriter {
         }
     }
 
-    /// A drawn instruction, its accesses at one of the bases.
+    /// Writes a drawn instruction, whose accesses are at one of the bases.
     fn operation(&mut self) {
         loop {
             let catalogue = &catalogues()[usize::from(self.rng.percent(65))];

@@ -23,8 +23,8 @@ struct Arguments {
     /// Programs of hot loops, which take many more steps in the same time.
     #[arg(long)]
     loops: bool,
-    /// The interpreter alone, instead of the translator. Interpreter and translator are compared with the
-    /// interpreter's single steps.
+    /// The interpreter alone, instead of the translator. Interpreter and translator are compared with the interpreter's
+    /// single steps.
     #[arg(long, conflicts_with = "inverted")]
     interpreter: bool,
     /// The translator, with every undefined result of the host's instructions inverted.
@@ -87,7 +87,7 @@ fn fuzz<T: Tier>(arguments: &Arguments) -> ExitCode {
     if summary.differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The command that runs the program of a difference alone.
+/// The command that runs only the program of a difference.
 fn again(arguments: &Arguments, found: &Difference) -> String {
     let flags = [
         (arguments.loops, " --loops"),

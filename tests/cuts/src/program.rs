@@ -61,9 +61,9 @@ pub struct Program {
     pub state: CpuState,
     /// RAM at the start.
     pub ram: Vec<u8>,
-    /// Events by step, in order; one a step.
+    /// Events in the order of their steps; at most one event for each step.
     pub events: Vec<(u64, Event)>,
-    /// Steps at which the cut ways cut, in order. The last is the program's end.
+    /// Steps at which the cut ways cut the run, in ascending order. The last is the program's end.
     pub cuts: Vec<u64>,
 }
 
@@ -159,13 +159,13 @@ impl Program {
         program
     }
 
-    /// The most steps that the program takes.
+    /// Largest number of steps that the program takes.
     pub fn length(&self) -> u64 {
         self.cuts.last().copied().unwrap_or(0)
     }
 }
 
-/// The numbers of one purpose.
+/// A generator of random numbers for one purpose.
 pub(crate) fn stream(seed: u64, number: u64) -> Rng {
     let state = Rng::from_state(seed).bits() ^ number;
     Rng::from_state(Rng::from_state(state).bits())
@@ -184,7 +184,7 @@ fn events(rng: &mut Rng, length: u64) -> Vec<(u64, Event)> {
     steps.into_iter().map(|step| (step, event(rng))).collect()
 }
 
-/// Random cuts, some close together; every event is one, and the end.
+/// Random cuts, some close together. Every event's step is a cut, and so is the program's end.
 fn cuts(rng: &mut Rng, length: u64, events: &[(u64, Event)]) -> Vec<u64> {
     let mut cuts = events.iter().map(|event| event.0).chain([length]).collect::<Vec<_>>();
     for _ in 0..2 + rng.below(6) {
@@ -538,7 +538,7 @@ impl Image {
             }
             _ => {}
         }
-        // A code segment that ends inside the code, or begins elsewhere than at 0.
+        // A code segment that ends inside the code, or does not begin at 0.
         if self.mode != Mode::Long && self.mode != Mode::Virtual86 {
             if self.rng.percent(25) {
                 code.limit = (state.rip + self.rng.below(0x400)) as u32;

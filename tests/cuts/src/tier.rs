@@ -21,8 +21,7 @@ pub trait Tier {
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop;
 }
 
-/// The software CPU with its interpreter alone. The interpreter makes the single steps that are
-/// the reference.
+/// The software CPU with only its interpreter. The interpreter makes the single steps that are the reference.
 pub struct Interpreted(Cpu);
 
 /// The software CPU with its translator, which translates everything at once.

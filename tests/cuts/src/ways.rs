@@ -19,7 +19,7 @@ pub enum Way {
     Whole,
     /// Cut at the program's cuts.
     Cut,
-    /// Cut at the program's cuts. After many cuts, a new CPU with empty caches continues over a copy of RAM.
+    /// Cut at the program's cuts. After many cuts, a new CPU with empty caches continues with a copy of RAM.
     Cold,
     /// A new CPU after every step, for some steps behind some of the cuts.
     ColdSteps,
@@ -58,7 +58,7 @@ pub struct Snapshot {
 pub struct Guest<T> {
     cpu: T,
     board: Board,
-    /// The CPU shut down, or sleeps for good.
+    /// Whether the CPU shut down, or sleeps for good.
     pub over: bool,
 }
 

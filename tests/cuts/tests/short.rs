@@ -11,7 +11,7 @@ use guest_ram::GuestRam;
 const OPTIONS: Options =
     Options { kind: Kind::Anything, seed: 20_261, first: 0, steps: 750_000, jobs: 2, differences: 3 };
 
-/// Hot loops.
+/// A campaign of hot loops.
 const LOOPS: Options =
     Options { kind: Kind::Loops, seed: 20_262, first: 0, steps: 50_000_000, jobs: 2, differences: 3 };
 

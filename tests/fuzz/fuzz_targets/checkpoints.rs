@@ -17,7 +17,7 @@ const DISK_BLOCKS: u64 = 64;
 const MAGIC: &[u8; 8] = b"ttvmckpt";
 const FOOTER_WORDS: usize = 14;
 const FOOTER_BYTES: usize = FOOTER_WORDS * 8 + 16;
-/// Words of the footer.
+/// Indexes of words in the footer.
 const NUMBER: usize = 0;
 const PAGES: [(usize, u64); 2] = [(3, RAM_PAGES), (4, DISK_BLOCKS)];
 const BLOBS_LEN: usize = 5;

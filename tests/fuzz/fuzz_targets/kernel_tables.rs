@@ -6,7 +6,7 @@ use guest_symbols::btf::Btf;
 use guest_symbols::{kallsyms, vmcoreinfo};
 use libfuzzer_sys::fuzz_target;
 
-/// Types of an input that are read in full. Each type can be as long as the whole input.
+/// How many types of each input are read in full. Each type can be as long as the whole input.
 const LOOKED_AT: usize = 64;
 
 fn look(btf: &Btf<'_>) {

@@ -6,7 +6,7 @@
 use libfuzzer_sys::fuzz_target;
 use machine::{Format, StartingState};
 
-/// Of the machine that it is for.
+/// Number of pages of RAM in the machine that starts in the state.
 const RAM_PAGES: u64 = 16;
 const DISK_BLOCKS: u64 = 4;
 

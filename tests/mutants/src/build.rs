@@ -160,7 +160,7 @@ fn rendered(message: &Value) -> &str {
     message["message"]["rendered"].as_str().unwrap_or_default()
 }
 
-/// Adds the mutants that an error is about. An error that another one caused may be about none.
+/// Adds the mutants that an error is about. An error that another error caused may be about no mutant.
 fn refuse(tree: &Path, message: &Value, refused: &mut BTreeMap<u32, String>) -> Result<()> {
     let message = &message["message"];
     let code = message["code"]["code"].as_str().unwrap_or("syntax");

@@ -143,8 +143,8 @@ fn judge(
     judged.into_iter().collect()
 }
 
-/// Whether only our way of rewriting keeps a mutant out of the build. The compiler might accept the mutant
-/// alone. The mutant is in a constant, or the rewritten code makes the compiler lose a type or a borrow.
+/// Whether the compiler might accept this mutant by itself, but rejects our rewritten code. The mutant is in a
+/// constant, or the rewritten code makes the compiler lose a type or a borrow.
 fn left_to_cargo_mutants(mutant: &Mutant, error: Option<&String>) -> bool {
     const OURS: [&str; 13] = [
         build::TWO_TYPES,

@@ -65,7 +65,8 @@ pub fn in_parallel<T: Sync, R: Send>(
     results.into_inner().expect("no job panics").into_values().collect()
 }
 
-/// Runs every test of the programs alone, twice: once for its time, once for the places that it reaches.
+/// Runs every test of the programs in a process of its own, twice. The first run measures its time, and the second
+/// finds the places that it reaches.
 pub fn tests<'a>(work: &Path, programs: &[&'a Program], jobs: usize) -> Result<Vec<Test<'a>>> {
     let mut names = Vec::new();
     for &program in programs {
@@ -166,7 +167,7 @@ fn run(
     let _ = fs::remove_dir_all(&temporary);
     fs::create_dir_all(&temporary)?;
     let mut child = Command::new("prlimit")
-        // The signal comes at the first limit.
+        // The program gets SIGXCPU at the first limit, and is killed at the second.
         .arg(format!("--cpu={}:{}", most_computing.as_secs(), most_computing.as_secs() + 5))
         .arg(&program.path)
         .args(["--exact", "--test-threads=1", "--quiet"])

@@ -1,5 +1,5 @@
-//! One random test: an instruction, the registers and memory it starts from. A case follows from the seed,
-//! its batch and its number alone.
+//! One random test: an instruction, the registers and memory it starts from. Only the seed, the batch and the number
+//! determine a case.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register,
@@ -38,11 +38,11 @@ pub struct Case {
 /// Bytes for one place in the writable data.
 #[derive(Clone)]
 pub struct Write {
-    /// Where.
+    /// The address of the first byte.
     pub address: u64,
     /// The number of valid bytes in `bytes`.
     pub length: usize,
-    /// What.
+    /// The bytes, and zeros behind them.
     pub bytes: [u8; 64],
 }
 
@@ -100,7 +100,8 @@ impl<'a> Generator<'a> {
         adjust(rng, case, &steering);
         let stack = &mut case.registers.gpr[4];
         if (CODE..CODE + CODE_BYTES).contains(stack) {
-            // In the slots, the jumps differ between the processor and the software CPU.
+            // The slots hold jumps to the stubs, which have other bytes on the processor than on the software CPU. So
+            // no test reads a slot as its stack.
             *stack = DATA + PAGE;
         }
     }
@@ -525,7 +526,7 @@ fn patch_memory(case: &mut Case, at: usize, bytes: &[u8]) {
     }
 }
 
-/// An FXRSTOR operand that loads, most of the time.
+/// Makes an FXRSTOR operand that mostly loads without a fault.
 fn adjust_image(rng: &mut Rng, case: &mut Case) {
     let Some(address) = case.writes.first().map(|write| write.address) else { return };
     if address + 512 > READ_ONLY {
@@ -553,7 +554,7 @@ fn landing(rng: &mut Rng, case: &Case) -> u64 {
 
 fn point_at_pad(rng: &mut Rng, case: &mut Case) {
     let target = landing(rng, case);
-    // The stack must not overwrite it.
+    // Only this write stays, because a write for the stack could overwrite the target.
     case.writes.truncate(1);
     patch_memory(case, 0, &target.to_le_bytes());
 }

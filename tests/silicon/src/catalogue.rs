@@ -12,9 +12,9 @@ pub struct Form {
     length: u8,
     /// The position of the REX byte, or of the first byte behind the VEX escape, if there is one.
     pub rex: Option<u8>,
-    /// The first three bytes are a VEX prefix.
+    /// Whether the first three bytes are a VEX prefix.
     pub vex: bool,
-    /// The byte behind `bytes` may have any value without leaving this `Code`.
+    /// Whether the byte behind `bytes` may have any value without leaving this `Code`.
     pub free: bool,
 }
 
@@ -137,8 +137,8 @@ fn first_code(head: &Form, next: u8) -> Option<Code> {
     offered(&instruction).then(|| instruction.code())
 }
 
-/// Whether the CPU model offers an instruction in user mode, and its result can be compared. Not privileged instructions,
-/// system calls, reads of time or randomness, or segment registers.
+/// Whether the CPU model offers an instruction in user mode, and its result can be compared. Not offered are privileged
+/// instructions, system calls, reads of time or randomness, and segment registers.
 pub fn offered(instruction: &Instruction) -> bool {
     !instruction.is_invalid()
         && !instruction.is_privileged()

@@ -16,9 +16,9 @@ const USER_END: u64 = 0x7fff_ffff_f000;
 
 /// The processor's and the software CPU's results of one case.
 pub struct Pair<'a> {
-    /// The processor's.
+    /// The processor's outcome.
     pub native: &'a Outcome,
-    /// The software CPU's.
+    /// The software CPU's outcome.
     pub soft: &'a Outcome,
     /// The processor's writable data.
     pub native_data: &'a [u8],

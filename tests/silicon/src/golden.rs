@@ -65,7 +65,7 @@ pub struct Batch {
 #[derive(Serialize, Deserialize)]
 struct Changes {
     fault: Option<Fault>,
-    /// Bytes of the image that stay, and how many behind them change; repeatedly.
+    /// Pairs of numbers: how many bytes of the image stay, and how many bytes behind them change.
     runs: Vec<(u16, u16)>,
 }
 
@@ -192,13 +192,13 @@ impl<R: Reference> Reference for Recorder<R> {
     }
 }
 
-/// Recorded results, as a reference. The results' cases come in order.
+/// Recorded results, as a reference. The cases must be asked for in the recorded order.
 pub struct Results<'a> {
     golden: &'a Golden,
     part: usize,
     batch: usize,
     number: usize,
-    /// Bytes used up.
+    /// Number of bytes that were read so far.
     at: usize,
 }
 

@@ -143,7 +143,7 @@ unsafe extern "C" {
     fn silicon_leave();
 }
 
-/// The address of the jump stubs, behind the cases' slots. A slot reaches the stubs with a 5-byte jump. The
+/// The address of the jump stubs, behind the cases' slots. Code in a slot reaches the stubs with a 5-byte jump. The
 /// stubs jump to the trampoline, which may be anywhere.
 const STUBS: u64 = CODE + CODE_BYTES;
 const STUB_BYTES: u64 = 16;
@@ -168,7 +168,7 @@ pub struct Native {
 }
 
 impl Native {
-    /// Maps the areas and takes over the signals of this process. Once per process.
+    /// Maps the areas and takes over the signals of this process. Must be called only once in a process.
     pub fn new() -> io::Result<Native> {
         let code = map(CODE, CODE_BYTES + PAGE, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC)?;
         let data = map(DATA, DATA_BYTES + PAGE, libc::PROT_READ | libc::PROT_WRITE)?;
@@ -317,8 +317,8 @@ extern "C" fn on_signal(signal: libc::c_int, _: *mut libc::siginfo_t, context: *
         let machine = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
         let shared = CONTEXT.0.get();
         if (*shared).running == 0 {
-            // The signal does not come from a tested instruction, so it is a bug of ours. Dies of the signal
-            // when the instruction repeats.
+            // The signal does not come from a tested instruction, so it is a bug of ours. The instruction now runs
+            // again, and the signal kills the process.
             libc::signal(signal, libc::SIG_DFL);
             return;
         }

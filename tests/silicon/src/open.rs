@@ -56,7 +56,8 @@ pub fn flags(case: &Case) -> u64 {
     match shift_count(case) {
         Some(0) => 0,
         Some(1) => bits & !OF,
-        // SDM vol. 2, RCL: OF is undefined for more than one; also where the operand and CF come round to where they were.
+        // SDM vol. 2, RCL: OF is undefined for a count of more than one, even if operand and CF end with their old
+        // values.
         Some(_) if matches!(case.instruction.mnemonic(), Mnemonic::Rcl | Mnemonic::Rcr) => bits | OF,
         Some(count) if loses_carry(case, count) => bits | CF,
         _ => bits,

@@ -18,7 +18,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// In memory that forked children share; never freed.
+    /// Makes a progress in memory that forked children share. The memory is never freed.
     pub fn shared() -> io::Result<&'static Progress> {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping, zeroed, large enough and aligned; zeroes are valid atomics.
@@ -48,7 +48,7 @@ pub struct Child {
 pub enum Ended {
     /// The child handed over its result.
     Result(Vec<u8>),
-    /// The child died: a description.
+    /// The child died. The text describes how.
     Died(String),
 }
 

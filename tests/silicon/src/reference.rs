@@ -7,7 +7,7 @@ use crate::layout::{BATCH, DATA, PAD_AHEAD, PAD_BACK, slot};
 use crate::native::{Exit, Native};
 use crate::state::Outcome;
 
-/// Gives the result of each case. Batches come in any order, the cases of a batch in theirs.
+/// Gives the result of each case. Batches come in any order, but the cases of a batch in ascending order.
 pub trait Reference {
     /// Base address of FS in all cases.
     fn fs_base(&self) -> u64;
@@ -23,7 +23,8 @@ pub trait Reference {
     }
 }
 
-/// Another vendor's processor, as far from ours as the manuals permit. Flips everything that [`open`](crate::open) lists.
+/// Another vendor's processor, as far from ours as the manuals permit. Flips every bit of the results that
+/// [`open`](crate::open) lists as undefined.
 pub struct Disturbed<R>(pub R);
 
 impl<R: Reference> Reference for Disturbed<R> {

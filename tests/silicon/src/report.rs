@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::allowed::Uses;
 
-/// The table's rows.
+/// The family of an instruction. Each family is a row of the table.
 pub fn family(instruction: &Instruction) -> &'static str {
     use CpuidFeature::*;
     let features = instruction.cpuid_features();

@@ -28,7 +28,7 @@ pub struct Runner<'a, R> {
     case: Case,
     /// The counts so far.
     pub report: Report,
-    /// How to print a case so that it can be repeated.
+    /// The command that repeats a case, without batch and case.
     repeat: String,
     /// Differences of one mnemonic that are printed in full.
     shown_each: u64,
@@ -138,7 +138,7 @@ impl<'a, R: Reference> Runner<'a, R> {
             native_data: &self.native_data,
             soft_data: &self.soft_data,
         };
-        // Count each allowance for one tier only.
+        // The report counts the allowed differences of the first tier only, so that none counts twice.
         let mut not_counted = Default::default();
         let allowed = if tier == 0 { &mut self.report.allowed } else { &mut not_counted };
         let verdict = compare(&self.case, &pair, self.compared, allowed);

@@ -105,7 +105,7 @@ pub fn fx_image(rng: &mut Rng, fx: &mut FxImage) {
         status |= rng.bits() as u16 & 0x7f;
     }
     if rng.percent(85) {
-        // In most cases no exception is pending, because the instruction would only raise #MF.
+        // Most generated states have no pending exception, because the instruction would only raise #MF.
         status &= !(!control & 0x3f);
     }
     if status & !control & 0x3f != 0 {

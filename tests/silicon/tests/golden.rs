@@ -56,7 +56,7 @@ impl<R: Reference, F: FnMut(&Case, &mut Outcome)> Reference for Changed<R, F> {
     }
 }
 
-/// So the vectors break if the CPU's choice of an undefined flag does.
+/// If the CPU changes any undefined flag, the comparison with the vectors fails.
 #[test]
 fn every_undefined_flag_counts() {
     let golden = vectors();
@@ -183,7 +183,7 @@ fn case(bytes: &[u8], cl: u64) -> Case {
     case
 }
 
-/// Cases follow from their numbers alone.
+/// Tests that only its numbers determine a case.
 #[test]
 fn cases_are_repeated() {
     let catalogue = vectors().catalogue(0).expect("they are current");

@@ -1,5 +1,6 @@
-//! Short comparisons with the real processor. The first is in full on Intel's processors, else of defined results. The
-//! second runs as on a host of another vendor. Without the test harness, because forking needs a single thread.
+//! Short comparisons with the real processor. The first comparison is of everything on Intel's processors, and only of
+//! defined results on others. The second runs as on a host of another vendor. The tests have no harness, because
+//! forking needs a single thread.
 
 use silicon::open::Compared;
 use silicon::{Options, Vendor};

@@ -21,7 +21,7 @@ pub fn attach<S: AsRef<str>>(gdb: &mut Command, socket: &Path, commands: &[S]) {
     gdb.args(commands.iter().flat_map(|command| ["-ex", command.as_ref()]));
 }
 
-/// Serves a timeline to one client: the command that `client` makes for a socket in `directory`. Returns the client's
+/// Serves a timeline to one client, a command that `client` makes for a socket in `directory`. Returns the client's
 /// output, errors last.
 pub fn serve(timeline: &mut Timeline, directory: &Path, client: impl FnOnce(&Path) -> Command) -> String {
     let socket = directory.join("gdb.socket");

@@ -1,8 +1,8 @@
 //! Function calls in a traced window: which activation of which function runs at each step, where it began and where it
-//! returned. Only for the guest's kernel, by the kernel's own list of symbols.
+//! returned. The module knows only functions of the guest's kernel, from the kernel's own list of symbols.
 //!
-//! The stack pointer orders a stack of activations. If control takes another way (interrupts, exceptions, stack switches),
-//! nothing is known until the next call.
+//! The stack pointer orders a stack of activations. After an interrupt, an exception or a stack switch, nothing is
+//! known until the next call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,7 +62,7 @@ enum Way {
     On,
     Call,
     Return,
-    /// Another way: a different stack, or an event in between.
+    /// To any other instruction: on a different stack, or with an event in between.
     Elsewhere,
 }
 

@@ -12,12 +12,12 @@ use std::process::Command;
 use super::calls::Calls;
 use super::trace::Trace;
 
-/// The most instructions of one line.
+/// Largest number of instructions for one line.
 const LINE_LENGTH: usize = 4;
 
 /// Where lines begin.
 pub struct Lines {
-    /// By the first instruction of a function: the beginnings of its lines, in order.
+    /// Maps the first instruction of a function to the beginnings of its lines, in ascending order.
     functions: BTreeMap<u64, Vec<u64>>,
     /// Step counts at which lines begin, by activation.
     pub visits: BTreeMap<usize, Vec<usize>>,

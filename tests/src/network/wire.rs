@@ -119,8 +119,8 @@ pub fn passt_process(directory: &Path) -> PathBuf {
     directory.join("passt.pid")
 }
 
-/// Runs a function in its own network namespace, which ends with the function. Does nothing if this process may not make
-/// namespaces.
+/// Runs a function in its own network namespace, which ends with the function. Returns `None` if this process is not
+/// allowed to make namespaces.
 pub fn in_own_network<R: Send>(run: impl FnOnce() -> R + Send) -> Option<R> {
     // Only this thread and its children change to the namespace.
     let in_thread = || unshare(CloneFlags::CLONE_NEWNET).is_ok().then(run);
@@ -179,7 +179,7 @@ fn begin_capture(capture: &Path) -> Child {
     dumpcap.args(["-q", "-B", "64", "-i", INTERFACE, "-w"]).arg(capture);
     let silent = dumpcap.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut process = silent.spawn().expect("dumpcap can be run");
-    // dumpcap writes the file's head when it listens.
+    // dumpcap writes the capture file's header as soon as it captures.
     while std::fs::metadata(capture).map_or(true, |file| file.len() == 0) {
         let ended = process.try_wait().expect("dumpcap is ours");
         assert!(ended.is_none(), "dumpcap does not capture on {INTERFACE}: {ended:?}");

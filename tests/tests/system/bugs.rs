@@ -1,5 +1,6 @@
-//! Kernel modules with a bug each. A run is recorded until the kernel panics. Then gdb walks backwards from the panic to
-//! the cause, by a person's script. The finds are compared with markers such as `/* [1] */` in the modules' sources.
+//! Kernel modules with a bug each. A run is recorded until the kernel panics. Then gdb goes backwards from the panic to
+//! the cause, by a person's script (the *walk*). The finds are compared with markers such as `/* [1] */` in the
+//! modules' sources.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -22,7 +23,7 @@ struct Bug {
 }
 
 struct Place {
-    /// The walk's name for the place: `culprit` or `on the way`.
+    /// The name that the walk prints for the place: `culprit` or `on the way`.
     what: &'static str,
     function: &'static str,
     /// The number of the marker in the source.

@@ -13,7 +13,7 @@ use tests::run::{last_lines, run_until};
 
 /// The beginning of the disk.
 const MARK: &[u8; 16] = b"the disk is read";
-/// The most instructions of a run. A boot takes 3e9 instructions.
+/// Largest number of instructions of a run. A boot takes 3e9 instructions.
 const LIMIT: Instructions = Instructions(9_000_000_000);
 const EVERY: usize = 20;
 
@@ -24,7 +24,7 @@ enum End {
     Off,
     /// As `Off`. The kernel failed before this table was written.
     Mended,
-    /// As `Off`, without a disk, because the line turns off everything that finds it.
+    /// As `Off`, without a disk, because the line turns off everything that finds the disk.
     NoDisk,
     /// As `Mended`, but the kernel halts, because nothing tells it how to power off.
     Halt,

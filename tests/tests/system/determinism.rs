@@ -1,4 +1,4 @@
-//! Two runs of one guest are equal. A run that is saved at random instructions, restored elsewhere and
+//! Two runs of one guest are equal. A run that is saved at random instructions, restored into another machine and
 //! continued is equal, too.
 //!
 //! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: 1,000 points, each continued in a

@@ -20,7 +20,7 @@ use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, repository};
 use tests::record::{open, record};
 
-/// Nothing is ever executed there, and the search for it takes seconds.
+/// A condition that is never true: nothing is executed at this address. The search takes seconds.
 const NEVER: &str = "break:0x1234";
 /// The server's packet while it is busy.
 const SIGN_OF_LIFE: &[u8] = b"$O#4f";

@@ -17,7 +17,7 @@ use tests::listings::{ListedProcess, PS, assert_same_processes};
 use tests::record::{open, record};
 use tests::traveller::Traveller;
 
-/// Hits that are compared, from the end backwards.
+/// How many hits are compared, from the recording's end backward.
 const HITS: usize = 12;
 /// The text right after the guest's list of processes.
 const LISTED: &str = "that was all";

@@ -27,7 +27,7 @@ use tests::traveller::Traveller;
 const STEPS: u64 = 400;
 /// Compared steps in one traced stretch.
 const STEPS_PER_STRETCH: u64 = 60;
-/// The length of a stretch.
+/// The number of steps in a traced stretch.
 const STRETCH: u64 = 60_000;
 const RSP: u8 = 4;
 
@@ -240,7 +240,7 @@ impl Trace {
         let traps = Traps { vectors: (0..=u8::MAX).collect(), returns: true, ..Traps::default() };
         timeline.set_stops(Stops { traps, ..Stops::default() });
         let mut rows = vec![Row::of(timeline.machine(), tasks)];
-        // The places at which each thread was interrupted.
+        // For each thread, the numbers of the rows at which it was interrupted, until the handler returns.
         let mut open: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         while (rows.len() as u64) < STRETCH && timeline.position() < timeline.end() {
             timeline.step_forward().unwrap_or_else(|error| panic!("{error}"));
@@ -336,7 +336,7 @@ impl Trace {
         }
     }
 
-    /// Whether a return is SYSRET.
+    /// Whether the return at this row is SYSRET.
     fn is_of_system_call(&self, row: usize) -> bool {
         matches!(self.rows[row].code, [0x0f, 0x07, _] | [0x48, 0x0f, 0x07])
     }

@@ -38,7 +38,7 @@ impl Trace {
         (from + 1..=self.end()).find(|&at| self.0[at].0 == rip).unwrap_or(self.end())
     }
 
-    /// Right before the counter last changed.
+    /// The step count right before the counter last changed.
     fn change_before(&self, from: usize) -> usize {
         (0..from).rev().find(|&at| self.0[at].1 != self.0[at + 1].1).unwrap_or(0)
     }

@@ -10,7 +10,7 @@ use machine::script::Script;
 use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options, repository, with_files};
 use tests::record::{open, record};
 
-/// Nothing else in the guest has such addresses.
+/// Makes the linker put the test's program at addresses that nothing else in the guest has.
 const ADDRESSES: &str = "-Wl,-Ttext-segment=0x50000000";
 const PLACES: usize = 50;
 
@@ -28,7 +28,7 @@ fn hits_of_runs(timeline: &mut Timeline, is_forward: bool) -> Vec<(Instructions,
     }
 }
 
-/// With pages of code that are not there yet, several processes, signals and timer interrupts.
+/// Tests this with pages of code that are not present yet, several processes, signals and timer interrupts.
 #[test]
 fn hits_are_as_many_as_calls_whichever_way_one_counts() {
     let directory = tempfile::tempdir().expect("a temporary folder");

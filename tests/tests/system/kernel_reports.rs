@@ -78,7 +78,7 @@ fn searches_say_what_system_calls_were_asked_and_gave_and_who_waits() {
         "{hit}"
     );
     assert!(all.iter().all(|hit| hit["name"] == "cat"), "{all:?}");
-    // A search for the last hit alone has the same result.
+    // A search for only the last hit has the same result.
     let last = search(&["syscall:open*", "comm:cat"]);
     assert_eq!((&last[0]["call"], &last[0]["instruction"]), (&hit["call"], &hit["instruction"]));
     let long = search(&["syscall:*nanosleep", "longer:1s", "--all"]);

@@ -10,7 +10,7 @@ use tests::run::run_to_end;
 /// The exit code of isa-debug-exit for 0x10, which the kernels write after success.
 const SUCCESS: Outcome = Outcome::DebugExit { code: 33 };
 
-/// Beyond this a kernel hangs.
+/// A kernel that executes more instructions hangs.
 const LIMIT: Instructions = Instructions(2_000_000_000);
 
 /// (kernel, modules, memory in MiB, further command line)

@@ -1,4 +1,4 @@
-//! A guest that starts a second kernel: names mean places in both kernels.
+//! Tests a guest that starts a second kernel. A symbol's name stands for its addresses in both kernels.
 //!
 //! In each kernel the guest prints the addresses of some symbols from `/proc/kallsyms`. The tests compare
 //! ttvm's answers with the printed addresses.
@@ -112,7 +112,7 @@ fn names_mean_places_in_both_kernels_of_a_guest_that_kexecs() {
     for hit in &ticks {
         let symbols = if hit["kernel"]["number"] == 1 { &first } else { &second };
         let what = hit["what"].as_str().unwrap();
-        // The variable has two names.
+        // `jiffies` and `jiffies_64` are two names of one variable.
         assert!(what.starts_with(&format!("write to {:#x} <jiffies", symbols["jiffies_64"])), "{hit}");
     }
 

@@ -1,8 +1,8 @@
 //! KVM in the lab. With small programs KVM does the same as the software CPU, and lands exactly at the
-//! wanted place. A recording made under KVM replays there, and, packed, outside on the software engine. The
-//! short form records a guest of a few instructions, and takes each fourth small program. The long form
-//! takes all small programs. This form also records a stock kernel that gets typed input and reads its
-//! disk, and then travels in the recording.
+//! wanted place. A recording made under KVM replays in the lab, and, once packed, also outside on the software engine.
+//! The short form records a guest of a few instructions, and takes each fourth small program. The long form takes all
+//! small programs. This form also records a stock kernel that gets typed input and reads its disk, and then travels in
+//! the recording.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -95,10 +95,10 @@ const WITHOUT_ACPI: &str = r#"
 ./ttvm pack lab.ttvm -o out/lab.packed
 "#;
 
-/// The longest way from a checkpoint, if the next checkpoint is not nearer. The way is long enough to leave
-/// KVM a part.
+/// The largest distance from a checkpoint to a place, unless the next checkpoint is nearer. The distance is long enough
+/// for KVM to run a part.
 const BEHIND_CHECKPOINT: u64 = 150_000_000;
-/// The distance of events on the way between which the other engine runs, before the last part of the way.
+/// The distance of the events between which the other engine runs, before the last part of a replay.
 const FROM_EVENT_TO_EVENT: u64 = 30_000_000;
 
 /// The recording of this name that was packed in the lab. The recording counts exits.
@@ -140,7 +140,7 @@ fn kvm_does_as_the_software_cpu_does() {
     equal_at_home(&recording);
 }
 
-/// `TTVM_LAB_ROUNDS` says how often.
+/// `TTVM_LAB_ROUNDS` sets how often the kernel is recorded.
 #[test]
 fn a_stock_kernel_under_kvm_replays_there_and_on_the_software_engine() {
     let Some(rounds) = std::env::var_os(ROUNDS) else {

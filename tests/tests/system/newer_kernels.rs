@@ -76,7 +76,7 @@ fn assert_same_symbols(symbols: &Symbols, console: &str) {
         assert!(line.is_in(symbols), "{line:x?}");
     }
     assert!(symbols.modules().iter().any(|name| name == "virtio_blk"), "{:?}", symbols.modules());
-    // Functions are in code, in any section of the kernel.
+    // A function lies in a section with code, whichever section of the kernel that is.
     for name in ["start_kernel", "do_syscall_64", "schedule", "virtblk_probe"] {
         let function = symbols.named(name).unwrap_or_else(|| panic!("no {name}"));
         assert!(function.is_code() && function.section.is_some() && function.size > 0, "{function:?}");

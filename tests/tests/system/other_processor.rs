@@ -1,5 +1,5 @@
-//! A processor of another vendor has the same results: QEMU's imitation of an Intel processor, on any host. Where the
-//! manuals leave results undefined, this imitation differs from Intel's and AMD's own processors.
+//! A processor of another vendor has the same results: an Intel processor that QEMU emulates, on any host. Where the
+//! manuals leave results undefined, the emulated processor differs from Intel's and AMD's own processors.
 
 use std::process::{Command, Stdio};
 
@@ -10,8 +10,9 @@ use tests::program::ttvm;
 const PROCESSOR: [&str; 2] = ["--cpu", "Skylake-Client"];
 const EQUAL: &str = "replayed to the end: console, counts and hashes are equal";
 
-/// The cut fuzzer's programs have the same digests there and here. The golden vectors of instructions with undefined
-/// results match there, too. `TTVM_WHOLE_VECTORS` runs all programs and matches all vectors, which takes minutes.
+/// The cut fuzzer's programs have the same digests on the other processor and on the host's. The golden vectors of
+/// instructions with undefined results match on the other processor, too. `TTVM_WHOLE_VECTORS` runs all programs and
+/// matches all vectors, which takes minutes.
 #[test]
 fn executes_the_same() {
     let programs = built(&["cuts", "silicon"]);
@@ -36,8 +37,9 @@ fn executes_the_same() {
     assert!(left.file("vectors").contains("no unexplained difference"), "{}", left.file("vectors"));
 }
 
-/// A recording from here replays there, and a recording from there replays here. The recording has the
-/// beginning of a boot, or with `TTVM_WHOLE_VECTORS` a whole boot, for which the lab takes minutes.
+/// A recording of the host replays on the other processor, and a recording of the other processor replays on the host.
+/// The recording has the beginning of a boot, or with `TTVM_WHOLE_VECTORS` a whole boot, for which the lab takes
+/// minutes.
 #[test]
 fn replays_what_was_recorded_here_and_the_other_way() {
     let (ttvm, directory) = (ttvm(), tempfile::tempdir().expect("a temporary folder"));

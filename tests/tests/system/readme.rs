@@ -74,9 +74,9 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "replay C.ttvm --verify"),
     (1, "control control.socket status"),
 ];
-/// Needs drgn.
+/// The command that needs drgn.
 const DRGN: &str = "drgn R.ttvm --at 95% -- --no-default-symbols -e print(prog.flags)";
-/// A gdb has to connect to this one.
+/// The command that starts a server, to which a gdb then has to connect.
 const SERVE: &str = "debug R.ttvm --no-sandbox --listen unix:gdb.socket --at 50% --once";
 /// The command that is typed into the terminal.
 const DEBUG: &str = "debug R.ttvm --gdb --symbols kernel.symbols";

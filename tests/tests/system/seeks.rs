@@ -21,9 +21,9 @@ use tests::record::{open, record_with_checkpoints};
 
 const SEED: u64 = 4711;
 const SHORT_PAIRS: usize = 12;
-/// The most different points. The pairs are made from these points.
+/// Largest number of different points. The pairs are made from these points.
 const MAX_POINTS: usize = 250;
-/// Close together, so most of the time goes into the seeks.
+/// Distance of the checkpoints, in guest time. Checkpoints are close together, so most of the time goes into the seeks.
 const CHECKPOINT_NS: u64 = 100_000_000;
 
 /// Whether this is the full version, and its number of pairs.
@@ -139,16 +139,16 @@ fn in_the_workload_rd() {
     check(&recording, pairs - 2 * (pairs / 3));
 }
 
-/// The most steps of a replay to the end of a boot, where a debugger opens the recording.
+/// Limit of steps for a replay to the end of a boot, where a debugger opens the recording.
 const TO_THE_END: u64 = 400_000_000;
-/// The most steps to a place of the first second before the early checkpoint. All code in the first second is
-/// new, and slow.
+/// Limit of steps for a replay to a place in the first second, before the early checkpoint. All code in the first
+/// second is new, and slow.
 const EARLY: u64 = 420_000_000;
-/// The most steps to a place behind that checkpoint.
+/// Limit of steps for a replay to a place behind that checkpoint.
 const FIRST: u64 = 620_000_000;
-/// The most steps of a seek beyond the replay up to the place, to find the instruction of a time.
+/// Limit of steps that a seek to a time takes beyond the replay up to its place, to find the instruction of that time.
 const FINDING: u64 = 24_000_000;
-/// The most steps of a seek in a session that has passed the place.
+/// Limit of steps for a seek in a session that has passed the place before.
 const NEAR: u64 = 48_000_000;
 
 /// Steps that a seek to a time replays.

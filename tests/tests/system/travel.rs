@@ -28,7 +28,7 @@ impl Walk {
         self.rips[at.number() as usize]
     }
 
-    /// The next step count of an instruction, below some step count.
+    /// The step counts before `end` at which an instruction is the next one.
     fn reaches(&self, rip: u64, end: Instructions) -> Vec<Instructions> {
         (0..end.number()).map(Instructions).filter(|&at| self.rip(at) == rip).collect()
     }
@@ -70,7 +70,7 @@ fn walk(traveller: &Traveller, hash_points: &[Instructions]) -> Walk {
     walk
 }
 
-/// Never to be interrupted.
+/// Makes a poll function that never interrupts.
 fn on() -> impl FnMut() -> bool {
     || false
 }
@@ -86,7 +86,8 @@ fn watch(address: u64) -> Watchpoint {
 /// Distance of the checkpoints in recordings with checkpoints.
 const CHECKPOINT_STEPS: u64 = 100_000;
 
-/// The recording and its walk. Each test makes its own recording, which takes less than a second.
+/// Makes a recording, and walks through it once: RIP at each step, the steps that write the counter, and hashes at some
+/// points. Each test makes its own recording, which takes less than a second.
 fn prepare(hash_points: usize) -> (tempfile::TempDir, Traveller, Walk) {
     prepare_by(hash_points, Traveller::record)
 }
@@ -283,7 +284,7 @@ fn both_ends_of_history_are_ends() {
     assert_eq!((timeline.position(), timeline.machine().cpu().rip()), (Instructions(0), walk.rips[0]));
 }
 
-/// Far away from the position, with few checkpoints in between or many, on one core or several.
+/// Tests searches far away from the position, with few or many checkpoints in between, on one core or several.
 #[test]
 fn all_hits_are_found_whatever_the_number_of_cores() {
     let (_directory, traveller, walk) = prepare_with_checkpoints(1);
@@ -381,7 +382,7 @@ fn console_text_and_changed_contents_are_found_where_they_come_about() {
             assert_eq!(timeline.machine().console().text().ends_with(b"halted"), shown, "at {at}");
         }
     }
-    // Every write of the counter changes it; code is never changed.
+    // Every write to the counter changes its value. The code at `hook` never changes.
     for (address, expected) in [(traveller.counter, walk.writes.len()), (traveller.hook, 0)] {
         timeline.set_stops(condition(&format!("change:{address:#x}+4")));
         let changes = timeline.hits(Instructions(0), end, usize::MAX, &mut on()).unwrap().found;

@@ -16,7 +16,7 @@ use tests::guests::{BENCH, BENCH_RD, CLOUD, Guest, linux_options, repository};
 use tests::record::{open, record_with_checkpoints};
 use tests::run::{assert_shows, run_to_power_off};
 
-/// Phase and checksum.
+/// The checksum that a workload prints at the end of each of its phases.
 type Sums = BTreeMap<String, String>;
 
 fn native_sums(workload: &str, scale: Option<u32>) -> Sums {

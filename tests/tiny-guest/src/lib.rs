@@ -1,5 +1,5 @@
-//! A guest of a few instructions and its recordings, made in each test. For tests that need many recordings, or that know
-//! every instruction.
+//! A guest of a few instructions and its recordings, made in each test. The guest is for tests that need many
+//! recordings, or that know every instruction.
 //!
 //! The guest stirs a megabyte of memory for a given number of rounds, mixes in and echoes typed text, and ends the run.
 //! Every register and byte of memory depends on everything before. A timer ticks, but the guest never takes its interrupt.
@@ -30,7 +30,7 @@ use recording::{Opened, Recordable, Recording};
 const LOAD: u32 = 0x10_0000;
 /// Physical address of the memory that the guest stirs.
 pub const STIRRED: u64 = 0x20_0000;
-/// Its size.
+/// The size of that memory.
 pub const STIRRED_BYTES: u64 = 1 << 20;
 /// The power-on event of every guest here.
 pub const POWER_ON: PowerOn = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };

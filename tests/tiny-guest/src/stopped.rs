@@ -22,7 +22,7 @@ const KEYS: [(u64, &str); 2] = [(5, "a"), (20, "bc")];
 /// A clock and a keyboard under the control of pseudo-random numbers.
 struct Host {
     numbers: Cell<u64>,
-    /// The most time that passes at once, exclusive.
+    /// Upper limit, not reached, of the time that passes at once.
     most_ns: u64,
     told: bool,
     /// Other input, by exit counts.

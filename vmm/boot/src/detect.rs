@@ -7,7 +7,7 @@ use super::images::Image;
 use super::protocol::Protocol;
 use super::{linux, multiboot1, multiboot2};
 
-/// The protocol of an image, if the caller names none.
+/// The protocol of an image, for a caller that chooses none.
 pub(super) fn detect(kernel: Image<'_>) -> Result<Protocol, BootError> {
     if linux::is_bzimage(kernel.bytes) {
         return Ok(Protocol::LinuxBzImage);

@@ -18,7 +18,7 @@ pub const LEGACY_HOLE_START: u64 = 0xA_0000;
 pub const LEGACY_HOLE_END: u64 = 0x10_0000;
 /// The interrupt vectors and the BIOS data area lie below; nothing is loaded there.
 const FIRST_LOADABLE: u64 = 0x500;
-/// The loader's own structures start here, so that address 0 never names one.
+/// The loader's own structures start at this address, so that none is at address 0.
 const FIRST_PLACED: u64 = 0x1000;
 
 /// The use of a range of guest-physical memory. The values are the same in e820, PVH and Multiboot.

@@ -83,7 +83,7 @@ impl Companion {
         Ok(Companion { process: command.spawn().map_err(failed)?, pipe: Some(pipe) })
     }
 
-    /// Lets gdb come, waits for its end, and returns its exit code.
+    /// Lets the companion start gdb, waits until gdb ends, and returns gdb's exit code.
     pub fn run_gdb(mut self) -> i32 {
         // If the companion has ended already, its exit code tells why.
         let _ = self.pipe.as_mut().map(|pipe| pipe.write_all(b"\n"));
@@ -194,7 +194,7 @@ impl Socket {
 impl Identity {
     fn of(path: &Path) -> Option<Identity> {
         let file = path.symlink_metadata().ok()?;
-        // Connecting to a socket, or changing its mode, is no modification.
+        // Connecting to a socket, or changing its mode, does not change its modification time.
         let made = (file.mtime(), file.mtime_nsec());
         file.file_type().is_socket().then(|| Identity { device: file.dev(), inode: file.ino(), made })
     }

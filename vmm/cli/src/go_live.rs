@@ -103,7 +103,7 @@ impl Source {
     }
 }
 
-/// The machine's state at a place, by the software CPU alone, and the moment of that place.
+/// The machine's state at a place, as the software CPU replays it, and the moment of that place.
 fn start_at(
     recording: &Recording<Instructions>,
     at: PositionSpec,

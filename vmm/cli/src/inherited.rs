@@ -12,7 +12,7 @@ use nix::unistd::close;
 
 /// Standard input, output and errors.
 const STANDARD: RawFd = 2;
-/// Path prefixes that name a descriptor of this process (proc(5)).
+/// Prefixes of paths that stand for a descriptor of this process (proc(5)).
 const NAMES: [&[u8]; 3] = [b"/dev/fd/", b"/proc/self/fd/", b"/proc/thread-self/fd/"];
 
 /// Closes all descriptors above 2 that these arguments do not name. Must be called before this program opens

@@ -6,7 +6,7 @@ use machine::Outcome;
 use machine::error::Error;
 use recording::{EVENTS, MANIFEST};
 
-/// When a recording is kept.
+/// Says after which runs the recording is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum KeepOn {
     /// Always

@@ -18,7 +18,7 @@ pub struct NetworkArg {
 }
 
 impl NetworkArg {
-    /// The card.
+    /// The network card's configuration.
     pub fn config(&self) -> NetworkConfig {
         let mac = self.mac.unwrap_or(DEFAULT_MAC);
         NetworkConfig { mac, mtu: self.peer.mtu(), segments: self.peer.segments() }

@@ -14,7 +14,7 @@ use recording::{Opened, read_panic_note};
 
 use crate::run_listener::RunListener;
 
-/// The most steps that are replayed to look at a recording's end.
+/// Largest number of steps that are replayed to look at a recording's end.
 const NEAR_STEPS: u64 = 2_000_000_000;
 /// Longer lines of the console are cut here.
 const MOST_LINE_BYTES: usize = 1024;

@@ -97,8 +97,8 @@ impl PlaceArgs {
     }
 }
 
-/// A recording whose positions are instruction counts. One that counts exits is replayed once to count them.
-/// `offers_part` adds a hint that a part may do.
+/// Opens a recording so that its positions are instruction counts. A recording that counts exits is replayed once to
+/// count instructions. `offers_part` adds a hint that a part may do.
 pub fn in_instructions(opened: Opened, offers_part: bool) -> Result<Recording<Instructions>, Error> {
     match opened {
         Opened::ByInstructions(recording) => Ok(recording),

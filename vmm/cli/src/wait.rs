@@ -10,7 +10,7 @@ use machine::error::Error;
 use crate::interrupt::Interrupt;
 use crate::progress;
 
-/// Shorter waits need no bar.
+/// A wait shorter than this needs no progress bar.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// The bar and the interrupt for a user who waits. The clock decides only when something is shown; no movement

@@ -49,9 +49,9 @@ pub enum Leave {
 
 /// A place where a guest was stopped between two exits, described by its registers.
 ///
-/// Several such places may have the same registers. The engine stops at each such place, and the machine
-/// compares more state to decide whether the place is right. If several places have equal state, any of them
-/// is right, because the future is the same.
+/// Several places may have the same registers. The engine stops at each of these places, and the machine compares more
+/// state to decide whether the guest was stopped there. If several places have equal state, any of them is right,
+/// because the future is the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LandingPlace {
     /// Linear address of the next instruction.

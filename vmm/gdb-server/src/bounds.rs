@@ -12,7 +12,7 @@ use guest_symbols::tasks::Tasks;
 use history::timeline::{Filter, address_space};
 use machine::Machine;
 
-/// The longest name that the kernel stores.
+/// The length of the longest task name that the kernel stores.
 const MAX_NAME_BYTES: usize = 15;
 
 /// The restriction of a point.
@@ -69,7 +69,7 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// Restricts the points at these addresses, or all others if there are no addresses. `None` removes the
+    /// Restricts the points at these addresses, or all other points if `addresses` is empty. `None` removes the
     /// restriction.
     pub fn bind(&mut self, only: Option<Only>, addresses: &[u64]) {
         if addresses.is_empty() {

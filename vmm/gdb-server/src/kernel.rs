@@ -133,7 +133,7 @@ impl GdbTarget<'_> {
     }
 
     /// Writes files with symbols, types and frames, and returns the gdb commands that load them. The files are for the
-    /// kernel and its modules, or for the modules alone. `loaded` writes no files: gdb has loaded the newest files and
+    /// kernel and its modules, or only for the modules. `loaded` writes no files: gdb has loaded the newest files and
     /// no longer needs the earlier ones. `module NAME` lists the addresses of a module's sections. Never reads a file
     /// that a client names.
     pub(super) fn symbol_commands(&mut self, argument: &str) -> Result<String, Refusal> {

@@ -169,7 +169,7 @@ impl<'a> GdbTarget<'a> {
         self.points_changed();
     }
 
-    /// The points in force.
+    /// The breakpoints and watchpoints in force, with their conditions.
     fn points(&self) -> Stops {
         let watch = |point: &gdb::Watchpoint| Watch {
             point: engine_watchpoint(point),
@@ -188,7 +188,8 @@ impl<'a> GdbTarget<'a> {
         }
     }
 
-    /// The points in force without temporary breakpoints, which only concern the stepped code.
+    /// The breakpoints and watchpoints in force. Temporary breakpoints are left out, because they concern only the
+    /// stepped code.
     fn points_of_user(&self) -> Stops {
         let mut points = self.points();
         points.breakpoints.retain(|point| self.temporary.filter(point.address).is_none());

@@ -284,7 +284,8 @@ impl GdbTarget<'_> {
         until: Instructions,
         poll: &mut Poll<'_>,
     ) -> Result<Stops, Refusal> {
-        // Most conditions have only numbers, and searching for the symbols takes time.
+        // Most conditions have only numbers. So this function first tries without the guest's symbols, which take time
+        // to find.
         stops_of(text, &NoNames).or_else(|_| {
             let kernels = self.timeline.names(until, poll).map_err(refused)?;
             kernels.stops(|names| stops_of(text, names))

@@ -89,7 +89,7 @@ pub(super) fn from_gdb(state: &CpuState, new: &Registers) -> Result<CpuState, Re
         new.r11, new.r12, new.r13, new.r14, new.r15,
     ];
     if new.rip != old.rip {
-        // A CPU that is sent elsewhere no longer waits.
+        // A CPU that gets another RIP no longer waits.
         (state.halted, state.interrupt_shadow, state.mov_ss_shadow) = (false, false, false);
         state.rip = new.rip;
     }

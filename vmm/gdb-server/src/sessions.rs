@@ -33,7 +33,7 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 pub struct Options {
     /// The folder of the files for gdb.
     pub folder: PathBuf,
-    /// A file with commands for gdb. A gdb that has not loaded it shows its name.
+    /// A file with commands for gdb. A gdb that has not loaded the file shows the file's name.
     pub commands: Option<PathBuf>,
     /// The start position of each session.
     pub at: PositionSpec,

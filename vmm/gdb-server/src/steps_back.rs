@@ -244,9 +244,9 @@ impl GdbTarget<'_> {
         })
     }
 
-    /// The machine stands before a program's jump to `there`. If the jump switched stacks, goes back to the
-    /// call that began on this stack. So undoing a `longjmp` leads to the call of the function that it left.
-    /// For any other jump the machine stays.
+    /// The machine stands before a program's jump to `there`. If the jump switched stacks, goes back to the last call
+    /// that was made with the stack pointer of `there`. So undoing a `longjmp` leads to the call of the function that
+    /// `longjmp` left. For any other jump the machine stays.
     fn back_over_jump(
         &mut self,
         there: &Level,

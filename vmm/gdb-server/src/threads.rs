@@ -44,7 +44,7 @@ impl ShownThreads {
         ShownThreads { tasks, frame, sleepers: Vec::new(), looked_at: None }
     }
 
-    /// Whether `tasks` has listed these threads, so that they belong to the same kernel.
+    /// Whether `tasks` listed these threads. If so, the threads belong to the same kernel as `tasks`.
     pub fn is_of(&self, tasks: &Arc<Tasks>) -> bool {
         Arc::ptr_eq(&self.tasks, tasks)
     }
@@ -116,8 +116,8 @@ fn sleepers(processes: &Processes, state: impl Fn(u64) -> Option<char>) -> Vec<S
     found
 }
 
-/// The registers of a thread inside the kernel; the running thread may be in a program. Registers that the kernel does
-/// not save are zero. Registers that all threads share have their current values.
+/// The registers of a sleeping thread, which is always in the kernel. The running thread may be in a program. Registers
+/// that the kernel does not save are zero. Registers that all threads share have their current values.
 fn in_kernel(running: &Registers, saved: SavedRegisters) -> Registers {
     const KERNEL_CODE: u16 = 0x10;
     const KERNEL_DATA: u16 = 0x18;

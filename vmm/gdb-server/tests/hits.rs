@@ -292,7 +292,7 @@ fn a_range_step_ends_behind_an_instruction_of_one_byte() {
     assert_eq!(target.read_registers().unwrap().rip, dec + 1);
     drop(target);
     assert_eq!(timeline.position(), at_dec + 1);
-    // From the beginning of the round: the range ends right after that one byte.
+    // A second step begins at the round's first instruction. The range ends right after DEC's one byte.
     timeline.step_forward().unwrap();
     let top = timeline.machine().cpu().rip();
     assert!(top < dec);

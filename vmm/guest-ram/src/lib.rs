@@ -114,7 +114,8 @@ impl GuestRam {
         Ok(GuestRam { memory, base, size_bytes: size, layout, flags })
     }
 
-    /// RAM for devices and loaders. Writes through this memory mark pages dirty and queue foreign writes.
+    /// RAM for devices and loaders. A write through this memory marks the page dirty, and is queued for the CPU as a
+    /// foreign write.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }

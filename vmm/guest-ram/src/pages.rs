@@ -74,7 +74,7 @@ impl PageFlags {
         }
     }
 
-    /// Calls `each` with every dirty page, in order, and clears its dirty flag.
+    /// Calls `each` with every dirty page, in ascending order, and clears the page's dirty flag.
     pub fn take_dirty(&self, mut each: impl FnMut(u64)) {
         for (number, group) in self.0.groups.iter().enumerate() {
             if !group.load(Relaxed) {

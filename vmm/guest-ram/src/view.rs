@@ -7,8 +7,8 @@ use crate::pages::GuestMemory;
 
 /// RAM of a guest whose CPU may be elsewhere: in another structure, or on another thread.
 ///
-/// A view's accesses are `vm-memory`'s, which are volatile copies. A view's writes mark pages dirty and queue
-/// foreign writes.
+/// A view's accesses are `vm-memory`'s, which are volatile copies. A write through a view marks the page dirty, and is
+/// queued for the CPU as a foreign write.
 #[derive(Clone)]
 pub struct RamView {
     memory: GuestMemory,

@@ -223,8 +223,8 @@ fn offsets(bytes: &[u8], start: usize, count: usize) -> Option<impl Iterator<Ite
     Some(table.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)))
 }
 
-/// The addresses of offsets with a base behind them. `None` if the addresses cannot be a kernel's: the base
-/// must lie in its image, and the addresses must ascend from there.
+/// Computes addresses from a table of offsets and the base that follows the table. Returns `None` if the addresses
+/// cannot be a kernel's. The base must lie in the kernel's image, and the addresses must ascend from the base.
 fn from_base(bytes: &[u8], start: usize, count: usize) -> Option<Vec<u64>> {
     let offsets = offsets(bytes, start, count)?;
     let base = u64_at(bytes, start + (4 * count).next_multiple_of(8)).filter(|base| IMAGE.contains(base))?;

@@ -146,8 +146,8 @@ struct Layout {
 struct Region {
     base: u64,
     size: u64,
-    /// The region's parts, in order: name, access, and the offset of the field with the part's end (relative
-    /// to the base).
+    /// The region's parts, in the order of their addresses: name, access, and the offset of the field with the part's
+    /// end (relative to the base).
     parts: Vec<(&'static str, Access, u64)>,
 }
 
@@ -265,7 +265,7 @@ fn regions_6_1(btf: &Btf<'_>) -> Option<Vec<Region>> {
     Some(vec![core, region("init_layout", [".init.text", ".init.rodata", ".init.data"])?])
 }
 
-/// `struct module_memory mem[]`, by `enum mod_mem_type`.
+/// The regions in `struct module_memory mem[]`, indexed by `enum mod_mem_type`.
 fn regions_6_4(btf: &Btf<'_>) -> Option<Vec<Region>> {
     const KINDS: [(&str, Access); 7] = [
         (".text", Access::Code),

@@ -1,7 +1,7 @@
 //! Panics, oopses, BUG, WARNING, KASAN and lockdep reports of a kernel, found by their first lines.
 //!
 //! An oops has several lines that could each begin a report ("BUG: kernel NULL pointer dereference", then "Oops: 0000
-//! [#1]"). A [`Sifter`] takes the lines in order, and tells for each whether a report begins there.
+//! [#1]"). A [`Sifter`] takes one line after the other, and tells for each whether a report begins there.
 //!
 //! Follows Linux 6.1 to 7.2: `kernel/panic.c`, `arch/x86/kernel/{dumpstack,traps}.c`, `arch/x86/mm/fault.c`,
 //! `mm/kasan/report.c`, `kernel/locking/lockdep.c`.
@@ -81,7 +81,7 @@ const END_OF_TRACE: &str = "---[ end trace";
 /// The number of an oops, in one of its lines: "[#1]".
 const NUMBERED: &str = "[#";
 
-/// Takes a kernel's lines in order, and detects the beginnings of reports.
+/// Takes a kernel's lines one after the other, and detects the beginnings of reports.
 #[derive(Clone, Debug, Default)]
 pub struct Sifter {
     /// Set if the last report is an unfinished oops: whether its number has been seen.

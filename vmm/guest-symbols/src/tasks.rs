@@ -341,7 +341,7 @@ fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Optio
                 continue;
             }
             None => {
-                // The node itself is not in memory.
+                // The last node's own address is not mapped, so this node does not count.
                 nodes.pop();
                 "a list has a bad pointer"
             }

@@ -7,7 +7,7 @@ use std::path::Path;
 use history::machine::position::Instructions;
 use history::never;
 
-/// The most places in a list.
+/// Largest number of places in a list.
 const MOST: usize = 1000;
 
 fn main() -> Result<(), Box<dyn Error>> {

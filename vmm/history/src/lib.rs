@@ -34,6 +34,6 @@ pub mod replay;
 pub mod timeline;
 mod workers;
 
-/// The packages whose types time travel uses, for programs that depend on this package alone.
+/// The packages whose types time travel uses, for programs that depend on no other package of ttvm.
 pub use ::{machine, recording};
 pub use open::{never, open, open_recording};

@@ -62,7 +62,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// The processor's registers.
+    /// The processor's registers at the current position.
     pub fn registers(&self) -> CpuState {
         self.machine().cpu().state()
     }

@@ -45,7 +45,7 @@ pub(crate) trait Task: Sync {
     /// A place in the recording.
     type Place: Copy + Send;
 
-    /// The number of intervals. Workers take the intervals in order.
+    /// The number of intervals. Workers take the intervals in the order of the run.
     fn intervals(&self) -> usize;
     /// The number of rows after which no more are needed.
     fn enough(&self) -> usize;
@@ -272,14 +272,14 @@ impl<T: Task> Work<'_, T> {
 /// The thread that asked for the task.
 struct Caller<'a, T: Task> {
     work: &'a Work<'a, T>,
-    /// The worker that took each interval, in order.
+    /// For each interval, in the order of the run, the worker that took it.
     taken: Receiver<usize>,
     /// The messages of each worker.
     batches: Vec<Receiver<Message<T>>>,
 }
 
 impl<T: Task> Caller<'_, T> {
-    /// Hands on all rows in order.
+    /// Hands on all rows, in the order of the run.
     fn gather(
         &self,
         hand_on: &mut HandOn<'_, T::Row>,

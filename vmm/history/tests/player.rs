@@ -159,7 +159,7 @@ fn what_the_next_check_looks_at_is_known_once_it_is_next() {
 fn the_machine_is_told_how_far_it_may_run() {
     let machine = machine::<Instructions>();
     let of = |event: LogRecord<_>| player(&machine, vec![event]);
-    // Up to an event ahead. If the next event waits for idle time here, there is no limit.
+    // The machine may run up to the next event. If the next event waits for idle time here, there is no limit.
     let button = of(event(&machine, at(5), Event::PowerButton));
     assert_eq!(button.next_poll(at(3)), Instructions(5));
     assert_eq!(button.next_poll(Moment { count: Instructions(5), time_ns: 1 }), Instructions::MAX);
@@ -176,7 +176,7 @@ fn where_the_guest_was_stopped_the_next_exit_would_be_a_difference() {
     let mut stop = player(&machine, vec![event(&machine, at(5), stopped())]);
     assert_eq!(stop.next_poll(at(3)), Exits(5));
     assert_eq!(stop.next_poll(at(5)), Exits(6));
-    // Exits alone reach this count, and the place of the stop lies beyond.
+    // The guest reaches this count by its exits, and the place of the stop lies behind the count.
     assert_eq!(stop.poll(&view(&machine, at(5), 0)).unwrap(), None);
     let here = View { stopped: Some(Stopped::default()), ..view(&machine, at(5), 0) };
     assert_eq!(stop.poll(&here).unwrap(), Some(stopped()));
@@ -193,7 +193,7 @@ fn an_idle_guest_waits_for_the_next_event_here_or_its_own_deadline() {
     assert_eq!(idle(5, None), Idle::Until(500));
     assert_eq!(idle(5, Some(700)), Idle::Until(500));
     assert_eq!(idle(5, Some(300)), Idle::Until(300));
-    // An event at another count does not come in while the guest idles here.
+    // While the guest idles at count 4, the event of count 5 does not come in.
     assert_eq!(idle(4, None), Idle::Forever);
     assert_eq!(idle(4, Some(700)), Idle::Until(700));
 }
@@ -331,7 +331,7 @@ fn a_branch_counter_that_is_not_exact_is_warned_of_and_no_difference() {
         let told = warnings.iter().any(|text| text.contains("7 when it was recorded, 8 now"));
         assert_eq!((told, warnings.len()), (is_warned_of, usize::from(is_warned_of)), "{then} {now}");
     }
-    // If instructions are counted, branches are counted exactly too.
+    // A machine that counts instructions also counts branches exactly.
     let machine = self::machine::<Instructions>();
     let button = EventRecord::of(&view(&machine, at(5), 7), Event::PowerButton);
     let mut player = player(&machine, vec![LogRecord::Event(button)]);

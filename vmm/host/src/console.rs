@@ -83,8 +83,8 @@ pub struct LiveConsole<C> {
 }
 
 impl<C: Unit> LiveConsole<C> {
-    /// Takes over standard input and output. From now on SIGTERM, SIGHUP, SIGINT and SIGQUIT end the run in order. The
-    /// terminal must still be in the mode of the user's shell.
+    /// Takes over standard input and output. From now on SIGTERM, SIGHUP, SIGINT and SIGQUIT end the run properly, with
+    /// an end in the log. The terminal must still be in the mode of the user's shell.
     pub fn new(options: LiveOptions<C>) -> Result<LiveConsole<C>, Error> {
         let (terminated, resized) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
@@ -259,7 +259,8 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
     }
 
     fn next_poll(&self, now: Moment<C>) -> C {
-        // If instructions are counted, each takes a nanosecond. If exits are counted, time events bring the end.
+        // In a run that counts instructions, each instruction takes a nanosecond. In a run that counts exits, the end
+        // comes by events that let time pass.
         let left = self.end_ns.map_or(MOST_BETWEEN_POLLS, |end| end.saturating_sub(now.time_ns));
         (now.count + left.min(MOST_BETWEEN_POLLS)).min(self.options.end_at.unwrap_or(C::MAX))
     }

@@ -227,7 +227,7 @@ mod tests {
         }
     }
 
-    /// A NOP is not the mark: compilers and assemblers put it behind HLT.
+    /// A NOP is not the mark, because compilers and assemblers put NOPs behind HLT.
     #[test]
     fn only_a_marked_halt_reads_the_time_and_only_where_time_reads_are_rewritten() {
         const NOP: u8 = 0x90;

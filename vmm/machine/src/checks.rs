@@ -21,7 +21,7 @@ pub struct Intervals {
 }
 
 impl Intervals {
-    /// For machines that count instructions.
+    /// The intervals for machines that count instructions.
     pub const OF_INSTRUCTIONS: Intervals = Intervals {
         // The interval is some tens of milliseconds of host time: a recording that is cut off loses at
         // most this much.
@@ -49,7 +49,7 @@ pub struct CheckParts {
 /// A summary of the machine's state at one point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckRecord<C> {
-    /// Where.
+    /// The point.
     pub at: Moment<C>,
     /// Retired conditional branches there.
     pub branches: u64,

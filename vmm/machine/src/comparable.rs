@@ -13,7 +13,7 @@ use crate::hashes::hash_of;
 /// How two machines' states are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Likeness {
-    /// In every bit: the software CPU alone runs machines of this kind.
+    /// In every bit, because only the software CPU runs machines of this kind.
     #[default]
     Exact,
     /// In the part that all processors share: KVM may run such machines.

@@ -25,7 +25,7 @@ pub use crate::image_file::{
 
 /// The least RAM. No system is expected to boot in less RAM.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
-/// The most RAM (the CPU model has 40 physical address bits; hosts have less).
+/// The largest size of RAM. The CPU model has 40 physical address bits; hosts have less memory.
 pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
 
 /// The least MTU of a network card: IPv4 requires it.
@@ -36,7 +36,7 @@ pub const MIN_MTU: u16 = 68;
 pub struct NetworkConfig {
     /// The card's MAC address.
     pub mac: [u8; 6],
-    /// The MTU: most bytes that a frame carries.
+    /// The MTU: the largest number of bytes that a frame carries.
     pub mtu: u16,
     /// Whether the guest may send TCP segments longer than the MTU. The peer cuts such segments up.
     pub segments: bool,
@@ -63,10 +63,11 @@ pub enum PassedDevice {
     },
 }
 
-/// The most space for all BARs. This much space fits into the bus's windows, with the gaps between the BARs.
+/// The largest space for all BARs together. This much space fits into the bus's windows, with the gaps between the
+/// BARs.
 const MAX_BAR_MEMORY: u64 = 480 << 20;
 const MAX_BAR_PORTS: u64 = 4096;
-/// The most passed-through devices of a machine.
+/// Largest number of passed-through devices in a machine.
 pub const MAX_PASSED: usize = 8;
 
 /// The machine's description.
@@ -125,7 +126,7 @@ const MAX_KERNEL_FILE_BYTES: u64 = 2 << 30;
 const MAX_STATE_FILE_BYTES: u64 = 64 << 20;
 
 impl MachineConfig {
-    /// Reads and hashes everything that `options` names.
+    /// Reads and hashes all files in `options`.
     pub fn from_options(options: &MachineOptions) -> Result<(MachineConfig, Images), Error> {
         MachineConfig::from_opened(options, &mut |_, path| open_image(path))
     }

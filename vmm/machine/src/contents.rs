@@ -392,7 +392,7 @@ mod tests {
             recorded.adopt_blocks(disk);
             versions.push((read(&mut recorded), recorded.disk_hash(), recorded.known_hashes().unwrap().disk));
         }
-        // As another process would, start with the files alone.
+        // Starts from the files only, as another process would.
         let mut replayed = machine(directory.path());
         let store = Arc::new(Store::open(directory.path().join("store")).unwrap());
         replayed.attach_store(store.clone());

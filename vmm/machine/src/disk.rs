@@ -89,7 +89,7 @@ impl OverlayDisk {
         }
     }
 
-    /// The blocks that differ from the image, in order.
+    /// The blocks that differ from the image, in ascending order.
     pub fn blocks_over_image(&self) -> Vec<u64> {
         self.blocks.over(&self.start).iter_not_base().map(|(block, _)| block).collect()
     }
@@ -115,7 +115,7 @@ impl OverlayDisk {
         self.written.len()
     }
 
-    /// The blocks written since the last call, in order.
+    /// The blocks written since the last call, in ascending order.
     pub fn take_written(&mut self) -> BTreeSet<u64> {
         std::mem::take(&mut self.written)
     }
@@ -164,7 +164,7 @@ impl OverlayDisk {
     }
 
     /// Hash of the guest's writes: BLAKE3 of the number (64 bits, little endian) and the [`digest`] of each
-    /// written block, in order. Reads all written blocks.
+    /// written block, in ascending order. Reads all written blocks.
     pub fn hash(&mut self) -> [u8; 32] {
         self.hash_of(Self::digest_of)
     }

@@ -55,7 +55,7 @@ impl<U: Unit> Machine<U> {
     }
 }
 
-/// Whether a machine with this outcome can continue, now that something else may come in.
+/// Whether a machine with this outcome can continue if its further input is not the recorded one.
 fn goes_on(outcome: &Outcome) -> bool {
     outcome.is_from_outside() || *outcome == Outcome::IdleForever
 }

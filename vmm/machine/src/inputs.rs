@@ -133,8 +133,8 @@ pub struct View<'a, C> {
     pub network_room: Option<usize>,
     /// The CPU, for checks.
     pub cpu: &'a cpu::Cpu,
-    /// Retired conditional branches. If exits are counted, this is zero unless the guest was just stopped without an
-    /// exit and the engine counts branches.
+    /// Retired conditional branches. In a machine that counts exits, this is zero unless the guest was just stopped
+    /// without an exit and the engine counts branches.
     pub branches: u64,
     /// Which part of the CPU's state is hashed.
     pub likeness: Likeness,
@@ -197,8 +197,8 @@ pub trait Inputs<C: Count> {
     }
 
     /// How many instructions the guest may still execute before its next exit; it has executed `executed` since the
-    /// last one. An error if a machine that counts exits should have made one long ago. Engines that count no
-    /// instructions do not ask.
+    /// last one. Returns an error if a machine that counts exits should have made an exit long ago. Engines that count
+    /// no instructions do not ask.
     fn without_exit(&self, _now: Moment<C>, _executed: u64) -> Result<u64, Error> {
         Ok(u64::MAX)
     }
@@ -220,7 +220,7 @@ pub trait Inputs<C: Count> {
         Ok(())
     }
 
-    /// Takes frames that the guest sent, in order.
+    /// Takes frames that the guest sent, in the order of sending.
     fn network_output(&mut self, _frames: Vec<Sent<C>>) -> Result<(), Error> {
         Ok(())
     }
@@ -236,7 +236,7 @@ pub trait Inputs<C: Count> {
         Ok(())
     }
 
-    /// Takes the guest's console output, in order.
+    /// Takes the guest's next console output.
     fn console_output(&mut self, _now: Moment<C>, _bytes: &[u8]) -> Result<(), Error> {
         Ok(())
     }

@@ -33,9 +33,9 @@ pub enum PositionSpec {
     Nanoseconds(u64),
     /// A share of all instructions, in percent.
     Percent(f64),
-    /// A distance forward from the present place, or from the start if there is none.
+    /// A distance forward from the present place, or from the start if there is no present place.
     After(Distance),
-    /// A distance backward from the present place, or from the end if there is none.
+    /// A distance backward from the present place, or from the end if there is no present place.
     Before(Distance),
 }
 
@@ -108,7 +108,7 @@ fn distance(text: &str) -> Option<Distance> {
     count(text).map(Distance::Instructions).or_else(|| nanoseconds(text).map(Distance::Nanoseconds))
 }
 
-/// A whole number: digits, perhaps grouped by `_`, or as in `1e9`, `2.5e6`, `10k`, `3M` and `1.5G`.
+/// Parses a whole number: digits, perhaps grouped by `_`, or as in `1e9`, `2.5e6`, `10k`, `3M` and `1.5G`.
 fn count(text: &str) -> Option<u64> {
     let digits = text.replace('_', "");
     if let Ok(number) = digits.parse() {

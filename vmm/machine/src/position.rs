@@ -59,15 +59,14 @@ pub trait Count:
 
 /// A count of instructions and deliveries, as the software CPU counts them. The count includes each completed
 /// instruction, each iteration of a repeated string instruction, and each delivery of an exception or
-/// interrupt. A count names a point between two instructions.
+/// interrupt. A count identifies a point between two instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Instructions(pub u64);
 
 /// A count of exits, which any engine sees without counting instructions. The count includes accesses to
 /// ports, to memory that is not RAM, and to the board's model-specific registers unless refused. The count
-/// also includes each HLT, and each stop of the guest without an exit. A count names all points between two
-/// exits.
+/// also includes each HLT, and each stop of the guest without an exit. A count stands for all points between two exits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Exits(pub u64);

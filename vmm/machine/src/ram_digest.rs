@@ -3,8 +3,8 @@
 //!
 //! The digest is a sum of one term per page, modulo 2^128. A page of zeroes has the term zero. Any other page
 //! has the XXH3-128 of its contents, seeded with the page's number. A changed page changes the sum by the
-//! difference of two terms, so updates are cheap. The digest depends on the contents alone, not on earlier
-//! updates. The digest finds accidents, but is no defence against a deliberate collision.
+//! difference of two terms, so updates are cheap. The digest depends only on the contents, not on earlier updates. The
+//! digest finds accidents, but is no defence against a deliberate collision.
 //!
 //! A processor sets the accessed bits of page tables whenever it likes, also ahead of execution. For machines that a
 //! processor may run, the digest leaves out some bits. In every word that may be a page-table entry in use (bit 0 is

@@ -36,11 +36,11 @@ use crate::machine_state::MachineState;
 /// The first bytes of the file. The version follows, outside of the compressed part.
 const MAGIC: &[u8; 8] = b"TTVMFROM";
 const VERSION: u32 = 1;
-/// The most memory that decompressing may use, as a power of two.
+/// The base-2 logarithm of the number of bytes of memory that decompressing may use.
 const WINDOW_LOG_MAX: u32 = 24;
 /// The largest state of a machine without its memory.
 const MAX_STATE_BYTES: u32 = 16 << 20;
-/// The number behind the last page.
+/// This number in place of a page's number ends the list of pages.
 const NO_PAGE: u64 = u64::MAX;
 
 /// How well a file is compressed.

@@ -57,14 +57,14 @@ impl<U: Unit> Machine<U> {
         Ok(None)
     }
 
-    /// Identifies this place, together with the hash of its registers.
+    /// Describes this place. The description identifies the place together with the hash of the registers.
     fn here(&mut self) -> Result<Stopped, Error> {
         let state = self.engine.state();
         log::trace!("stopped after exit {}: {}", self.moment().count, comparable::shown(&state));
         Ok(Stopped { registers: fold_registers(&state.gpr), ram_digest: self.ram_digest()? })
     }
 
-    /// Decides by the rest of the machine whether the guest is at the landing place.
+    /// Decides by the machine's remaining state whether the guest is at the landing place.
     fn compare_with(&mut self, goal: LandingPlace) -> Result<(), Error> {
         let stopped = Stopped { registers: goal.registers, ram_digest: goal.ram_digest };
         let registers = self.view().cpu_hash() == goal.cpu_hash;

@@ -1,9 +1,9 @@
 //! The differences between machines that count instructions and machines that count exits. These machines
 //! differ in nothing else.
 //!
-//! A count of instructions names one place between two instructions. A count of exits names all places between two
-//! exits. If the guest was stopped at
-//! one of them, an event describes the place. An engine that counts no instructions finds it by this description.
+//! A count of instructions identifies one place between two instructions. A count of exits stands for all places
+//! between two exits. If the guest was stopped at one of them, an event describes the place. An engine that counts no
+//! instructions finds it by this description.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::position::{Count, Exits, Instructions};
 
 /// The unit of a machine's positions.
 pub trait Unit: Count {
-    /// Whether a count names one place, or all places between two exits.
+    /// Whether a count identifies one place. Otherwise it stands for all places between two exits.
     const NAMES_ONE_PLACE: bool;
     /// How often a recorder takes each kind of check.
     const CHECKS: Intervals;
@@ -21,7 +21,7 @@ pub trait Unit: Count {
     /// The count of a machine that has executed `instructions` and made `exits`.
     fn here(instructions: Instructions, exits: Exits) -> Self;
 
-    /// A limit in this unit, as limits in both.
+    /// Converts a limit in this unit to limits in both units.
     fn limits(self) -> (Instructions, Exits);
 
     /// Whether an engine can run machines that count in this unit.
@@ -37,8 +37,8 @@ pub trait Unit: Count {
     /// each time is a look.
     const KEYBOARD_LOOKS: u64;
     /// How long typed bytes are held back from a guest that has just begun to listen. The guest's driver may
-    /// still be starting, and would throw the bytes away. Where instructions are counted, the machine asks so
-    /// seldom that the driver is ready.
+    /// still be starting, and would throw the bytes away. A machine that counts instructions asks so seldom that the
+    /// driver is ready.
     const DRIVER_STARTS: Duration;
 }
 

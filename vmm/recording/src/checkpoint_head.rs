@@ -9,11 +9,11 @@ use crate::cursor::Cursor;
 /// The part of a checkpoint that can be read without unpacking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointHead<C> {
-    /// Where.
+    /// The checkpoint's position and time.
     pub at: Moment<C>,
-    /// Retired conditional branches there; zero where exits are counted.
+    /// Retired conditional branches up to this checkpoint; zero in a recording that counts exits.
     pub branches: u64,
-    /// System calls entered until there; zero where exits are counted.
+    /// System calls entered up to this checkpoint; zero in a recording that counts exits.
     pub system_calls: u64,
     /// RIP there.
     pub rip: u64,

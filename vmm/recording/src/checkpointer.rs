@@ -50,7 +50,7 @@ pub fn least_bytes<U: Unit>(machine: &Machine<U>, format: Format) -> u64 {
 pub struct Checkpointer<C> {
     writer: BackgroundWriter,
     pace: Pace<C>,
-    /// `None` where exits are counted: steps backward start in the recounted log.
+    /// `None` in a recording that counts exits, because steps backward use the recounted log.
     trail: Option<Trail<C>>,
     told_full: bool,
 }

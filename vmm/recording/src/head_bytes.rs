@@ -7,7 +7,7 @@ use crate::checkpoint_head::CheckpointHead;
 use crate::head_v1::CheckpointHeadV1;
 
 impl<C: Unit> CheckpointHead<C> {
-    /// The head's bytes.
+    /// The bytes of the checkpoint's head.
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         match format {
             Format::V5 => postcard::to_stdvec(&CheckpointHeadV1::from(self)),
@@ -15,7 +15,7 @@ impl<C: Unit> CheckpointHead<C> {
         .expect("plain data in memory always serializes")
     }
 
-    /// Parses a head. The bytes may come from anywhere.
+    /// Parses a checkpoint's head. The bytes may come from anywhere.
     pub fn parse(format: Format, bytes: &[u8]) -> Option<CheckpointHead<C>> {
         match format {
             Format::V5 => {

@@ -1,5 +1,5 @@
 //! A note in the recording that the guest's kernel panicked. The note is written if the run went on after the
-//! panic. The log's end then says only that the guest reset itself, or was ended.
+//! panic. In such a run, the log's end says only that the guest reset itself or was ended.
 //!
 //! The note is for people. Replay ignores the note, and packs leave it out.
 

@@ -42,11 +42,11 @@ pub enum Part {
     Whole,
 }
 
-/// A longer stretch without a record is refused, where instructions are counted. A recorder writes a check for each
-/// 16 million instructions. Without this limit, a bad log would be replayed for hours without a sign of life.
+/// In a recording that counts instructions, a longer part without a record is refused. A recorder writes a check for
+/// each 16 million instructions. Without this limit, a bad log would be replayed for hours without a sign of life.
 pub const MOST_STEPS_WITHOUT_RECORD: u64 = 1 << 32;
-/// A longer stretch without an exit is a divergence, where exits are counted. A recorder stops a guest that makes no
-/// exit after a fifth of a second at the latest, and counts the stop as an exit. A processor executes fewer
+/// In a recording that counts exits, a longer part without an exit is a divergence. A recorder stops a guest that makes
+/// no exit after a fifth of a second at the latest, and counts the stop as an exit. A processor executes fewer
 /// instructions in that time: four in each cycle of 5 GHz.
 pub const MOST_STEPS_WITHOUT_EXIT: u64 = 1 << 32;
 
@@ -141,7 +141,7 @@ impl<C: Unit> Player<C> {
         &self.power_on
     }
 
-    /// Sends console output somewhere.
+    /// Sends console output to `sink`.
     pub fn on_output(&mut self, sink: impl FnMut(&[u8]) -> Result<(), Error> + Send + 'static) {
         self.output = Some(Box::new(sink));
     }
@@ -255,7 +255,7 @@ impl<C: Unit> Player<C> {
         }
     }
 
-    /// The parts that the next entry checks; `None` if it is no check.
+    /// The parts of the machine that the next entry of the log checks. Returns `None` if that entry is not a check.
     pub fn next_check_parts(&self) -> Option<CheckParts> {
         match self.next() {
             Next::Check(check) => Some(check.parts()),

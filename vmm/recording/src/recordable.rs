@@ -159,7 +159,7 @@ impl<U: Unit> Recordable<U> {
         let start = StartingState::of(&mut self.machine)?;
         let log = Recording::<U>::begin_from(folder.as_ref(), &self.config, &start, None)?;
         self.machine.begin_at(&start)?;
-        // The start's file now has RAM and disk, so memory need not hold them.
+        // The file of the starting state now has RAM and disk, so memory need not hold them.
         self.machine.begin_written()?;
         self.forget_beginning();
         Ok(NewRecording::new(&mut self.machine, folder.as_ref(), log, self.power_on.clone()))

@@ -20,7 +20,7 @@ pub struct MovedImages {
     pub kernel: Option<PathBuf>,
     /// The initial RAM disk.
     pub initrd: Option<PathBuf>,
-    /// All boot modules in their order, or none.
+    /// All boot modules in the manifest's order, or none.
     pub modules: Vec<PathBuf>,
     /// The disk image.
     pub disk: Option<PathBuf>,

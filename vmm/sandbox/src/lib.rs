@@ -37,7 +37,7 @@ pub use probe::{Offered, probe};
 
 static IS_LOCKED_IN: AtomicBool = AtomicBool::new(false);
 
-/// The locks that hold. Capabilities and `no_new_privs` always work.
+/// The locks that are in force. Every host can drop capabilities and set `no_new_privs`, so these two are not listed.
 #[derive(Clone, Debug)]
 pub struct Locked {
     /// The files that Landlock blocks.

@@ -321,7 +321,7 @@ fn clients_are_one_threads() {
     assert_eq!(command(&["clients-elsewhere"]).status().unwrap().signal(), Some(libc::SIGSYS));
 }
 
-/// Accepts a client. A thread may do so until it gives up that right.
+/// Accepts a client. Unless `may` is true, the thread first gives up its right to accept clients.
 fn accept(may: bool) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Each part of RAM is a PT_LOAD segment with its physical address. If the kernel is known, the segment also
-//! has the virtual address that the kernel uses. The kernel's image is a further segment over the same bytes
-//! (`kernel/kexec_core.c`, `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
+//! has the virtual address that the kernel uses. A further segment shows the same bytes of the file as the kernel's
+//! image (`kernel/kexec_core.c`, `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};

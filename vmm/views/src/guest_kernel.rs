@@ -55,7 +55,7 @@ pub struct Call {
 }
 
 impl GuestKernel {
-    /// Finds the guest's current kernel. Slow: it searches RAM for the kernel's symbols.
+    /// Finds the guest's current kernel. The call is slow, because it searches RAM for the kernel's symbols.
     pub fn of_guest<U: Unit>(machine: &Machine<U>) -> Result<GuestKernel, NoKernel> {
         Ok(GuestKernel::with_symbols(machine, Arc::new(Symbols::of_guest(machine)?)))
     }

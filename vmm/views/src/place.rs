@@ -64,7 +64,7 @@ impl From<KernelName> for OfKernel {
 }
 
 impl Place {
-    /// The place of the machine, named by `instruction`.
+    /// The place at which the machine is. `instruction` is the place's position.
     pub(crate) fn of(
         machine: &Machine<Instructions>,
         instruction: Instructions,

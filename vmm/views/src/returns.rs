@@ -88,7 +88,8 @@ impl Joined {
                 let key = self.entered;
                 self.entered += 1;
                 if let Some(thread) = place.pid.filter(|_| place.call.is_some()) {
-                    // An older call of this thread never returns: the thread has executed another program, for example.
+                    // This replaces an open call of the thread that never returns. For example, the thread has executed
+                    // another program.
                     self.open.insert(thread, (key, time_ns));
                 }
                 self.found.insert(key, *place);

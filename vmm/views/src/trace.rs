@@ -332,7 +332,8 @@ impl<W: Write> Trace<W> {
         }
         let category = if is_interrupt { "interrupt" } else { "exception" };
         let name = vector_name(vector);
-        // Without a known thread nothing shows the end; an NMI returns by its own instruction.
+        // Without a known thread, nothing shows where the handler ends. An NMI's handler ends with its own IRET, which
+        // is not traced.
         if track == track::MACHINE || vector == NMI {
             return self.instant(track, time_ns, category, name, annotations);
         }

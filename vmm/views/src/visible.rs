@@ -56,7 +56,7 @@ pub struct VisibleConsole {
 }
 
 impl VisibleConsole {
-    /// The next piece.
+    /// Makes the next piece of output visible text.
     pub fn show(&mut self, bytes: &[u8]) -> String {
         let mut all = std::mem::take(&mut self.begun);
         all.extend_from_slice(bytes);

@@ -15,7 +15,7 @@ pub(crate) fn sum<T: Host>(env: &SseEnv, a: T, b: T) -> Option<T> {
     }
     let result = a.host_add(b);
     if is_zero(result) {
-        // The sum of numbers that are not tiny is zero only if it is exactly zero. The rounding mode RC
+        // If neither number is tiny, a rounded sum of zero means that the exact sum is zero. The rounding mode RC
         // decides the sign of this zero.
         return (env.rounding() != Rounding::Down).then_some(result);
     }

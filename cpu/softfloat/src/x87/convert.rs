@@ -24,7 +24,7 @@ fn load(env: &mut X87Env, operand: Operand) -> Option<F80> {
     match operand.kind {
         Kind::SignallingNan => env.invalid(operand.quieted()),
         _ => {
-            // Here processors deliver the value even if #D is unmasked, unlike elsewhere.
+            // For these instructions processors deliver the value even if #D is unmasked; for all others they do not.
             if operand.denormal {
                 env.raise(DE);
             }
@@ -85,7 +85,7 @@ fn store_overflow<T: Ieee>(env: &mut X87Env, sign: bool) -> Option<T> {
     Some(if to_infinity { format::infinity(sign) } else { format::largest_finite(sign) })
 }
 
-/// FILD of any width, sign-extended. Exact, raises nothing.
+/// FILD of any width, sign-extended. The conversion is exact and raises nothing.
 pub fn from_i64(value: i64) -> F80 {
     F80::from_i64(value)
 }

@@ -8,7 +8,7 @@ use super::{F80, Operand, X87Env, wide};
 use crate::env::{PE, ZE};
 use crate::exact::Exact;
 
-/// F2XM1: `2^a - 1` for `-1 <= a <= 1`. Outside this range, where the SDM defines no result, it gives `a`.
+/// F2XM1: `2^a - 1` for `-1 <= a <= 1`. Outside this range, where the SDM defines no result, F2XM1 gives `a`.
 pub fn f2xm1(env: &mut X87Env, a: F80) -> Option<F80> {
     let x = Operand::from(a);
     if let Err(outcome) = check_nans(env, &[x]) {

@@ -3,7 +3,7 @@
 //! Values are [`Exact`]s that are no longer exact: each operation here may be off by a few units of 2^-127. The
 //! functions of this file lose at most about ten bits to accumulated error. So a result rounded to 64 bits is correctly
 //! rounded unless the true value is within 2^-50 units of a tie. No such operand is known. Directed rounding is always
-//! correct, because every shortcut keeps its jammed bit.
+//! correct, because every shortcut keeps the jammed bit (`exact.rs`).
 
 use crate::exact::Exact;
 

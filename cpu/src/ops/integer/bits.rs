@@ -93,7 +93,7 @@ fn lower_test<O: BitTest>(insn: &Insn<'_>) -> Option<Op> {
     Some(if insn.is_register(1) { op.r1(insn.register(1)).aux(1) } else { op.imm(insn.immediate(1) & 63) })
 }
 
-/// An operation with one source and a destination: the result, or `None` to leave the destination alone.
+/// An operation with one source and a destination. Gives the result, or `None` if the destination keeps its value.
 trait Scan: 'static {
     fn run<W: Width>(core: &mut Core, source: u64) -> Option<u64>;
 }

@@ -1,4 +1,4 @@
-//! Near jumps, calls and returns, conditional branches, loops. Conditional branches are counted (D3).
+//! Near jumps, calls and returns, conditional branches, loops. Conditional branches are counted.
 
 use iced_x86::{Mnemonic, OpKind};
 

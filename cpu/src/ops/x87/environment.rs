@@ -49,7 +49,7 @@ impl Layout {
         self.environment_bytes() + 8 * REGISTER_BYTES
     }
 
-    /// The seven fields in order, as 32-bit words.
+    /// The seven fields as 32-bit words, in the order in which memory has them.
     fn fields(self, fpu: &FpuState) -> [u32; 7] {
         let ones = |word: u16| 0xffff_0000 | u32::from(word);
         let [ip, dp] = [fpu.instruction_pointer as u32, fpu.data_pointer as u32];

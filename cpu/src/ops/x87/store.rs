@@ -60,7 +60,7 @@ impl Store for Decimal {
     }
 }
 
-/// The format's indefinite value: the conversion of the floating-point indefinite.
+/// Returns the indefinite value of the format `S`, which is the conversion of the floating-point indefinite.
 fn indefinite<S: Store>() -> [u8; 10] {
     S::bytes(&mut X87Env::new(ALL_MASKED), F80::INDEFINITE).expect("masked exceptions leave a result")
 }

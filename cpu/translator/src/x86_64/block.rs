@@ -5,9 +5,9 @@
 //! registers are in the frame.
 //!
 //! Flags: an instruction that sets flags leaves them in the host's flags register. Code right after the
-//! instruction writes the flags to the frame, if a later reader or exit may need them there. A recipe avoids
-//! this write if registers still hold the values that the flags can be computed from. The block then exits,
-//! or ends, with the recipe in the frame instead of the flags.
+//! instruction writes the flags to the frame, if a later reader or exit may need them there. This write to the frame is
+//! not needed if registers still hold the values that the flags can be computed from. The rule for computing the flags
+//! is a *recipe* (`recipe.rs`). The block then exits, or ends, with the recipe in the frame instead of the flags.
 
 mod flags;
 mod operands;
@@ -244,13 +244,13 @@ enum Way {
     /// To the second slot of a target, whose first slot is at RCX. If the target is there, returns to an offset.
     /// Otherwise exits to the interpreter, which executes the instruction.
     SecondSlot(usize, usize),
-    /// To the second slot of the target's page, which is in RAX; its first slot is at RDX. Continues as
+    /// To the second slot of the target's page. RAX holds the page, and RDX the address of its first slot. Continues as
     /// [`Way::SecondSlot`] does.
     SecondOfTarget(usize, usize),
     /// To the second slot of a page. The first slot is at RCX plus an offset, which selects the array.
     SecondPage { slots: i32, found: usize, instruction: usize, write: bool },
-    /// As [`Way::SecondPage`], for a group of accesses. If the second slot does not hold the page either,
-    /// continues at the instruction in the block's twin.
+    /// As [`Way::SecondPage`], for a group of accesses. If the second slot does not hold the page either, continues at
+    /// the same instruction of the block's twin, which checks each access.
     SecondPageOfGroup { slots: i32, found: usize, instruction: usize },
     /// Loads the slot's addend, which differs from the expected one, stores it at the place for expected addends, and
     /// returns.
@@ -374,7 +374,7 @@ fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
         has_memory && i.memory_base() == Register::None && i.memory_index() == Register::None
     };
     let has = |what: &dyn Fn(&Instruction) -> bool| source.instructions.iter().any(what);
-    // A target that is not canonical here may be canonical elsewhere.
+    // A target that is not canonical from this address may be canonical if the block moves to another address.
     let branches_nowhere =
         source.instructions.iter().zip(kinds).any(|(i, kind)| {
             kind.is_none() && (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::NearBranch64)
@@ -416,7 +416,7 @@ impl BlockWriter<'_> {
             let of_twin = self.instructions(plan, first)?;
             for (n, (entrance, twin)) in entrances.iter_mut().zip(of_twin).enumerate() {
                 entrance.exits |= twin.exits;
-                // Earlier checks are not valid any more after an exit.
+                // After an exit from the block, earlier checks of pages are not valid any more.
                 if !groups.can_begin_at(n) {
                     entrance.at = twin.at;
                 }

@@ -157,7 +157,7 @@ fn enter(groups: &mut Vec<Group>, n: usize, access: &Access) {
 /// The number of an unknown value: a register's value at the block's start, or one that the block gave it.
 type Unknown = u32;
 
-/// The unknown parts of an address. The known offset is stored elsewhere.
+/// The unknown parts of an address. The known offset is not part of this type.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Address {
     base: Option<Unknown>,

@@ -151,7 +151,7 @@ impl BlockWriter<'_> {
         })
     }
 
-    /// ADD to CMP.
+    /// Writes ADD, OR, ADC, SBB, AND, SUB, XOR or CMP, by `which` from 0 to 7.
     fn arithmetic(&mut self, i: &Instruction, which: u8, effect: &Effect) -> Result<(), Cannot> {
         let size = self.size(i, 0)?;
         let keeps = which != alu::CMP;

@@ -1,6 +1,6 @@
 //! Recipes compute the arithmetic flags from registers. Flags that no instruction reads need not be written, as long as
-//! the registers still hold the values that the flags come from. At an exit the frame then gets the recipe's name in
-//! place of the flags, and [`super::Translator`] computes them.
+//! the registers still hold the values that the flags come from. At an exit the frame gets the recipe's number in place
+//! of the flags, and [`super::Translator`] computes the flags from the recipe.
 
 use std::collections::BTreeMap;
 

@@ -75,7 +75,7 @@ impl Relocations {
         self.highest = self.highest.max(address as i64);
     }
 
-    /// Whether relocations alone can move the code to a guest address that is higher by `by`.
+    /// Whether applying the relocations is enough to move the code to a guest address that is higher by `by`.
     pub fn can_move(&self, by: u64) -> bool {
         let range = range_of(self.lowest);
         let moved = |address: i64| address.wrapping_add(by as i64);

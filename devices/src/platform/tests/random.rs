@@ -198,7 +198,7 @@ fn it_makes_no_difference_how_often_time_is_advanced() {
     }
 }
 
-/// Deadlines are complete: between two deadlines an untouched machine shows no new interrupt.
+/// Tests that no deadline is missing: between two deadlines a machine that is not accessed shows no new interrupt.
 #[test]
 fn interrupts_appear_only_at_deadlines() {
     for seed in 2000..2000 + SEEDS {

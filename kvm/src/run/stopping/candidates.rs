@@ -112,7 +112,7 @@ impl Stopping {
 mod tests {
     use super::*;
 
-    /// A patience in kicks.
+    /// Number of kicks that these tests wait for a choice.
     const SHORT: u32 = 3;
 
     fn pass_often(stopping: &mut Stopping, rip: u64) {

@@ -77,9 +77,9 @@ const STACK_WORDS: u64 = 128;
 /// Assumed limit for the length of a called function.
 const FUNCTION_BYTES: u64 = 64 << 10;
 
-/// The return sites of the functions that the guest is in, innermost first, for 64-bit code at `rip`. A
-/// return site is a word on the stack that points after a call of the previous function or through a pointer.
-/// Some results may be left-overs of earlier calls, and some sites may be missing.
+/// The return sites of the functions that the guest is in, innermost first, for 64-bit code at `rip`. A return site is
+/// a word on the stack that points right after a call. A direct call must lead to the previous function; a call through
+/// a pointer always counts. Some results may be left-overs of earlier calls, and some sites may be missing.
 pub(super) fn return_sites(
     rip: u64,
     rsp: u64,
@@ -212,8 +212,8 @@ mod tests {
 
     #[test]
     fn return_addresses_are_found_on_the_stack() {
-        // The guest is at 0x2010, in a function that is called at 0x1100. The function at 0x1100 was called
-        // through RAX at 0x3000.
+        // The guest is at 0x2010, in a function that the instruction at 0x1100 calls. The instruction at 0x3000,
+        // `call rax`, called the code at 0x1100.
         let memory = |at: u64| -> u8 {
             let stack = [7_u64, 0x1200, 0x1105, 0xdead_0000, 0x1105, 0x3002, 0x2010];
             match at {

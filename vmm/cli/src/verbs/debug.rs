@@ -96,7 +96,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         &Leftovers { folder: Some(folder.path()), socket: socket(args), ..Leftovers::default() },
         gdb,
     )?;
-    // From here on the companion removes the folder.
+    // From now on the companion, and no longer this value, removes the folder at the end.
     let folder = folder.keep();
     let mut needs = sandbox_arg::of_debug(&opened, path, engine);
     needs.written.push(folder.clone());

@@ -76,7 +76,7 @@ struct CheckpointInfo {
     bytes_per_guest_second: Option<f64>,
     first: Option<Place>,
     last: Option<Place>,
-    /// The longest part without a checkpoint, including the start and the end: the most that has to be replayed.
+    /// The longest part without a checkpoint, including the start and the end. No replay to a place is longer.
     largest_gap: Place,
 }
 

@@ -9,7 +9,7 @@ use crate::help::POSITIONS;
 use crate::output::say;
 use crate::travel::PlaceArgs;
 
-/// The most memory that is printed at once.
+/// Largest number of bytes of memory that are printed at once.
 const MAX_MEMORY_BYTES: u64 = 1 << 20;
 
 /// Show the machine at a position: registers, code, memory, processes, console

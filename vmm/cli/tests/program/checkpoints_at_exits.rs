@@ -1,6 +1,6 @@
 //! Checkpoints of recordings that count exits, and parts of recordings opened from such checkpoints. All
-//! tests here use the software engine, which can stop a guest as KVM does. The KVM lab tests KVM's own
-//! checkpoints.
+//! tests here use the software engine, which can stop a guest as KVM does. Tests in the KVM lab (`scripts/kvm-lab`)
+//! take checkpoints while KVM runs the guest.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

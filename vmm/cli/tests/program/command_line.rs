@@ -5,7 +5,8 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// 32-bit code: enables receive interrupts (masked elsewhere), prints "r", then echoes every byte.
+/// 32-bit code: enables the serial port's receive interrupts (which the interrupt controller masks), prints "r", then
+/// echoes every byte.
 const ECHO: [u8; 29] = [
     0x66, 0xba, 0xf9, 0x03, // mov dx, 0x3f9
     0xb0, 0x01, // mov al, 1

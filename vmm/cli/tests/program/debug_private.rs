@@ -1,4 +1,4 @@
-//! Access to `ttvm debug`, which only its own user has, and its temporary files, which it removes.
+//! Tests that only the user who runs `ttvm debug` can connect to it, and that `ttvm debug` removes its temporary files.
 
 use std::fs;
 use std::io::{Read, Write};

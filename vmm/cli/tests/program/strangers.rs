@@ -1,5 +1,5 @@
-//! Files and recordings from elsewhere: anything but a plain file is refused where one is wanted. Otherwise a reader
-//! might wait for ever, or read without end.
+//! Files and recordings from strangers: anything but a plain file is refused where a plain file is wanted. Otherwise a
+//! reader might wait for ever, or read without end.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -101,7 +101,7 @@ fn a_stretch_gets_checkpoints_at_equal_distances() {
     assert!(code == 0 && told.contains("0 checkpoints, 0 bytes"), "{code}: {told}");
     let (code, out, told) = ttvm(directory.path(), &["verify", "r.ttvm"]);
     assert!(code == 0 && out.contains(&format!("{} compared", expected.len())), "{code}: {out}{told}");
-    // If file sizes are limited, the checkpoints taken before stay.
+    // If a limit of file sizes stops `add`, the checkpoints taken earlier stay.
     let limited = format!(
         "trap '' XFSZ; ulimit -f 1; exec {} checkpoints r.ttvm add --every 900",
         env!("CARGO_BIN_EXE_ttvm")

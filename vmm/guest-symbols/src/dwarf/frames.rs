@@ -100,7 +100,7 @@ pub(crate) fn of_kernel(unwinder: &Unwinder, symbols: &Symbols) -> Sections {
     vec![(SECTION, Frames::of(unwinder, symbols).bytes())]
 }
 
-/// Adds the entry for programs to a section.
+/// Adds the entry for user programs to a frame section.
 pub(crate) fn add_programs(bytes: &mut Vec<u8>) {
     let common = bytes.len() as u32;
     bytes.extend(PROGRAMS_ENTRIES.concat());

@@ -43,7 +43,7 @@ pub(crate) struct TypeUnit {
     name_bytes_left: usize,
 }
 
-/// All types of a kernel. `None` if there are more than any kernel has.
+/// All types of a kernel. Returns `None` if there are more types than any kernel has.
 pub(super) fn of(btf: &Btf<'_>) -> Option<TypeUnit> {
     within(btf, MAX_ENTRIES, MAX_NAMES_BYTES)
 }
@@ -191,7 +191,7 @@ impl TypeUnit {
         }
     }
 
-    /// The entry of a type. Tags that compilers ignore have no entry and are skipped.
+    /// Returns the DWARF entry of a type. Tags that compilers ignore have no entry and are skipped.
     pub fn entry(&self, btf: &Btf<'_>, number: u32) -> Option<UnitEntryId> {
         let mut at = number;
         for _ in 0..MAX_CHAIN {

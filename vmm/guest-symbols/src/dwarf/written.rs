@@ -1,4 +1,4 @@
-//! Sections as stored in a file.
+//! The DWARF sections' bytes, for an ELF file.
 
 use gimli::write::{self, EndianVec};
 use gimli::{LittleEndian, SectionId};

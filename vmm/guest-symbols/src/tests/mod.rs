@@ -142,7 +142,7 @@ fn padded(bytes: &mut Vec<u8>, more: &[u8], alignment: usize) {
     bytes.resize(bytes.len().next_multiple_of(alignment), 0);
 }
 
-/// The address of the tables in `in_memory`.
+/// The address at which `in_memory` puts the symbol tables.
 const TABLES: u64 = BASE + 0x40_0000;
 
 /// All tables, as in the read-only data from `TABLES` on.

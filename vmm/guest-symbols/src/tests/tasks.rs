@@ -231,7 +231,7 @@ fn lists_that_do_not_end_are_left() {
 #[test]
 fn a_list_without_an_end_is_cut_off() {
     let mut kernel = kernel(Current::Number);
-    // Each node points to the word right behind it, over 2 MiB.
+    // In a range of 2 MiB, each word is a node that points to the next word.
     let start = DIRECT_MAP + 0x400_0000;
     for at in (start..start + (2 << 20)).step_by(8) {
         kernel.memory.write_u64(at, at + 8);

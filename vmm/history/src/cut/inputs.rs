@@ -1,4 +1,4 @@
-//! The inputs behind a cut, for a machine that counts from zero there.
+//! The inputs behind a cut, for a machine whose counts are zero at the cut.
 
 use cpu::Counts;
 use devices::passthrough::{AskV1, DeviceInputV1};

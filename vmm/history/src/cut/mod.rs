@@ -50,7 +50,7 @@ const DISK: &str = "disk";
 /// A summary of the cut recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CutOut {
-    /// The cut, as the new recording's manifest has it.
+    /// The description of the cut in the new recording's manifest.
     pub cut: Cut,
     /// The new recording's length.
     pub length: Instructions,
@@ -98,7 +98,7 @@ pub fn cut_out_end(
     let free = touched::untouched(&mut whole.machine, used, inputs, poll)?;
     let blocks = whole.machine.disk_mut().map(|disk| disk.take_read()).unwrap_or_default();
 
-    // Leave out the rest.
+    // Leave out the pages and blocks that the run does not need.
     recording::create_folder(folder)?;
     let mut small = recording.clone();
     if let Some(disk) = &mut small.manifest.machine.disk {
@@ -138,8 +138,8 @@ fn pages_of(blocks: &[Range<u64>], layout: &RamLayout) -> BTreeSet<u64> {
     pages
 }
 
-/// Makes an image with these blocks of another image, and holes elsewhere. Blocks in the starting state need not be
-/// in the image.
+/// Makes an image with these blocks of another image, and holes in place of all others. Blocks in the starting state
+/// need not be in the image.
 fn disk_of(
     image: &ImageFile,
     blocks: &BTreeSet<u64>,

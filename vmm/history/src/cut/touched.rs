@@ -118,7 +118,7 @@ mod tests {
         let inputs = Remaining::new(&recording, &here, end.at.count).unwrap();
         let page = |address: u64| address / PAGE_SIZE;
         let [written, beside] = [page(STIRRED), page(STIRRED) + 1];
-        // This page was only used before.
+        // The guest used this page only before `start`.
         let stack = page(STIRRED + STIRRED_BYTES - 4);
         let code = page(timeline.registers().rip);
         let pages = BTreeSet::from([written, beside, stack, code]);

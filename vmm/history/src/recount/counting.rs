@@ -6,8 +6,8 @@
 //! let it pass. On the way the replay takes checkpoints, as a recording made with the software engine would
 //! have.
 //!
-//! If the recording has checkpoints, its end can be recounted alone, from one of them. Instructions, branches and
-//! system calls then count from there.
+//! If the recording has checkpoints, it is possible to recount only its end, from one of the checkpoints. Instructions,
+//! branches and system calls then count from there.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ const SLICE_EXITS: u64 = 100;
 /// Least number of instructions between two checkpoints.
 const CHECKPOINT_STEPS: u64 = 1_000_000_000;
 
-/// Returns the recording with a log that counts instructions. Uses an earlier recount if it is of this log.
+/// Returns the recording with a log that counts instructions. Uses an earlier recount if it was made from this log.
 /// `progress` gets the number of exits now and then.
 pub fn in_instructions(
     recording: Recording<Exits>,

@@ -33,8 +33,8 @@ pub struct RecountDraft {
 }
 
 impl RecountDraft {
-    /// Makes a folder with an empty log. The log's file stays locked until it is dropped. The lock tells other
-    /// sessions that this one is at work.
+    /// Makes a folder with an empty log. The log's file stays locked until the `LogWriter` is dropped. The lock tells
+    /// other sessions that this session is at work.
     pub fn begin(recording: &Path, from: Exits, format: Format) -> Result<(RecountDraft, LogWriter), Error> {
         let all = recording.join(INSTRUCTIONS);
         std::fs::create_dir_all(&all).map_err(Error::file("create", &all))?;

@@ -23,7 +23,7 @@ use recording::player::{Player, Scrutiny};
 /// Distance between comparisons in a first pass, before a difference is known. At this distance comparisons
 /// cost almost nothing.
 pub const FAR_APART: u64 = 256_000_000;
-/// The most differing places in RAM that are listed.
+/// How many differing places in RAM are listed at most.
 const MAX_PLACES: usize = 8;
 
 /// One of two replays.

@@ -1,6 +1,6 @@
 //! Compares a recording's checkpoints with a replay: the machine's state, the place in the log, every page of RAM and
-//! every block of the disk. If exits are counted, any engine may have recorded. The comparison then leaves out state
-//! in which processors differ ([`machine::comparable`]).
+//! every block of the disk. A recording that counts exits instead of instructions may come from any engine. For such a
+//! recording, the comparison leaves out state in which processors differ ([`machine::comparable`]).
 //!
 //! Replay and recording were equal at the checkpoint before. A page is still equal if the replay has not
 //! written it since and the checkpoint has no new version. Such pages are not read, so the cost of
@@ -148,7 +148,7 @@ impl<C: Unit> CheckpointComparison<C> {
         if self.difference.is_none() { replay.machine.rebase(&self.before) } else { Ok(()) }
     }
 
-    /// The checkpoints' positions, in order.
+    /// The checkpoints' positions, in ascending order.
     pub fn positions(&self) -> Vec<C> {
         self.checkpoints.heads().keys().copied().collect()
     }

@@ -4,7 +4,7 @@
 //! compares registers on the way; after many disk writes it reads the blocks from the recording's checkpoints
 //! (`stored_disk`). [`verify`] compares everything that the recording noted, and tells where a difference began. If
 //! two replays differ, [`bisect`] finds the first instruction that differs. [`compare_checkpoints`] compares stored
-//! checkpoints with a replay; `stretches` does both on all cores. Nothing here goes backward: [`crate::timeline`]
+//! checkpoints with a replay; `stretches` does both on all cores. This module never goes backward; [`crate::timeline`]
 //! does.
 
 pub mod begin;

@@ -81,7 +81,7 @@ impl<'a, C: Unit> Replay<'a, C> {
         self.disk = StoredDisk::beyond(most);
     }
 
-    /// Makes a bit of RAM fail on the way.
+    /// Makes a bit of RAM fail during the replay.
     pub fn inject(&mut self, fault: Option<Fault<C>>) {
         self.fault = fault;
     }
@@ -122,7 +122,7 @@ impl<'a, C: Unit> Replay<'a, C> {
         Ok(self.machine.outcome().is_some() || self.machine.moment().count >= last.saturating_add(1))
     }
 
-    /// Runs one part of the way. The run stops at `last` too: the events there decide whether to continue.
+    /// Runs one part of the replay. The run stops at `last` too, because the events there decide whether to continue.
     fn advance(&mut self, until: C, last: C) -> Result<(), Error> {
         let now = self.machine.moment().count;
         let mut until = if now < last { until.min(last) } else { until };

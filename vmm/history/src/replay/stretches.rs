@@ -1,8 +1,8 @@
 //! Verifies on all cores: each worker replays stretches between two checkpoints, one after the other.
 //!
 //! A stretch begins in a checkpoint's state. At its end, the worker compares the next checkpoint with the replay. If
-//! the first stretch and every checkpoint are equal, then a replay in one piece is equal everywhere too. A difference
-//! is only reported as such: [`super::verify`] then looks for it in one piece.
+//! the first stretch and every checkpoint are equal, then a replay in one piece is equal everywhere too. A worker only
+//! reports that there is a difference. [`super::verify`] then looks for it by a replay in one piece.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +25,7 @@ const CHECKS_AT_ONCE: u64 = 8;
 /// How a recording is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
-    /// The most workers. Each worker has a machine with the guest's RAM.
+    /// Largest number of workers. Each worker has a machine with the guest's RAM.
     pub threads: usize,
     /// The least number of steps in a stretch.
     pub least_steps: u64,
@@ -135,7 +135,7 @@ struct Stretches<'a, C> {
     /// The checkpoint behind the recording's last step, if there is one.
     behind_the_end: Option<C>,
     idle: Mutex<Vec<Worker<'a, C>>>,
-    /// Steps that all workers have replayed.
+    /// Number of steps that all workers together have replayed.
     replayed: AtomicU64,
 }
 
@@ -211,7 +211,8 @@ pub(super) fn verify<C: Unit>(
     last: C,
     mut progress: impl FnMut(C),
 ) -> Result<Option<Equal<C>>, Error> {
-    // If exits are counted, another engine may have made the checkpoints: states are then alike, but not identical.
+    // In a recording that counts exits instead of instructions, another engine may have made the checkpoints. The
+    // states of two engines are alike, but not identical.
     if cores.threads < 2 || !C::NAMES_ONE_PLACE {
         return Ok(None);
     }
@@ -310,7 +311,7 @@ mod tests {
         };
         let equal = verified(&recording).unwrap().expect("it is long enough");
         assert!(equal.at == end.at && equal.checkpoints > more.len(), "{}", equal.checkpoints);
-        // No worker alone knows the whole console output.
+        // No single worker knows the whole console output.
         let mut changed = recording.clone();
         tiny_guest::change_log(&mut changed, |log| {
             let Some(LogRecord::End(end)) = log.last_mut() else { panic!("it has an end") };

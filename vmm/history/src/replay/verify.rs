@@ -62,9 +62,10 @@ pub struct Difference<C> {
 
 /// Where a difference began.
 pub enum Origin {
-    /// A second replay differs in the same way: the difference began between the two points.
+    /// A second replay differs in the same way. The difference began between the last equal point and the first
+    /// different one.
     Between,
-    /// A second replay is equal to the recording, and the first one differs from here on.
+    /// A second replay is equal to the recording. The first replay differs from the second from this instruction on.
     ReplaysPart(Box<Parting>),
     /// A second replay is equal to the recording, and so was the first one when run again.
     DidNotRecur,
@@ -72,7 +73,7 @@ pub enum Origin {
 
 /// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` makes memory
 /// fail on the way, for tests. `progress` gets the current activity and a position.
-/// While checkpoints are checked, the position is the checked share of the last one.
+/// While the store of checkpoints is checked, the position grows from zero to the last checkpoint's position.
 ///
 /// Long recordings with checkpoints are replayed on all cores. Each core needs the guest's RAM once.
 pub fn verify<C: Unit>(

@@ -38,7 +38,7 @@ impl Timeline {
         let root = fork.begun_at();
         Armed::disarm(&mut self.walker.machine);
         self.walker.restore(&fork.root)?;
-        // Only now: if restoring fails, the machine is still not in the recorded history.
+        // The fork is forgotten only now. If restoring fails, the machine is still in the fork.
         self.fork = None;
         Ok(Some(root))
     }

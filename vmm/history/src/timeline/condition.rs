@@ -30,7 +30,7 @@ pub trait Names {
     fn functions_like(&self, pattern: &str) -> BTreeSet<u64>;
 }
 
-/// For a guest without a known kernel.
+/// No names, for a guest without a known kernel.
 pub struct NoNames;
 
 impl Names for NoNames {

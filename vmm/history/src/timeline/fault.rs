@@ -26,7 +26,8 @@ const MOST_STEPS: u64 = 1 << 32;
 const MOST_EXCEPTIONS: usize = 1 << 20;
 /// The largest kernel stack, with everything that a sanitizer adds.
 const MOST_STACK_BYTES: u64 = 1 << 17;
-/// The most reports that are looked at, from the last one backward: a panic may have another cause than an exception.
+/// Largest number of reports that are looked at, from the last one backward. A panic may have another cause than an
+/// exception.
 const MOST_LOOKS: usize = 8;
 /// RIP, CS, RFLAGS, RSP and SS.
 type Frame = [u64; 5];

@@ -17,7 +17,7 @@ use machine::position::Instructions;
 use super::condition::{Names, NoNames};
 use super::stops::{Filter, Stops};
 
-/// The most kernels of one run.
+/// Largest number of kernels in one run.
 pub(super) const MOST_KERNELS: usize = 8;
 const NUMBERS: [&str; MOST_KERNELS] =
     ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"];
@@ -64,7 +64,7 @@ impl Kernel {
 }
 
 impl Kernels {
-    /// The kernels, in order.
+    /// The kernels, in the order in which they run.
     pub fn all(&self) -> &[Kernel] {
         &self.0
     }

@@ -9,6 +9,9 @@
 //! the next search back. `runner` lets KVM run long stretches. `changes` lets a debugger change things in a
 //! scratch `fork`. `vmm/history/TRAVEL.md` explains the ideas.
 //!
+//! A *place* is a position in the recording. A *movement* is one seek, run, step or search of a timeline. A *walk* is a
+//! walker's run from one place to a later one. A *hit* is an event that a stop waits for.
+//!
 //! A timeline knows instruction counts only. A recording that counts exits must go through [`crate::recount`] first.
 //! Nothing here changes the recorded run; a timeline only adds checkpoints to a recording.
 

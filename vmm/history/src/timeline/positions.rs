@@ -197,8 +197,8 @@ impl Timeline {
     }
 
     /// Lets the guest idle at a notation's place until the notation's time: see [`Timeline::time_at`].
-    /// Callers can then look at the machine in this state. No position names the state, so the timeline can
-    /// only go elsewhere.
+    /// Callers can then look at the machine in this state. No position identifies this state, so the timeline can only
+    /// go to another position.
     pub fn idle_at(&mut self, spec: PositionSpec) -> Result<(), Error> {
         let Some(time_ns) = self.time_at(spec)? else { return Ok(()) };
         let Walker { machine, player, .. } = &mut self.walker;

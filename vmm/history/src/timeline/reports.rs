@@ -23,13 +23,13 @@ use super::stops::{Hit, Stops, Watch};
 use super::travel::Timeline;
 use crate::workers::Poll;
 
-/// The most kernels of one run.
+/// Largest number of kernels in one run.
 const MOST_KERNELS: usize = 8;
-/// The most times that the log is read at an earlier place.
+/// How often the kernel's log is read at an earlier place, at most.
 const MOST_HOPS: usize = 64;
-/// The most bytes of log that are read.
+/// Largest number of bytes that are read of the kernel's log.
 const MOST_LOG_BYTES: usize = 256 << 20;
-/// The most reports in the list; a guest may print without end.
+/// Largest number of reports in the list, because a guest may print without end.
 const MOST_REPORTS: usize = 1000;
 /// The kernel's clock may differ from the guest's time by this much. Beyond this difference, a report's place
 /// is looked for in the whole run.

@@ -1,9 +1,9 @@
 //! Runs long stretches of a recording on an engine that counts no instructions: KVM, which is as fast as the
 //! processor.
 //!
-//! A walker's own machine is on the software CPU, which alone knows its place between two exits. A second
-//! machine can run the stretch between two events. The second machine counts exits and plays the log that was
-//! recorded. The recounted log has the counts of instructions at the stretch's end.
+//! A walker's own machine is on the software CPU. Only the software CPU knows its place between two exits. A second
+//! machine can run the stretch between two events. The second machine counts exits and plays the log that was recorded.
+//! The recounted log has the counts of instructions at the stretch's end.
 //!
 //! If the second machine meets a breakpoint, it knows only the last event before it. The second machine goes
 //! to that event once more, and the software CPU finds the breakpoint from there. So everything that a person
@@ -31,7 +31,8 @@ const POLL_EXITS: u64 = 200;
 const REST_FACTOR: u64 = 2;
 const MOST_REST: u64 = 1 << 32;
 
-/// From the place of one event to the place of another. The events are numbers in the recounted log.
+/// A part of the run from the place of one event to the place of another. Both events are given by their numbers in the
+/// recounted log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
     pub first: usize,
@@ -81,7 +82,7 @@ pub(super) struct Runner {
     branches_before: u64,
     /// The recorded events by instructions, with the number of system calls before each event.
     log: Arc<Log<Instructions>>,
-    /// Where the software CPU runs alone, and for how long after the next breakpoint.
+    /// The part of the run that only the software CPU runs, and the length of this part after the next breakpoint.
     pub resting: Range<Instructions>,
     rest: u64,
 }
@@ -129,7 +130,7 @@ impl Runner {
         })
     }
 
-    /// The most breakpoints that this machine's engine takes.
+    /// Largest number of breakpoints that this machine's engine accepts.
     pub fn most_breakpoints(&self) -> usize {
         self.options.engine.most_breakpoints
     }

@@ -1,8 +1,8 @@
 //! Searches a recording interval by interval. Intervals lie between restorable places, and each is run forward.
 //!
 //! A search backward wants the last hit of the latest interval that has one. Intervals are independent, so a
-//! long search has workers on every core ([`super::walkers`]). But a search begins alone: the work of other
-//! cores beyond the first hit is wasted.
+//! long search has workers on every core ([`super::walkers`]). But a search begins on one core: the work of other cores
+//! beyond the first hit is wasted.
 
 use super::stops::{Armed, Hit, Stops};
 use super::walker::{SNAPSHOT_SPACING, Walked, Walker};

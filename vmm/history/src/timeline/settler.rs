@@ -19,9 +19,9 @@ use machine::position::{Count, Instructions};
 /// How long the timeline must stand still before the settler begins. A script's next command comes sooner, a person's
 /// later.
 const QUIET: Duration = Duration::from_millis(500);
-/// A gap between two restorable places must be this long to be worth a walk: a fraction of a second.
+/// A gap between two restorable places must be this long to be worth a replay, which then takes a fraction of a second.
 const GAP_STEPS: u64 = 200_000_000;
-/// The most snapshots that a walk leaves.
+/// Largest number of snapshots that one replay of the settler leaves.
 const SNAPSHOTS: u64 = 64;
 
 /// A handle on the thread. The thread ends soon after the handle is dropped; nothing has to wait for it.

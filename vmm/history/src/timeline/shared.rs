@@ -28,7 +28,7 @@ pub(super) struct Shared {
     pub snapshots: Snapshots,
     /// The engine that runs long stretches, if it is not the software engine.
     pub fast_forward: OnceLock<FastForward>,
-    /// The most walkers of a long search.
+    /// Largest number of walkers in a long search.
     pub threads: usize,
     /// Steps that all walkers executed, except those in the background.
     pub replayed: AtomicU64,
@@ -49,7 +49,7 @@ pub(super) struct Movement {
     number: AtomicU64,
     /// The steps executed before the movement began.
     begun_at: AtomicU64,
-    /// The most steps that the movement executes, or a little more.
+    /// Upper bound for the steps that the movement executes.
     at_most: AtomicU64,
 }
 
@@ -87,7 +87,7 @@ impl Shared {
         self.under_way.number.load(Ordering::Relaxed)
     }
 
-    /// Steps that the present movement has executed, and the most that it will have executed.
+    /// Steps that the present movement has executed, and an upper bound for the steps that it executes in all.
     pub fn progress(&self) -> (u64, u64) {
         let begun_at = self.under_way.begun_at.load(Ordering::Relaxed);
         let done = self.replayed.load(Ordering::Relaxed).saturating_sub(begun_at);

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use machine::position::{Count, Instructions};
 use recording::checkpoints::{CheckpointHead, Snapshot};
 
-/// The most snapshots of one session.
+/// Largest number of snapshots in one session.
 const MAX_SNAPSHOTS: usize = 256;
-/// The most pages that all snapshots hold in memory while the session moves: 256 MiB.
+/// Largest number of pages that all snapshots hold in memory while the session moves: 256 MiB.
 const MAX_PAGES: usize = 65536;
 /// While nothing moves, snapshots may hold one part in this many of the guest's RAM.
 const RESTING_SHARE: u64 = 8;
@@ -22,7 +22,7 @@ pub struct Snapshots(Mutex<Inner>);
 struct Inner {
     by_place: BTreeMap<Instructions, Kept>,
     pages: usize,
-    /// The most pages that snapshots may hold while nothing moves.
+    /// Largest number of pages that snapshots may hold while nothing moves.
     resting_pages: usize,
     /// The place that the user looks at.
     focus: Instructions,
@@ -104,7 +104,7 @@ impl Snapshots {
         }
     }
 
-    /// Drops snapshots until the rest hold little memory: nothing moves for now.
+    /// Drops snapshots until the remaining ones hold little memory, for a time in which nothing moves.
     pub fn rest(&self) {
         let mut inner = self.inner();
         while inner.by_place.len() > ALWAYS_KEPT && inner.pages > inner.resting_pages {
@@ -254,7 +254,7 @@ mod tests {
             let snapshots = kept(focus, (0..1000).map(|number| number * 1000), 1);
             assert_eq!(places(&snapshots)[0], 0, "{focus}");
         }
-        // Even if this snapshot alone holds too much.
+        // The snapshot stays even if it holds more pages than the limit.
         assert_eq!(places(&kept(0, [0], MAX_PAGES + 1)), [0]);
     }
 

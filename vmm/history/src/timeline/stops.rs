@@ -34,7 +34,7 @@ pub struct Filter(Arc<Question>);
 type Question = dyn Fn(&Machine<Instructions>) -> bool + Send + Sync;
 
 impl Filter {
-    /// A filter with this condition, which must depend on the machine alone.
+    /// A filter with this condition, which must depend on nothing but the machine.
     pub fn new(holds: impl Fn(&Machine<Instructions>) -> bool + Send + Sync + 'static) -> Filter {
         Filter(Arc::new(holds))
     }
@@ -153,7 +153,7 @@ pub struct Stops {
     pub trap_filter: Option<Filter>,
     /// After this text has appeared on the console; if it is empty, after any output.
     pub console: Option<Vec<u8>>,
-    /// A filter for all stops.
+    /// A condition that must be true at a stop of any kind.
     pub only: Option<Filter>,
 }
 
@@ -204,7 +204,7 @@ pub enum Cause {
     Vector(u8),
     /// A return from a handler or a system call completed.
     Return,
-    /// The text appeared on the console, within the last bytes that the guest printed; this is their number.
+    /// The text appeared on the console. The number is the length, in bytes, of the output that completed the text.
     Console(usize),
 }
 
@@ -236,7 +236,7 @@ impl<'a> Armed<'a> {
         Armed { stops }
     }
 
-    /// Stops that [`Armed::new`] has armed already, if nothing has changed since.
+    /// Takes over stops that [`Armed::new`] armed before. The machine's stops must not have changed since.
     pub fn again(stops: &'a Stops) -> Armed<'a> {
         Armed { stops }
     }
@@ -342,7 +342,7 @@ pub enum TravelStop {
 }
 
 impl TravelStop {
-    /// An error if the movement was interrupted, for callers that need it complete.
+    /// Returns an error if the movement was interrupted, for callers that need the whole movement.
     pub fn unless_interrupted(self) -> Result<TravelStop, Error> {
         if self == TravelStop::Interrupted { Err(Error::Interrupted) } else { Ok(self) }
     }

@@ -49,7 +49,8 @@ pub struct Hits<T = Hit> {
 pub struct Meter(Arc<Shared>);
 
 impl Meter {
-    /// Steps executed so far, and the most that will have been executed; a movement may end well before.
+    /// Steps executed so far, and an upper bound for all steps of the movement. A movement may end well before this
+    /// bound.
     pub fn progress(&self) -> (u64, u64) {
         self.0.progress()
     }
@@ -59,8 +60,8 @@ impl Meter {
         self.0.settled.load(Ordering::Relaxed)
     }
 
-    /// Number of places of [`Timeline::settle_meanwhile`] that its thread is done with. Some places need no
-    /// work, and a movement ends the work on other places.
+    /// Number of places of [`Timeline::settle_meanwhile`] that its thread is done with. Some places need no work, and
+    /// the work on others ends early because the timeline moves.
     pub fn settlings(&self) -> u64 {
         self.0.settlings.load(Ordering::Acquire)
     }
@@ -210,7 +211,8 @@ impl Timeline {
         Ok(Store::open(&directory)?.entries().iter().any(|entry| entry.position == here))
     }
 
-    /// Adds a checkpoint of this place to the recording. Every session that opens it from now on has the checkpoint.
+    /// Adds a checkpoint of this place to the recording. Every session that opens the recording from now on has the
+    /// checkpoint.
     pub fn add_checkpoint(&mut self) -> Result<Entry, Error> {
         self.must_be_history()?;
         if self.shared.fast_forward.get().is_some() {
@@ -316,8 +318,8 @@ impl Timeline {
         Ok(if walked == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
     }
 
-    /// As [`Timeline::settle`], until there is something else to do, and stays here. The first step back does
-    /// the remaining work.
+    /// As [`Timeline::settle`], but ends once `is_wanted` returns true. The position does not change. The first step
+    /// back does the remaining work.
     pub fn settle_until(&mut self, is_wanted: &mut Poll<'_>) -> Result<(), Error> {
         let here = self.snapshot()?;
         if self.settle(is_wanted)? == TravelStop::Interrupted {
@@ -519,9 +521,9 @@ impl Timeline {
         }
     }
 
-    /// Ends an interrupted search that began at `begun` and has left nothing out up to `edge`. Goes to the
-    /// nearest place to `edge` that can be restored at once: a person who interrupts does not want to wait.
-    /// The same search from there must find all remaining hits.
+    /// Ends an interrupted search that began at `begun` and has left nothing out up to `edge`. Restores the place
+    /// closest to `edge` that needs no replay, because a person who interrupts does not want to wait. The same search
+    /// from that place must find all remaining hits.
     fn interrupted(
         &mut self,
         begun: &Snapshot<Instructions>,
@@ -615,8 +617,8 @@ impl Timeline {
         self.steps_forward(&mut |_| false, &mut || false)
     }
 
-    /// Executes instructions one by one, ignoring breakpoints. Ends when `goes_on` returns false
-    /// behind one, or at another stop.
+    /// Executes instructions one by one, ignoring breakpoints. Ends when `goes_on` returns false behind an instruction,
+    /// or at another stop.
     pub fn steps_forward(
         &mut self,
         goes_on: &mut dyn FnMut(&Machine<Instructions>) -> bool,
@@ -675,7 +677,7 @@ impl Timeline {
             }
             stop
         } else {
-            // The way is too short to be interrupted.
+            // The replay is too short to be interrupted.
             self.seek(here - 1, &mut || false)?
         };
         let Stops { breakpoints, filters, .. } = self.stops.clone();

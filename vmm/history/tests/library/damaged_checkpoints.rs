@@ -68,7 +68,8 @@ fn noticed(original: &Original, places: &[Instructions], what: &str) -> bool {
         Ok(found) => found.equal(),
         Err(error) => told(&error, what),
     };
-    // From the last to the first: each way begins at a checkpoint, or at a snapshot that an earlier way left.
+    // Goes to the places from the last to the first. Each replay begins at a checkpoint, or at a snapshot that an
+    // earlier replay left.
     let (mut travelled, mut left) = (true, None);
     for &at in places.iter().rev() {
         let timeline = left.take().map_or_else(|| Timeline::open_with(&opened, 1), Ok);
@@ -251,7 +252,7 @@ fn travelling_goes_on_without_a_checkpoint_with_a_damaged_page() {
 #[test]
 fn a_checkpoint_that_is_damaged_while_a_timeline_is_open_is_left_out_too() {
     let directory = tempfile::tempdir().unwrap();
-    // Checkpoints are so far apart that the way to a checkpoint's place begins at that checkpoint.
+    // Checkpoints are so far apart that the replay to a checkpoint's place begins at that checkpoint.
     let places = [10_000_000, 20_000_000];
     let recording = record_long(directory.path(), "r.ttvm", 25);
     let there = Instructions(places[1] + 50);
@@ -266,7 +267,7 @@ fn a_checkpoint_that_is_damaged_while_a_timeline_is_open_is_left_out_too() {
     changed.iter_mut().skip(8).for_each(|byte| *byte ^= 1);
     std::fs::write(path, changed).unwrap();
     assert_eq!(hashes_at(&mut timeline, there).unwrap(), expected);
-    // The way began at the checkpoint before.
+    // The replay began at the previous checkpoint.
     assert!((50..=10_000_050).contains(&timeline.replayed_steps()), "{}", timeline.replayed_steps());
     assert_eq!(hashes_at(&mut timeline, Instructions(places[1])).unwrap().ram, expected.ram);
 }

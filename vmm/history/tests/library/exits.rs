@@ -1,6 +1,6 @@
-//! Machines that count exits: recorded with stops between exits, replayed by exits alone, recounted, and
-//! travelled in. All tests here use the software engine, which can stop a guest as KVM does. The KVM lab
-//! tests the KVM engine itself.
+//! Machines that count exits: recorded with stops between exits, replayed by counting exits only, recounted, and
+//! travelled in. All tests here use the software engine, which can stop a guest as KVM does. The KVM lab tests the KVM
+//! engine itself.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 

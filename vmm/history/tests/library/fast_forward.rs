@@ -11,7 +11,7 @@ use recording::Recording;
 use tiny_guest::stopped::{record_rounds, record_with_checkpoints};
 use tiny_guest::{Numbers, STIRRED};
 
-/// As many as a processor has debug registers.
+/// As many breakpoints as a processor has debug registers.
 const MOST_BREAKPOINTS: usize = 4;
 
 /// Options for a short guest.
@@ -22,7 +22,7 @@ const SMALL: FastForward = FastForward {
     engine: EngineKind { most_breakpoints: MOST_BREAKPOINTS, ..EngineKind::SOFT },
 };
 
-/// Everything about a machine that a debugger or the future can see.
+/// All state of a machine that a debugger shows or that affects the rest of the run.
 fn seen(timeline: &mut Timeline) -> (Instructions, u64, u64, Hashes) {
     let cpu = timeline.machine().cpu();
     let (branches, system_calls) = (cpu.branches(), cpu.system_calls());
@@ -114,7 +114,7 @@ fn only_breakpoints_that_it_can_look_for_are_left_to_another_engine() {
     let (_directory, recording) = recording();
     let mut ahead = ahead(&recording, SMALL);
     let mut alone = Timeline::open_with(&recording, 1).unwrap();
-    // An instruction that the guest executes after its last round.
+    // This instruction is executed after the last round of the guest's loop.
     alone.seek(Instructions(alone.end().number() - 2), &mut || false).unwrap();
     let behind = alone.machine().cpu().rip();
     let most: Vec<u64> = [behind].into_iter().chain(1..MOST_BREAKPOINTS as u64).collect();
@@ -196,8 +196,8 @@ fn a_way_that_another_engine_goes_can_be_interrupted_and_has_not_begun_then() {
         });
         (stop.unwrap(), ahead.position(), ahead.fast_forwarded_steps())
     };
-    // The software CPU alone is farther on at each poll. At the other engine's polls, the walker has not
-    // taken over that engine's stretch yet.
+    // A timeline that uses only the software CPU would be farther on at each poll. At the other engine's polls, the
+    // walker has not taken over that engine's stretch yet.
     let stood: Vec<_> = (1..6).map(interrupted).collect();
     let not_begun = |pair: &[(TravelStop, Instructions, u64)]| pair[0] == pair[1] && pair[0].2 == 0;
     assert!(stood[0].0 == TravelStop::Interrupted && stood.windows(2).any(not_begun), "{stood:?}");

@@ -159,7 +159,7 @@ fn a_fork_that_never_ends_can_be_interrupted() {
 #[test]
 fn a_fork_that_is_interrupted_just_at_a_breakpoint_has_hit_it() {
     let (_directory, mut timeline, hashes) = timeline();
-    // An instruction that the guest executes after its last round.
+    // This instruction is executed after the last round of the guest's loop.
     timeline.seek(Instructions(timeline.end().number() - 2), &mut || false).unwrap();
     let behind = Breakpoint::at(timeline.machine().cpu().rip());
     timeline.set_stops(Stops { breakpoints: vec![behind], ..Stops::default() });

@@ -70,7 +70,7 @@ fn start_at(recording: &Recording<Instructions>, at: Instructions) -> Result<Sta
     StartingState::of(timeline.machine_mut())
 }
 
-/// Continues from a place in a recording, and records this.
+/// Continues from a place in a recording, and records the continued run.
 fn go_on(from: &Recording<Instructions>, at: Instructions, to: &Path, script: Script) -> Future {
     let start = start_at(from, at).unwrap();
     let mut guest = Recordable::<Instructions>::going_on(EngineKind::SOFT, from, start).unwrap();

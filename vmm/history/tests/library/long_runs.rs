@@ -205,7 +205,7 @@ fn while_nothing_moves_what_lies_before_is_made_near() {
 fn nothing_is_settled_while_the_timeline_moves() {
     let end = 300_000_000;
     let (_directory, recording) = recording(300, &[end]);
-    // When the movement begins, the settler waits for quiet, or walks.
+    // When the movement begins, the settler waits for quiet, or replays.
     for steps_before in [0, 1] {
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
         seek(&mut timeline, end);
@@ -230,12 +230,14 @@ fn nothing_is_settled_while_the_timeline_moves() {
     }
 }
 
-/// A movement ends the settler's walk early. The rest of the walk comes when nothing moves again.
+/// A movement of the timeline ends the settler's replay early. The settler replays the remainder when nothing moves
+/// again.
 #[test]
 fn what_a_movement_interrupts_is_settled_later() {
     let end = 300_000_000;
     let (_directory, recording) = recording(300, &[end]);
-    // A busy host may notice the settler's walk too late: the rest is then too short for a gap.
+    // On a busy host, this test may see the settler's replay too late. The rest of the run is then too short to need
+    // places.
     for _ in 0..20 {
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
         seek(&mut timeline, end);
@@ -258,7 +260,7 @@ fn what_a_movement_interrupts_is_settled_later() {
     panic!("the settler was never interrupted early");
 }
 
-/// Movements give the same results at any moment of the settler: while it walks, waits, or starts.
+/// Movements give the same results at any moment of the settler: while it replays, waits, or starts.
 #[test]
 fn what_is_settled_meanwhile_changes_nothing_that_is_found() {
     let end = 300_000_000;
@@ -378,7 +380,7 @@ fn a_list_that_is_interrupted_within_a_long_stretch_has_what_was_found() {
     assert_eq!((whole.found.len(), whole.interrupted_at), (20, None));
     let apart = whole.found.windows(2).all(|pair| pair[1].before - pair[0].before == LONG_ROUND_STEPS);
     assert!(apart, "{:?}", whole.found);
-    // Some hits are found, and the rest from there on.
+    // An interrupted search returns some hits. A search from its end finds the others.
     let part = timeline.hits(Instructions(0), end, usize::MAX, &mut after(2)).unwrap();
     let edge = part.interrupted_at.unwrap();
     assert!(Instructions(0) < edge && edge < end && !part.found.is_empty(), "{part:?}");
@@ -445,7 +447,8 @@ fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
     assert!((expected..expected + 100).contains(&hits[0].before.number()), "{hits:?}");
 }
 
-/// The place of the guest's `round`th write and the instruction's address, in a recording without checkpoints.
+/// The position before the guest's write number `round`, and the address of the writing instruction. The recording has
+/// no checkpoints.
 fn write_of(recording: &Recording<Instructions>, round: usize) -> (Instructions, u64) {
     let mut timeline = Timeline::open_with(recording, 1).unwrap();
     timeline.set_stops(write());

@@ -195,7 +195,7 @@ fn in_the_end_of_a_run_events_and_times_are_those_of_the_whole_run() {
     for ns in [begins_ns + 1, begins_ns / 2 + ends_ns / 2, begins_ns / 4 + ends_ns / 4 * 3] {
         let in_whole = resolve(&mut of_whole, PositionSpec::Nanoseconds(ns)).unwrap();
         assert_eq!(resolve(&mut of_part, PositionSpec::Nanoseconds(ns)), Ok(in_whole - missing), "{ns}");
-        // The position names the first such place.
+        // The position is the first place whose time is not earlier than `ns`.
         of_whole.seek(Instructions(in_whole), &mut || false).unwrap();
         assert!(of_whole.machine().moment().time_ns >= ns);
         of_whole.seek(Instructions(in_whole - 1), &mut || false).unwrap();

@@ -79,7 +79,7 @@ impl LivePorts {
         self.serial.as_ref().is_some_and(Serial::is_watched)
     }
 
-    /// Whether the device interrupts now.
+    /// Takes an interrupt of the device. Returns false if there is none now.
     pub fn take_interrupt(&mut self) -> bool {
         self.serial.as_mut().is_some_and(|serial| serial.take_interrupt(&mut self.ports))
     }

@@ -3,8 +3,8 @@
 //!
 //! The host gives programs no interrupt of an ISA port. The port's interrupt identification register (IIR) shows
 //! whether it interrupts, including FIFO levels and time-outs. Reading that register has one side effect: if it names
-//! the transmitter as the cause, it clears that cause. So a poll that clears the cause keeps it for the guest's next
-//! read. Polling reads no other register.
+//! the transmitter as the cause, it clears that cause. So the recorder keeps a cause that its poll has cleared, for the
+//! guest's next read. Polling reads no other register.
 //!
 //! ```text
 //!         it wants to interrupt: event        the guest touches it, and it still wants

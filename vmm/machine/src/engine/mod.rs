@@ -1,6 +1,6 @@
 //! Engines: they execute the guest.
 //!
-//! [`Engine`] is an engine as the machine uses it. [`EngineKind`] names an engine and builds it. [`soft`] is the
+//! [`Engine`] is an engine as the machine uses it. [`EngineKind`] identifies an engine and builds it. [`soft`] is the
 //! software CPU; other packages have other engines. The package `engine-contract` has the types with which a machine
 //! tells an engine when to leave the guest ([`Leave`], [`LandingPlace`], [`End`]).
 //!
@@ -25,7 +25,7 @@ pub struct EngineKind {
     pub name: &'static str,
     /// Whether the engine counts instructions. If not, it counts exits.
     pub counts_instructions: bool,
-    /// The most breakpoints that the engine takes.
+    /// Largest number of breakpoints that the engine accepts.
     pub most_breakpoints: usize,
     /// Builds an engine of this kind.
     pub build: BuildEngine,
@@ -44,7 +44,6 @@ pub trait Engine: Send {
     /// watchpoint stops it. Accesses to anything but RAM go to `bus`. A breakpoint is passed over at the place where
     /// `origin` instructions have executed.
     ///
-    /// An engine that does not count instructions stops where the bus or `leave` says.
     /// An engine that does not count instructions stops where the bus or `leave` says.
     fn run(
         &mut self,

@@ -13,9 +13,9 @@ use crate::engine::{End, Engine, EngineKind, LandingPlace, Leave};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
 
-/// Names the tier of a process's software CPUs if the program chooses none. `translator` is the default,
-/// `interpreter` another; `plain` is the translator without its clever parts. `translator,-groups` leaves out one
-/// part, `plain,+links` puts one back; see [`cpu::Part`].
+/// The environment variable that chooses the tier of a process's software CPUs, unless the program chooses one.
+/// `translator` is the default, `interpreter` another; `plain` is the translator without its clever parts.
+/// `translator,-groups` leaves out one part, `plain,+links` puts one back; see [`cpu::Part`].
 pub const TIER_VARIABLE: &str = "TTVM_TIER";
 
 static TIER: OnceLock<Option<Tier>> = OnceLock::new();

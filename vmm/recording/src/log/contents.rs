@@ -279,7 +279,7 @@ impl<C: Count> Log<C> {
         Ok(self.piece_of(entry)?.entry(entry).cloned())
     }
 
-    /// All entries from number `first` on, in order.
+    /// All entries from number `first` on, in the order of the log.
     pub fn entries_from(&self, first: usize) -> impl Iterator<Item = Result<LogEntry<C>, Error>> + '_ {
         (first..self.entry_count()).map(|number| {
             let entry = self.entry(number)?;
@@ -287,12 +287,12 @@ impl<C: Count> Log<C> {
         })
     }
 
-    /// All entries, in order.
+    /// All entries, in the order of the log.
     pub fn entries(&self) -> impl Iterator<Item = Result<LogEntry<C>, Error>> + '_ {
         self.entries_from(0)
     }
 
-    /// All events, in order.
+    /// All events, in the order of the log.
     pub fn events(&self) -> impl Iterator<Item = Result<EventRecord<C>, Error>> + '_ {
         self.entries().filter_map(|entry| match entry {
             Ok(LogEntry::Event { record, .. }) => Some(Ok(record)),
@@ -301,7 +301,7 @@ impl<C: Count> Log<C> {
         })
     }
 
-    /// All checks, in order.
+    /// All checks, in the order of the log.
     pub fn checks(&self) -> impl Iterator<Item = Result<CheckRecord<C>, Error>> + '_ {
         self.entries().filter_map(|entry| match entry {
             Ok(LogEntry::Check { record, .. }) => Some(Ok(record)),

@@ -1,4 +1,4 @@
-//! The payload of a frame: a record, as the log's format stores it.
+//! Converts between a record and its bytes in the log, which are the payload of a frame.
 
 use crate::log::records::LogRecord;
 use crate::log::v1::{self, LogRecordV1};

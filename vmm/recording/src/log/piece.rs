@@ -7,11 +7,11 @@ use crate::log::records::EventRecord;
 use machine::checks::CheckRecord;
 use machine::position::{Count, Moment};
 
-/// The most records in a piece.
+/// Largest number of records in a piece.
 pub(super) const PIECE_RECORDS: usize = 1024;
 /// A piece ends once it has this many bytes of the file.
 pub(super) const PIECE_BYTES: u64 = 256 << 10;
-/// The most pieces in memory.
+/// Largest number of pieces in memory.
 const MOST_PIECES: usize = 128;
 
 /// An event or a check, with its number.

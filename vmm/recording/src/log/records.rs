@@ -51,7 +51,7 @@ pub enum LogRecord<C> {
     Check(CheckRecord<C>),
     /// The end.
     End(EndRecord<C>),
-    /// The number of system calls entered before the event that follows. Only in logs that were recounted in
+    /// The number of system calls entered before the next event in the log. Only in logs that were recounted in
     /// instructions.
     SystemCalls(u64),
 }

@@ -79,7 +79,8 @@ impl LogWriter {
         assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
         let (header, chain) = header_of(self.chain, payload);
         if let Err(error) = write_both(&mut self.file, &header, payload) {
-            // Half a frame would read as a cut. We try to remove the file, and ignore a failure.
+            // A reader would take half a frame for a log that was cut off. We try to remove the partial frame, and
+            // ignore a failure.
             let _ = self.file.set_len(self.bytes);
             return Err(Error::file("write", &self.path)(error));
         }
@@ -114,7 +115,7 @@ impl LogWriter {
         self.format
     }
 
-    /// The file.
+    /// The path of the log's file.
     pub fn path(&self) -> &Path {
         &self.path
     }

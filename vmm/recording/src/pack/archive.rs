@@ -11,17 +11,17 @@ pub const MAGIC: &[u8; 8] = b"TTVMPACK";
 pub const VERSION: u32 = 2;
 /// The largest piece of a file. Pieces of zeroes are left out.
 pub const CHUNK_BYTES: usize = 64 << 10;
-/// The most checkpoints in a packed recording; recorders keep far fewer.
+/// Largest number of checkpoints in a packed recording; recorders keep far fewer.
 pub const MAX_CHECKPOINTS: u32 = 1 << 16;
 /// The largest event log that can be packed or unpacked.
 pub const MAX_LOG_BYTES: u64 = 16 << 30;
 /// The number that ends the list of checkpoints.
 pub const NO_CHECKPOINT: u32 = u32::MAX;
-/// The most memory that decompressing may use, as a power of two.
+/// The base-2 logarithm of the number of bytes of memory that decompressing may use.
 pub const WINDOW_LOG_MAX: u32 = 24;
 
-/// The manifest with the images' paths inside a recording. The paths follow from the machine alone, so nothing in an
-/// archive can make them point elsewhere.
+/// The manifest with the images' paths inside a recording. Only the machine determines these paths, so nothing in an
+/// archive can make them point to other places.
 pub fn with_images_inside(manifest: &Manifest) -> Manifest {
     let mut manifest = manifest.clone();
     let MachineConfig { start, disk, .. } = &mut manifest.machine;

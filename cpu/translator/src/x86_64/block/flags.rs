@@ -28,7 +28,7 @@ impl BlockWriter<'_> {
         if effect.in_host == set::ALL {
             self.asm.setcc(0, RAX);
         } else {
-            // AF is zero; so is OF after the instructions that come here.
+            // AF is zero. OF is zero too after the instructions that reach this code.
             self.asm.raw(&[0xb0, 2]);
         }
         self.asm.store(B4, FLAGS, RAX);

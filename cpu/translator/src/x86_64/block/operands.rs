@@ -95,8 +95,8 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// Computes the effective address of the memory operand in a register. Clobbers RAX and RCX. Leaves the flags
-    /// unchanged.
+    /// Writes code that computes the memory operand's effective address into the register `to`. Clobbers RAX and RCX.
+    /// Leaves the flags unchanged.
     pub fn effective(&mut self, instruction: &Instruction, to: Reg) -> Result<(), Cannot> {
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
         let displacement = instruction.memory_displacement64();

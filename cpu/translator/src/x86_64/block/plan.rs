@@ -341,8 +341,8 @@ mod tests {
         for code in none {
             assert_eq!(changes(code), None, "{code:x?}");
         }
-        // `rol ebx, 3` leaves SF, ZF, AF and PF: a load, which may exit, needs them. Without a load nothing needs
-        // them.
+        // `rol ebx, 3` leaves SF, ZF, AF and PF. A load, which may exit, needs these flags. Without a load, nothing
+        // needs these flags.
         let rol = [0xc1, 0xc3, 3];
         assert_eq!(changes(&[&rol[..], &LOAD, &CMP].concat()), None);
         assert_eq!(changes(&[&rol[..], &CMP].concat()), Some(0));

@@ -15,7 +15,7 @@ pub(super) struct Finding {
     pub advice: String,
 }
 
-/// A finding.
+/// Makes a finding.
 pub(super) fn finding(name: &str, ok: bool, detail: impl Into<String>, advice: &str) -> Finding {
     Finding { name: name.to_string(), ok, detail: detail.into(), advice: advice.to_string() }
 }

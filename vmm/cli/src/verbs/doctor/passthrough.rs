@@ -15,7 +15,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// This host.
+    /// The facts about this host.
     pub fn this() -> Host {
         Host { sys: "/sys".into(), dev: "/dev".into() }
     }
