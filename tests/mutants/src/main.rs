@@ -40,6 +40,9 @@ struct Arguments {
     /// Only the mutants that have not been tried yet. Continues an earlier run.
     #[arg(long, conflicts_with = "missed")]
     untried: bool,
+    /// Packages whose tests are run too, beside those of a mutant's own package.
+    #[arg(long, value_delimiter = ',')]
+    also: Vec<String>,
     /// Processes that run tests at the same time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -59,7 +62,8 @@ fn main() -> Result<()> {
     let work = repository.join(&arguments.work);
     fs::create_dir_all(&work)?;
     let mutants = list::list(&repository, &arguments.files)?;
-    let packages = mutants.iter().map(|mutant| mutant.package.clone()).collect();
+    let own = mutants.iter().map(|mutant| mutant.package.clone());
+    let packages = own.chain(arguments.also.iter().cloned()).collect();
     let built = build::build(&repository, &work, &mutants, &packages)?;
     setrlimit(Resource::RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES)?;
 
@@ -75,7 +79,7 @@ fn main() -> Result<()> {
         .collect();
     // The list has the mutants of a package together.
     for mutants in chosen.chunk_by(|(_, one), (_, next)| one.package == next.package) {
-        judge(&work, &built, &results, arguments.jobs, mutants)?;
+        judge(&work, &built, &results, &arguments, mutants)?;
     }
     print!("{}", table(&mutants, &results.latest()?));
     Ok(())
@@ -112,16 +116,17 @@ impl Results {
     }
 }
 
-/// Tries mutants of one package, by its own tests.
+/// Tries mutants of one package, by its own tests and those of the packages named with `--also`.
 fn judge(
     work: &Path,
     built: &Built,
     results: &Results,
-    jobs: usize,
+    arguments: &Arguments,
     mutants: &[(u32, &Mutant)],
 ) -> Result<()> {
-    let package = &mutants[0].1.package;
-    let programs = built.programs.iter().filter(|program| program.package == *package);
+    let (package, jobs) = (&mutants[0].1.package, arguments.jobs);
+    let is_tried = |of: &String| of == package || arguments.also.contains(of);
+    let programs = built.programs.iter().filter(|program| is_tried(&program.package));
     let tests = run::tests(work, &programs.collect::<Vec<_>>(), jobs)?;
     eprintln!("{package}: {} mutants, {} tests", mutants.len(), tests.len());
     let done = AtomicUsize::new(0);
