@@ -1,13 +1,14 @@
 # shellcheck shell=bash
-# Where this machine's apt has Debian from. Sourced, never run. What needs an archive's address itself (debootstrap, or
-# an apt with lists of its own) asks here, so that no recipe names a host: the one in use here can be reached.
+# Finds the archives that this machine's apt gets Debian from. This file is sourced, never run. Recipes that need an
+# archive's address (for debootstrap, or for an apt with its own lists) ask these functions. So no recipe names a host,
+# and the machine can reach the archive.
 
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 archive_keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-# archives_known_to_apt SUITE: addresses as apt's sources have them, whatever the format of their files, a line each;
-# those that SUITE comes from first. The archive of another suite of Debian's often has SUITE too.
+# archives_known_to_apt SUITE: the addresses in apt's sources, whatever the format of their files, one on each line.
+# Archives that apt uses for SUITE come first. The archive of another suite of Debian's often has SUITE too.
 archives_known_to_apt() {
     # shellcheck disable=SC2016 # apt's own variables
     apt-get indextargets --format '$(CODENAME) $(ORIGIN) $(REPO_URI)' 'Component: main' 'Created-By: Packages' |
@@ -15,17 +16,17 @@ archives_known_to_apt() {
         LC_ALL=C sort --stable --key=1,1 | awk '!seen[$2]++ { print $2 }'
 }
 
-# fetch ADDRESS FILE: as apt does, by its proxies and passwords.
+# fetch ADDRESS FILE: downloads a file as apt does, with its proxies and passwords.
 fetch() { quietly /usr/lib/apt/apt-helper --option APT::Sandbox::User=root download-file "$1" "$2"; }
 
-# The addresses on stdin with lists of mirrors (`mirror+file:`, `mirror+https:`) replaced by what these name. Ways of access
-# that only apt knows are left out.
+# Copies the addresses on stdin, and replaces lists of mirrors (`mirror+file:`, `mirror+https:`) by the addresses in
+# these lists. Leaves out ways of access that only apt knows.
 without_mirror_lists() {
     local address list
     while read -r address; do
         case "$address" in
         mirror+file:*)
-            # apt puts a slash behind the name.
+            # apt puts a slash after the file's name.
             list=${address#mirror+file:}
             list=/${list#"${list%%[!/]*}"}
             grep --extended-regexp '^[a-z]+:' "${list%/}" || true
@@ -41,7 +42,7 @@ without_mirror_lists() {
     done | awk '/^(https?|file|copy):/ { sub("^copy:", "file:", $1); sub("/*$", "", $1); print $1 }'
 }
 
-# has_suite ADDRESS SUITE: whether the archive answers, and has it.
+# has_suite ADDRESS SUITE: whether the archive answers and has the suite.
 has_suite() {
     local file result=0
     file=$(mktemp)
@@ -50,7 +51,7 @@ has_suite() {
     return "$result"
 }
 
-# archive_of SUITE: the address of an archive that has it, by http, https or as a folder of this machine.
+# archive_of SUITE: the address of an archive that has the suite, by http, https or as a folder of this machine.
 archive_of() {
     local archives archive
     mapfile -t archives < <(archives_known_to_apt "$1" | without_mirror_lists)
@@ -68,8 +69,9 @@ archive_of() {
         "add Debian's 'main' to the sources and run apt-get update"
 }
 
-# keyring_of SUITE ARCHIVE: the file of keys that apt's sources name for it (Signed-By), or for the list of mirrors that it
-# is from, if gpgv can read that; else Debian's own. Of several one is taken.
+# keyring_of SUITE ARCHIVE: the file of keys that apt's sources name for the archive (Signed-By), or for the list of
+# mirrors that names the archive. If gpgv cannot read that file, Debian's own file of keys. If there are several files,
+# one of them.
 keyring_of() {
     local entry named
     # shellcheck disable=SC2016 # apt's own variables
@@ -81,7 +83,7 @@ keyring_of() {
     fi
 }
 
-# signed_by FILE NUMBER: what a stanza of a .sources file, or a line of a .list file, says of its keys.
+# signed_by FILE NUMBER: the keys that a stanza of a .sources file, or a line of a .list file, names.
 signed_by() {
     case "$1" in
     *.sources) awk -v RS= -v number="$2" 'NR == number' "$1" | sed --quiet --regexp-extended 's/^Signed-By:\s*//Ip' ;;
@@ -89,7 +91,7 @@ signed_by() {
     esac
 }
 
-# proxy_settings ADDRESS: apt's proxy for it as a variable that other programs know, if there is one.
+# proxy_settings ADDRESS: apt's proxy for the address, if there is one, as a variable that other programs know.
 proxy_settings() {
     local scheme=${1%%:*} proxy=
     case "$scheme" in http | https) ;; *) return ;; esac
@@ -98,9 +100,9 @@ proxy_settings() {
     if [ -n "$proxy" ] && [ "$proxy" != DIRECT ]; then printf '%s_proxy=%s\n' "$scheme" "$proxy"; fi
 }
 
-# start_own_apt SUITE...: makes the folder $work for an apt that has these suites only, with lists and archives of its
-# own: adding suites to the machine's own sources is not ours to do. It checks the same signatures. Whoever starts it
-# removes the folder.
+# start_own_apt SUITE...: makes the folder $work for an apt with only these suites and with its own lists and archives.
+# The recipes must not add suites to the machine's own sources. This apt checks the same signatures. The caller removes
+# the folder.
 start_own_apt() {
     local suite
     work=$(mktemp --directory "$guest_out/fetch.XXXXXX")
@@ -109,14 +111,14 @@ start_own_apt() {
     quietly own_apt apt-get --quiet update || die "the lists of Debian's $* could not be had: check the network"
 }
 
-# own_apt PROGRAM ARGUMENT...: apt-get or apt-cache with what is in $work.
+# own_apt PROGRAM ARGUMENT...: runs apt-get or apt-cache with the lists and archives in $work.
 own_apt() {
     "$1" --option Dir::Etc::SourceList="$work/sources.list" --option Dir::Etc::SourceParts=/dev/null \
         --option Dir::State::Lists="$work/lists" --option Dir::Cache="$work/cache" --option Debug::NoLocking=1 \
         --option APT::Sandbox::User=root --option Acquire::Languages=none "${@:2}"
 }
 
-# source_line SUITE: how apt is told of it.
+# source_line SUITE: the line of apt's sources for the suite.
 source_line() {
     local archive
     archive=$(archive_of "$1") || return

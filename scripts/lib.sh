@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the scripts here and in guest-images/ share. Sourced, never run.
+# Functions that the scripts here and in guest-images/ share. This file is sourced, never run.
 
 umask 022
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -15,7 +15,7 @@ die() {
 # Prints the comment at the top of the running script, which is its help text.
 show_help() { sed --quiet '2,/^[^#]/ s/^# \{0,1\}//p' "$0"; }
 
-# For scripts without arguments: --help and nothing else.
+# For scripts without arguments: accepts --help and nothing else.
 no_arguments() {
     case "${1:-}" in
     "") ;;
@@ -49,8 +49,8 @@ quietly() {
 
 refresh_package_lists() { quietly as_root apt-get --quiet update; }
 
-# serve_for_gdb TTVM RECORDING SOCKET LOG: starts `ttvm debug` at the recording's end, as process $server, and waits until gdb
-# can come.
+# serve_for_gdb TTVM RECORDING SOCKET LOG: starts `ttvm debug` at the recording's end, as process $server, and waits
+# until gdb can connect.
 serve_for_gdb() {
     "$1" debug "$2" --listen "unix:$3" --at end --once 2>"$4" &
     server=$!

@@ -1,4 +1,5 @@
-# What the walks share. guest-images/bugs/walk has set $text and $text_end, where the module's code begins and ends.
+# Commands that the walks share. guest-images/bugs/walk has set $text and $text_end, where the module's code begins and
+# ends.
 
 set pagination off
 set confirm off
@@ -7,7 +8,7 @@ set print address on
 set print elements 48
 set disassemble-next-line off
 
-# on-the-way and culprit print where this is: function, source line, instruction. guest-images/bugs/walk makes its
+# on-the-way and culprit print the current place: function, source line, instruction. guest-images/bugs/walk makes its
 # summary from the lines after the word.
 define on-the-way
   echo on the way:\n
@@ -21,8 +22,8 @@ define culprit
   x/i $rip
 end
 
-# quietly-back-to-module: steps back until an instruction of the module is next, out of kernel functions that it called.
-# The kernel has no symbols here, so that gdb's finish does not know where they began.
+# quietly-back-to-module: steps back until an instruction of the module is next, out of kernel functions that the module
+# called. The kernel has no symbols in this gdb, so gdb's finish does not know where these functions began.
 define quietly-back-to-module
   set logging file /dev/null
   set logging redirect on

@@ -8,7 +8,7 @@ mkdir -p "$out"
 flags="-std=gnu11 -O1 -g0 -Wall -Wextra -Wno-main -Werror -ffreestanding -fno-pic -fno-stack-protector
     -fno-asynchronous-unwind-tables -fcf-protection=none -mgeneral-regs-only -Wno-array-bounds"
 
-# kernel BITS NAME ENTRY SOURCE...
+# kernel BITS NAME ENTRY SOURCE...: builds a kernel from its sources
 kernel() {
     bits=$1 name=$2 entry=$3
     shift 3

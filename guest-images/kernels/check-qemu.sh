@@ -8,7 +8,7 @@ status=0
 
 # run NAME MODULES MIB
 run() {
-    # QEMU takes one initrd for PVH and a list of them for Multiboot; either way one module is given.
+    # QEMU takes one initrd for PVH, and a list of modules for Multiboot. In both cases the kernel gets one module.
     modules=
     if [ "$2" = 1 ]; then modules="-initrd $out/module"; fi
     code=0

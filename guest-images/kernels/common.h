@@ -1,4 +1,4 @@
-/* What the test kernels share: output, the verdict, and checks that do not depend on the boot protocol. */
+/* The common parts of the test kernels: output, the verdict, and checks that do not depend on the boot protocol. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -16,11 +16,11 @@ static inline uint8_t inb(uint16_t port)
     return value;
 }
 
-/* Cleared by a kernel whose output is to appear once, on the serial port. */
+/* A kernel clears this flag if its output must appear only once, on the serial port. */
 extern int use_debug_console;
 void print(const char *text);
 void print_hex(uint64_t value);
-/* Counts a failure and says why; the kernel goes on, so that one run shows all that is wrong. */
+/* Counts a failure and prints the reason. The kernel goes on, so one run shows every failure. */
 void fail(const char *why);
 void fail_value(const char *why, uint64_t value);
 /* Prints the verdict and ends the run. */
@@ -43,18 +43,18 @@ struct range {
     uint32_t kind;
 };
 
-/* One entry of the memory map, in order; then one call of check_memory_map_end. */
+/* Checks one entry of the memory map. A kernel calls it for each entry in order, and then check_memory_map_end. */
 void check_memory_range(struct range range);
 void check_memory_map_end(void);
 extern uint64_t high_ram_start, high_ram_length;
 
 void check_command_line(const char *line);
-/* The number behind `key` on the command line, `absent` without it. */
+/* The number after `key` on the command line; `absent` if the command line lacks `key`. */
 uint64_t expected(const char *key, uint64_t absent);
 void check_module(uint64_t start, uint64_t length);
 void check_module_count(uint64_t count);
 void check_rsdp(const uint8_t *rsdp);
-/* For protocols that do not pass the RSDP: looks where firmware puts it. */
+/* For protocols that do not pass the RSDP: looks for the RSDP in the memory where firmware puts it. */
 void check_rsdp_by_scan(void);
-/* Segments, flags and control registers of a 32-bit entry. */
+/* Checks the segments, flags and control registers of a 32-bit entry. */
 void check_protected32(void);

@@ -1,4 +1,4 @@
-/* The Multiboot 1 boot information, checked alike by all kernels that boot by it. */
+/* The check of the Multiboot 1 boot information, for all kernels that boot by this protocol. */
 #pragma once
 #include "common.h"
 

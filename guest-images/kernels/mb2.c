@@ -16,7 +16,7 @@ static void check_map(const uint32_t *tag)
     check_memory_map_end();
 }
 
-/* The section headers lead to a section of names that is in memory and knows .text. */
+/* Checks that the section headers lead to a section of names that is in memory and has the name .text. */
 static void check_sections(const uint32_t *tag)
 {
     uint32_t count = tag[2], size = tag[3], names = tag[4];

@@ -1,4 +1,4 @@
-/* PAE paging (Intel SDM volume 3, 4.4): tables made by this kernel, then everything that can be seen of them. */
+/* PAE paging (Intel SDM volume 3, 4.4). This kernel makes page tables, and then checks all their visible effects. */
 #include "mb1.h"
 
 const char kernel_name[] = "pae";
@@ -11,7 +11,7 @@ static uint64_t pointers[4] __attribute__((aligned(32)));
 static table directories[4], small_pages;
 static uint8_t frame[4096] __attribute__((aligned(4096))), other_frame[4096] __attribute__((aligned(4096)));
 
-/* Set by the page-fault handler, which goes on behind the faulting access. */
+/* Set by the page-fault handler, which continues after the faulting access. */
 volatile uint32_t fault_count, fault_error, fault_address;
 extern void page_fault_entry(void);
 extern uint32_t try_read(volatile uint32_t *at);

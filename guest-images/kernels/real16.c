@@ -1,4 +1,4 @@
-/* Real mode: what firmware calls, boot loaders and processor start-up code need of it. */
+/* Real mode, as far as firmware calls, boot loaders and processor start-up code need real mode. */
 #include "mb1.h"
 
 const char kernel_name[] = "real16";

@@ -61,7 +61,7 @@ static void say_where(const char *name, uint32_t address)
     print("\n");
 }
 
-/* One key at a time: q ends the run, h halts until the next timer tick, anything else is shown. */
+/* Obeys one key: q ends the run, h halts until the next timer tick, and any other key is printed. */
 static int obey_key(void)
 {
     static const char *const texts[] = {"halted\n", "key\n"};

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from measure.guests import BUSYBOX, DEBIAN
 from measure.workloads import GUESTS, KERNEL, guest_options
 
-# What a shell of the busybox guest does without end, until something ends the run.
+# Commands that a shell of the busybox guest repeats until something ends the run.
 SHELL_LOADS = {
     "idle": "sleep 1000",
     "list": "while :; do ls -lR /sys /proc/sys | md5sum; done",
@@ -18,12 +18,12 @@ SHELL_LOADS = {
     "text": "i=0; while :; do i=$((i + 1)); cat /proc/kallsyms | sort -r | tail -n 1; echo $i; done",
     "archive": "while :; do tar c /bin /sys/kernel | gzip | gunzip | wc -c; done",
 }
-# Other kernels boot, and then do the first and the third of these.
+# Other kernels boot, and then run one of the loads above.
 OTHER_KERNELS = {"trixie": "list", "sid": "fork"}
 BENCHES = ["cpu", "sys", "mem", "rd"]
 NAMES = [*SHELL_LOADS, *OTHER_KERNELS, *BENCHES, "debian"]
 
-# The loads above are ended from within by one of these.
+# The guest itself ends the loads above in one of these ways.
 INNER_ENDS = {"power-off": "poweroff -f", "panic": "echo c >/proc/sysrq-trigger"}
 OUTER_ENDS = {"kill": signal.SIGKILL, "^C": signal.SIGINT}
 

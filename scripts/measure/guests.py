@@ -9,7 +9,8 @@ from measure.workloads import GUESTS, KERNEL, LAST_MARK, WORKLOADS, machine_opti
 
 GUEST_NAMES = [*WORKLOADS, "debian", "idle"]
 MIB = 1 << 20
-# Smaller scales than the workloads' own, so that a round of all takes some minutes. The others have no smaller one.
+# Smaller scales than the workloads' own, so that a round of all workloads takes some minutes. The other workloads have
+# no smaller scale.
 SHORT_SCALES = {"sys": "5", "rd": "20"}
 BUSYBOX = f"{GUESTS}/initrd-busybox-cloud.gz"
 DEBIAN = f"{GUESTS}/debian.img"
@@ -18,7 +19,7 @@ LEAVE = b"systemctl is-system-running; poweroff\n"
 SHORT_SESSION = LOG_IN + [(b"~# ", b"python3 -c 'print(sum(range(10**5)))'\n"), (b"4999950000", LEAVE)]
 FULL_SESSION = LOG_IN + [(b"~# ", b"./check.sh\n"), (b"CHECK-OK 9.787606036044348", LEAVE)]
 PROMPT = b"/ # "
-# Computing, reading, and now and then nothing to do, for as long as it takes.
+# A shell that computes, reads, and now and then has nothing to do, for the whole run.
 BUSY_SHELL = [(PROMPT, b"ls -lR /sys | md5sum\n"), (PROMPT, b"sleep 0.3; date\n"), (PROMPT, b"echo $((6 * 7))\n")]
 
 

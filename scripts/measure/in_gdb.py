@@ -102,7 +102,7 @@ def measure():
     quietly("set pagination off", "set confirm off")
     goto("end")
     end = position()
-    # Where main's loop runs; boot comes before.
+    # The part of the recording in which main's loop runs; the boot comes before.
     choose = random.Random(7)
     places = [choose.randrange(end // 10, end - end // 50) for _ in range(PLACES)]
     results = {"end": end}

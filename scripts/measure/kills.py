@@ -8,9 +8,9 @@ from measure.guests import PROMPT, busy_shell
 from measure.process import run
 from measure.rounds import REPLAYED, info_of
 
-# A recording may have lost what happened within this time of the host before the kill.
+# A recording may lack events of at most the last second of host time before the kill.
 MOST_LOST_S = 1.0
-# Kills fall into the boot and as much of the session as this share of its length.
+# Kills happen during the boot, and during the first part of the session: this share of its length.
 SESSION_SHARE = 0.4
 CUT_OFF = "replayed without a difference to where the recording was cut off"
 NOT_BEGUN = "cut off before it began"
@@ -68,7 +68,8 @@ def kill_one(ttvm, number, after_s, recording):
     if verified.code != 0:
         wrong.append(f"verify ended with {verified.code}: {verified.messages.strip()[-1000:]}")
     if lost_s > MOST_LOST_S:
-        # A recorder that gets next to no CPU cannot write in time; the load tells such a case.
+        # A recorder that gets hardly any CPU cannot write in time. The message has the load average, because it shows
+        # this case.
         load = os.getloadavg()[0]
         wrong.append(f"the last record was written {lost_s:.3f} s before the kill (load average {load:.1f})")
     return Kill(number, after_s, True, wrong, info["instructions"], (info["checkpoints"] or {}).get("count", 0), lost_s)
@@ -81,7 +82,7 @@ def wrong_replay(info, killed, replayed):
     wrong = []
     if info["complete"] or end[1] != CUT_OFF:
         wrong.append(f"a recording that was cut off says: complete {info['complete']}, {end[1]}")
-    # To know that nothing follows the last record, a replay goes one instruction further.
+    # A replay goes one instruction further, to see that nothing follows the last record.
     if int(end[2]) - info["instructions"] not in (0, 1):
         wrong.append(f"replay ended at {end[2]} instructions, info says {info['instructions']}")
     if not killed.console.startswith(replayed.console):

@@ -14,7 +14,7 @@ from measure.workloads import KERNEL, guest_options, machine_options
 
 QEMU = "qemu-system-x86_64"
 KINDS = ["run", "record", "replay"]
-# A machine monitor that has hung for so long will not go on.
+# A machine monitor that has hung for this long will not continue.
 LIMIT_S = 600
 
 

@@ -103,7 +103,7 @@ def watch(process, console, typist, kill_after_s, until):
     kill_at, ended_at = time.monotonic() + kill_after_s, None
     while True:
         left_s = kill_at - time.monotonic()
-        # What a killed process wrote before can still be read.
+        # The output that a process wrote before it was killed can still be read.
         ready = ended_at or select.select([console], [], [], max(left_s, 0))[0]
         if ended_at is None and (not ready or left_s <= 0 or until and until in output):
             ended_at = time.time()
@@ -135,7 +135,7 @@ def answer(process, console, keys, last):
     if last:
         resize(console, 100, 30)
         process.send_signal(signal.SIGWINCH)
-    # A process that has just ended is noticed where its output is read.
+    # If the process has just ended, the code that reads its output notices that.
     with contextlib.suppress(OSError):
         os.write(console, keys)
 

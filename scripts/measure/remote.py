@@ -41,7 +41,7 @@ class Remote:
             packet, _, rest = self.received.partition(b"#")
             self.received = rest[2:]
             text = written_out(packet.partition(b"$")[2].decode("latin1"))
-            # `O` and hex digits are text; `OK` is none.
+            # `O` followed by hex digits is a text to show; `OK` is not.
             if text[:1] != "O" or text == "OK":
                 return text
             self.told += bytes.fromhex(text[1:]).decode(errors="replace")
@@ -101,7 +101,7 @@ class Server:
     """A process that serves the protocol at a socket, with a client."""
 
     def __init__(self, command, path, messages):
-        # A server that was here before may be about to remove its own.
+        # An earlier server may be about to remove its own socket at this path.
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=messages)

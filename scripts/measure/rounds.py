@@ -13,13 +13,14 @@ ENDED = re.compile(r"after (\d+) instructions, (\d+\.\d+) s guest time")
 REPLAYED = re.compile(r"ttvm: (.*), at (\d+) instructions, (\d+) branches, (\d+\.\d+) s guest time")
 ALL_EQUAL = "replayed to the end: console, counts and hashes are equal"
 
-# What recording may cost.
+# The largest allowed costs of recording and replaying, as ratios of CPU time.
 MOST_RECORDING = 1.03
 MOST_REPLAYING = 1.0
-# Beside the guest's RAM: the engine's translations, checkpoints under way.
+# Allowed memory in addition to the guest's RAM, for the engine's translations and for checkpoints that are being
+# written.
 MOST_EXTRA_MEMORY = 64 * MIB
-# Disk blocks that the guest wrote are held in memory until a checkpoint has them, and one comes at the latest after so many
-# (MAX_HELD_BLOCKS in vmm/recording/src/pace.rs).
+# Disk blocks that the guest wrote are held in memory until a checkpoint stores them. After this many blocks, a
+# checkpoint comes at the latest (MAX_HELD_BLOCKS in vmm/recording/src/pace.rs).
 MOST_HELD_BLOCKS = 96 * MIB
 MOST_LOG_OF_BOOT = 64 << 10
 MOST_LOG_PER_IDLE_S = 1024
@@ -68,7 +69,7 @@ def info_of(ttvm, recording):
 
 def play(ttvm, guest, number, recording, costs, record_options):
     """One round; the recording is left at `recording`. With `costs`, the guest also runs without recording."""
-    # Each round is another run, but the same with recording and without.
+    # Each round is a different run, but the run with recording and the run without are the same.
     machine = [*guest.options, "--seed", str(number), "--date", str(1_700_000_000 + 86_400 * number)]
     ran = run([ttvm, "run", *machine], guest.typist()) if costs else None
     recorded = run([ttvm, "record", "--output", recording, *record_options, *machine], guest.typist())

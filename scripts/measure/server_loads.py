@@ -13,7 +13,7 @@ from measure.workloads import GUESTS, KERNEL
 
 CMDLINE = "console=ttyS0 quiet root=/dev/vda rw"
 MEMORY = "512M"
-# What ab asks for, and how often at the same time.
+# The size of the page that ab requests, and the number of its connections at the same time.
 PAGE_BYTES = 16 << 10
 CONNECTIONS = 8
 QUIT_TRIES = 60
@@ -90,15 +90,17 @@ class Visitors:
         self.thread.start()
 
     def ask(self):
-        # Connections that serve many: a guest that shares a core has fewer seconds than the host, so it still keeps a
-        # connection whose port the host uses again, takes the new one for that, and passt resets it.
+        # Each connection serves many requests. A guest that shares a core sees fewer seconds pass than the host. So the
+        # guest may still keep a connection whose port the host uses again. The guest would take the new connection for
+        # the old one, and passt would reset it.
         ab = ["ab", "-q", "-k", "-n", str(self.count), "-c", str(CONNECTIONS), f"{self.address}/page"]
         done = subprocess.run(ab, capture_output=True, text=True)
         complete = re.search(r"^Complete requests:\s+(\d+)$", done.stdout, re.M)
         failed = re.search(r"^Failed requests:\s+(\d+)$", done.stdout, re.M)
         if done.returncode != 0 or not complete or int(complete[1]) != self.count or not failed or int(failed[1]) != 0:
             self.wrong = f"ab ended with {done.returncode}: {(done.stderr or done.stdout)[-300:].strip()}"
-        # This one is not there, and tells the guest to end. Without it the guest would never end.
+        # The page /quit does not exist. Its request tells the guest to end; without the request the guest would never
+        # end.
         for _ in range(QUIT_TRIES):
             if subprocess.run(["ab", "-q", "-n", "1", f"{self.address}/quit"], capture_output=True).returncode == 0:
                 return

@@ -4,7 +4,7 @@ import json
 import subprocess
 from html import escape
 
-# Runs in a Python that has perfetto (scripts/setup); prints the trace's rows for us.
+# This program runs in a Python that has perfetto (scripts/setup), and prints the trace's rows.
 DECODE = """
 import json, sys
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
@@ -128,7 +128,7 @@ def console_lane(y, lines, scale):
     for number, (_, at, _, _, text) in enumerate(lines):
         x, height = scale(at), y + 8 + 14 * (number % 3)
         parts.append(f'<line x1="{x:.1f}" y1="{y}" x2="{x:.1f}" y2="{y + LANE}" stroke="#228833"/>')
-        # To the side where there is more room.
+        # The label goes to the side that has more room.
         side, anchor, room = (3, "start", WIDTH - 10 - x) if 2 * x < WIDTH + LEFT else (-3, "end", x - LEFT)
         words = escape(shortened(text, int(room / CHARACTER)))
         parts.append(f'<text x="{x + side:.1f}" y="{height + 3}" font-size="11" text-anchor="{anchor}" fill="#228833">{words}</text>')

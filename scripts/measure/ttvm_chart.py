@@ -1,7 +1,7 @@
 """The figures of bench-ttvm as a picture: what recording and checkpoints cost each workload, and how long going back takes,
 beside the figures of King, Dunlap and Chen, "Debugging operating systems with time-traveling virtual machines" (USENIX 2005)."""
 
-# In percent, from the paper's text: what logging costs, and checkpoints every so many seconds.
+# Percentages from the paper's text: the cost of logging, and of checkpoints at each interval.
 PAPER = "King, Dunlap, Chen 2005"
 PAPER_PERCENT = {"log": (3, 12), "every 25 s": (0, 4), "every 10 s": (15, 33)}
 PAPER_STEP_S = 12
@@ -20,7 +20,7 @@ def draw(results, titles, path):
     except ImportError as error:
         raise NoChart("the picture is drawn by matplotlib: install python3-matplotlib, or leave out --svg") from error
     matplotlib.use("svg")
-    # The same figures make the same file.
+    # With these settings, the same figures give the same file.
     matplotlib.rcParams.update({"svg.hashsalt": "ttvm", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     from matplotlib import pyplot
 

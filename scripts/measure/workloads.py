@@ -6,11 +6,11 @@ import subprocess
 REPO = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GUESTS = f"{REPO}/guest-images/out"
 KERNEL = f"{GUESTS}/kernel-cloud/vmlinuz"
-# The same kernel as an ELF file: ttvm finds the places in it that read the TSC, which KVM cannot trap.
+# The same kernel as an ELF file. In this file, ttvm finds the code that reads the TSC, which KVM cannot trap.
 VMLINUX = f"{GUESTS}/kernel-cloud/vmlinux"
 TTVM = f"{REPO}/target/release/ttvm"
 WORKLOADS = ["boot", "cpu", "sys", "mem", "disk", "rd"]
-# The same for every machine monitor; they keep QEMU from losing time in the calibration of clocks.
+# Options for every machine monitor; they keep QEMU from losing time while it calibrates clocks.
 CMDLINE = "console=ttyS0 panic=-1 reboot=t nokaslr no_timer_check tsc=reliable mitigations=off"
 LAST_MARK = "MARK point done"
 DISK_BYTES = 256 << 20

@@ -27,7 +27,7 @@ impl Area {
     ///
     /// # Errors
     ///
-    /// There is no memory, or the processor cannot write a chunk at once.
+    /// The host has no memory left, or the processor cannot write a chunk at once.
     pub fn new(bytes: usize) -> std::io::Result<Area> {
         if !AtomicU128::is_lock_free() {
             return Err(std::io::Error::other("this processor has no atomic operations of 16 bytes"));
@@ -54,8 +54,8 @@ impl Area {
         u64::from_le(unsafe { self.base.as_ptr().add(offset).cast::<u64>().read_volatile() })
     }
 
-    /// Writes the given bytes of an aligned chunk at once. A device that reads the chunk sees all of them or none.
-    /// The chunk's other bytes keep what the device writes to them meanwhile.
+    /// Writes the given bytes of an aligned chunk at once. A device that reads the chunk sees all of these bytes or
+    /// none. The chunk's other bytes keep what the device writes to them meanwhile.
     pub fn merge_chunk(&self, offset: usize, written: [Option<u8>; CHUNK_BYTES]) {
         let chunk = self.chunk(offset);
         let merge = |bytes: u128| {

@@ -17,7 +17,7 @@ const CONFIG_REGION: u32 = 7;
 const IRQ_LINE: u32 = 0;
 const IRQ_MSI: u32 = 1;
 const IRQ_MSIX: u32 = 2;
-/// Interrupt number of the notice that the host wants the device back.
+/// Index of the interrupt by which the host asks for the device back.
 const IRQ_REQUEST: u32 = 4;
 const DATA_NONE: u32 = 1;
 const DATA_EVENTFD: u32 = 1 << 2;
@@ -250,7 +250,7 @@ impl Function {
         ioctls::interrupts(&self.device, DATA_NONE | ACTION_UNMASK, IRQ_LINE, 1, &[])
     }
 
-    /// Maps one page of an area for the function at the address `iova`.
+    /// Makes one page of an area accessible to the function, at the address `iova`.
     pub fn map(&self, iova: u64, area: &Area, offset: usize, may_write: bool) -> nix::Result<()> {
         let flags = if may_write { MAP_READ | MAP_WRITE } else { MAP_READ };
         ioctls::map(&self.container, iova, area.address(offset), PAGE_BYTES as u64, flags)
@@ -262,7 +262,7 @@ impl Function {
     }
 }
 
-/// Readable when there are events.
+/// The descriptor is readable when there are events.
 impl AsFd for Function {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.0.as_fd()

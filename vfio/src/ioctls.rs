@@ -50,7 +50,7 @@ pub fn group_is_viable(group: &File) -> nix::Result<bool> {
     Ok(status.flags & GROUP_VIABLE != 0)
 }
 
-/// Adds a group to a container, which then gets its IOMMU.
+/// Adds a group to a container, and then enables the container's IOMMU.
 pub fn join(group: &File, container: &File) -> nix::Result<()> {
     // SAFETY: the first call reads one file descriptor, and the second call reads no memory of this process.
     unsafe {

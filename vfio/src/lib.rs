@@ -16,8 +16,8 @@
 //! Documentation/driver-api/vfio.rst.
 //!
 //! Two files use `unsafe`: `ioctls.rs` for the ioctls, and `area.rs` for memory that the function writes while this
-//! process reads it. The dozen ioctls are made by hand, because vfio-ioctls maps BARs and memory by itself, and depends
-//! on vm-memory and a device model.
+//! process reads it. The dozen ioctls are written by hand. The crate vfio-ioctls would map BARs and memory by itself,
+//! and depends on vm-memory and a device model.
 
 mod area;
 mod function;

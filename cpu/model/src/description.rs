@@ -10,13 +10,14 @@ pub type Leaf = [u32; 4];
 /// A leaf of CPUID: its number, its subleaf where it has several, and the answer.
 pub type NumberedLeaf = (u32, Option<u32>, Leaf);
 
-/// A CPU model. No description is made from another, so a feature that a new model has cannot get into an old one.
+/// A CPU model. No model's description is made from a newer one. So a feature of a new model cannot get into an old
+/// model.
 pub struct Description {
     /// Features of the instructions that are executed. CPUID may hide some of these instructions.
     pub features: Features,
     /// All leaves of CPUID that are not zero, in ascending order, for a local APIC that is on and CR4.OSXSAVE = 0.
     pub cpuid: &'static [NumberedLeaf],
-    /// Bits of CR4 that exist. Setting another is #GP.
+    /// Bits of CR4 that exist. Setting any other bit is #GP.
     pub cr4: u64,
     /// Additional model-specific registers that read as zero and ignore writes.
     pub inert_msrs: &'static [u32],
@@ -38,7 +39,7 @@ pub(crate) const fn word(text: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([text[at], text[at + 1], text[at + 2], text[at + 3]])
 }
 
-/// A range's highest leaf, and who makes the processor.
+/// The first leaf of a range: the highest leaf of the range, and the vendor's name.
 pub(crate) const fn vendor(highest: u32) -> Leaf {
     let name = b"AuthenticAMD";
     [highest, word(name, 0), word(name, 8), word(name, 4)]

@@ -28,14 +28,14 @@ pub struct Quirks {
     /// Stack accesses at an address that is not canonical raise #GP(0), like all other accesses. The manuals
     /// and real processors raise #SS(0). Seen on QEMU's TCG.
     pub noncanonical_stack_raises_gp: bool,
-    /// An address that is not canonical lands in CR2 although no page fault is raised. Seen on QEMU's TCG.
+    /// An access at an address that is not canonical changes CR2, although no page fault is raised. Seen on QEMU's TCG.
     pub noncanonical_address_in_cr2: bool,
-    /// FXSAVE and XSAVE write no opcode, zeroes for the x87 pointers, and nothing into the six bytes behind each x87
-    /// register, where others write zeroes. Seen on QEMU's TCG.
+    /// FXSAVE and XSAVE write no opcode, and write zeroes for the x87 pointers. Both leave the six bytes after each x87
+    /// register unchanged, where other processors write zeroes. Seen on QEMU's TCG.
     pub fxsave_leaves_gaps: bool,
     /// CR0.AM and EFLAGS.AC do not enable alignment checks. Seen on QEMU's TCG.
     pub no_alignment_checks: bool,
-    /// RF as external interrupts push it.
+    /// The value of RF in the RFLAGS image that external interrupts push.
     pub interrupts_push_rf: PushedRf,
 }
 

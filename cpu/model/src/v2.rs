@@ -1,6 +1,6 @@
 //! `ttvm-v2` and the two models made from it for KVM, with the words of CPUID (APM vol. 3, appendix E; SDM vol. 2, CPUID).
 //!
-//! Nothing here changes any more: recordings name these models.
+//! This file must not change any more, because recordings name these models.
 
 use iced_x86::CpuidFeature as F;
 
@@ -80,7 +80,7 @@ pub(crate) const V2: Description = Description {
 pub(crate) const V2_KVM: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
-/// As `V2_KVM`, for a KVM that runs inside an emulator. Only [quirks](crate::Quirks) tell it from [`V2_KVM`].
+/// As `V2_KVM`, for a KVM that runs inside an emulator. Only the [quirks](crate::Quirks) differ from [`V2_KVM`].
 pub(crate) const V2_KVM_TCG: Description =
     Description { features: V2_KVM_INSTRUCTIONS, cpuid: V2_KVM_CPUID, cr4: V2_KVM_CR4, inert_msrs: &[] };
 
@@ -101,7 +101,7 @@ const V2_KVM_CPUID: &[NumberedLeaf] = &[
     (6, None, V2_POWER),
     // FSGSBASE BMI1 FDP_EXCPTN_ONLY SMEP BMI2 ERMS ZERO_FCS_FDS SMAP.
     (7, Some(0), [0, bits(&[0, 3, 6, 7, 8, 9, 13, 20]), 0, 0]),
-    // The highest basic leaf, which says nothing.
+    // The highest basic leaf, which is all zeroes.
     (0xd, Some(0), [0; 4]),
     (0x4000_0000, None, V2_HYPERVISOR),
     (0x8000_0000, None, vendor(0x8000_0021)),
@@ -151,11 +151,10 @@ const V2_ADDRESSES: Leaf = [48 << 8 | PHYSICAL_BITS, 0, 0, 0];
 /// LFENCE is always serializing; a null selector clears the segment's base.
 const V2_EXTENDED_2: Leaf = [1 << 2 | 1 << 6, 0, 0, 0];
 
-/// The instructions of the first three models.
-/// Under KVM the host's processor executes hints.
+/// The instructions of the models for KVM: `V2_INSTRUCTIONS`, and hints, which the host's processor executes under KVM.
 const V2_KVM_INSTRUCTIONS: Features = V2_INSTRUCTIONS.with(HINTS);
 
-/// Hints of newer processors are undefined on `ttvm-v2`, which was a mistake.
+/// The instructions of `ttvm-v2`. By mistake, hints of newer processors are undefined on this model.
 const V2_INSTRUCTIONS: Features = Features::of(&[
     F::INTEL8086,
     F::INTEL186,
@@ -202,8 +201,7 @@ const V2_INSTRUCTIONS: Features = Features::of(&[
     F::SSE4_2,
     F::SSSE3,
     F::SYSCALL,
-    // BEXTR with an immediate, which CPUID does not announce. This BEXTR takes no bits, whatever the
-    // immediate.
+    // BEXTR with an immediate, which CPUID does not announce. This BEXTR extracts no bits, whatever the immediate.
     F::TBM,
     F::TSC,
     F::XSAVE,

@@ -1,11 +1,10 @@
 //! `ttvm-v2.1`: the instructions of `ttvm-v2`, with an identity that newer kernels accept without a warning.
 //!
-//! Linux 6.12 and later mistake `ttvm-v2` for a Zen 5 without microcode and without a machine-check architecture.
-//! This model identifies itself as a Zen 1, as QEMU's `EPYC` does. CPUID says that nothing speculates
-//! (BTC_NO, SRSO_NO). The model has a machine-check architecture without banks, because no hardware fails
-//! here.
+//! Linux 6.12 and later mistake `ttvm-v2` for a Zen 5 without microcode and without a machine-check architecture. This
+//! model identifies itself as a Zen 1, as QEMU's `EPYC` does. CPUID says that nothing speculates (BTC_NO, SRSO_NO). The
+//! model has a machine-check architecture without banks, because the machine's hardware never fails.
 //!
-//! Nothing here changes any more: recordings name this model.
+//! This file must not change any more, because recordings name this model.
 
 use iced_x86::CpuidFeature as F;
 

@@ -2,23 +2,23 @@
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 
-/// Number of places for expected addends, for all blocks together. Accesses beyond that number share places.
+/// Number of entries of [`Frame::expected`], which all blocks share. Accesses beyond that number share entries.
 pub(crate) const EXPECTED: usize = 64;
 
-/// Number of pages that a block can have checked at one time.
+/// Number of entries of [`Frame::addends`]: of this many pages, a block can remember at one time that it has checked
+/// them.
 pub(crate) const ADDENDS: usize = 4;
 
-/// Number for a value that is not in a register: the operand of a shift whose flags have not been written.
+/// Index in [`Frame::regs`] of a saved value: the operand of a shift whose flags have not been written.
 pub(crate) const KEPT: u8 = 31;
 
-/// The part of a CPU that generated code reads and writes. All generated code uses the frame's address as
-/// frame pointer, so the layout is fixed. The most used fields are within one byte's reach of
-/// [`Frame::ANCHOR`].
+/// The part of a CPU that generated code reads and writes. Generated code knows the offset of each field, so the layout
+/// is fixed. A displacement of one byte from [`Frame::ANCHOR`] reaches the most used fields.
 #[repr(C)]
 #[derive(Clone)]
 pub struct Frame {
-    /// While generated code runs: the remaining steps in the upper 40 bits, and the conditional branches so far in the
-    /// lower 24.
+    /// The counter, at the entry to generated code and at the exit. The upper 40 bits are the remaining steps, and the
+    /// lower 24 bits count conditional branches.
     pub(crate) counter: i64,
     /// The arithmetic flags while generated code runs: a [`FlagImage`], or the recipe that computes them from
     /// registers.
@@ -29,9 +29,9 @@ pub struct Frame {
     pub(crate) slots: *const TlbSlots,
     /// The table in which indirect branches look up their targets.
     pub(crate) jumps: *const crate::jumps::JumpSlot,
-    /// A value kept across a second memory access.
+    /// A value that generated code saves during a second memory access.
     pub(crate) spare: u64,
-    /// The other bits of RFLAGS.
+    /// The bits of RFLAGS that are not arithmetic flags.
     pub(crate) system_flags: u64,
     /// The value that SWAPGS exchanges with the base of GS.
     pub(crate) kernel_gs_base: u64,
@@ -39,7 +39,7 @@ pub struct Frame {
     pub(crate) slots_by_ac: [*const TlbSlots; 2],
     /// Not zero while code of privilege level 0 runs.
     pub(crate) privileged: u32,
-    /// Not zero while an interrupt waits for RFLAGS.IF.
+    /// Not zero if an interrupt is pending until RFLAGS.IF is set.
     pub(crate) interrupts_wait: u32,
     /// Not zero between an STI that has set RFLAGS.IF and the end of the next instruction.
     pub(crate) shadow: u32,
@@ -124,11 +124,11 @@ impl FlagImage {
 /// A tag that no page address equals.
 const NO_PAGE: u64 = 1;
 
-/// A slot of the software TLB: a virtual page that may be accessed without a page walk, and the page's place
-/// in this process.
+/// A slot of the software TLB: a virtual page that may be accessed without a page walk, and the distance to its host
+/// address.
 ///
-/// Only [`TlbSlot::map`] makes a slot that maps a page, and it checks that the page lies in RAM. RAM must outlive every
-/// user of the slot.
+/// Only [`TlbSlot::map`] makes a slot that maps a page, and `map` checks that the page lies in RAM. RAM must outlive
+/// every user of the slot.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TlbSlot {
@@ -142,7 +142,8 @@ impl TlbSlot {
     /// An empty slot.
     pub const EMPTY: TlbSlot = TlbSlot { page: NO_PAGE, addend: 0 };
 
-    /// Maps the virtual page at address `page` to the RAM page at `ram_offset`. Panics if that is not a page of RAM.
+    /// Maps the virtual page at address `page` to the RAM page at `ram_offset`. Panics if RAM has no page at
+    /// `ram_offset`.
     pub fn map(ram: &GuestRam, page: u64, ram_offset: u64) -> TlbSlot {
         assert!(
             ram_offset.is_multiple_of(PAGE_SIZE) && page.is_multiple_of(PAGE_SIZE),
@@ -157,7 +158,7 @@ impl TlbSlot {
         self.page == page
     }
 
-    /// The virtual page that the slot holds.
+    /// The virtual page that the slot holds. `None` if the slot is empty.
     #[inline(always)]
     pub fn page(&self) -> Option<u64> {
         (self.page != NO_PAGE).then_some(self.page)
@@ -178,15 +179,15 @@ impl TlbSlot {
     pub(crate) const ADDEND: i32 = std::mem::offset_of!(TlbSlot, addend) as i32;
 }
 
-/// The slots of one privilege. Each kind of access has its own slots, so a copy never needs one slot for both
-/// pages. The slots are aligned like the array, so generated code finds a page's second slot by changing one
-/// bit of the first slot's address.
+/// The slots of one privilege. Each kind of access has its own slots, so the two pages of a copy never compete for one
+/// slot. Arrays of slots are aligned to their size. So generated code finds a page's second slot by changing one bit of
+/// the first slot's address.
 #[repr(C, align(16384))]
 #[derive(Clone)]
 pub struct TlbSlots {
     /// Data reads.
     pub read: [TlbSlot; SLOTS],
-    /// Data writes that need no notification.
+    /// Data writes to pages whose writes the CPU need not track.
     pub write: [TlbSlot; SLOTS],
     /// Instruction fetches.
     pub exec: [TlbSlot; SLOTS],
@@ -205,7 +206,8 @@ impl TlbSlots {
     pub(crate) const EXEC: i32 = std::mem::offset_of!(TlbSlots, exec) as i32;
 }
 
-/// Number of slots of one privilege and kind of access. A virtual page's number, modulo this, is the page's first slot.
+/// Number of slots of one privilege and kind of access. A virtual page's number, modulo `SLOTS`, is the number of the
+/// page's first slot.
 pub const SLOTS: usize = 1024;
 
 /// The bit in which a page's first and second slot numbers differ.

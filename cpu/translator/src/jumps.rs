@@ -59,8 +59,8 @@ impl Jumps {
             self.0[first] = new;
             return;
         }
-        // Either of two neighbours may be the old entry's first slot. The table can also hold the same
-        // address with another page of RAM.
+        // The neighbour slot may be the old entry's first or second slot, so the old entry stays reachable. The table
+        // can also hold the same address with another page of RAM.
         self.0[first ^ 1] = old;
         self.0[first] = new;
     }

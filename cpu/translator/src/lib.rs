@@ -24,8 +24,8 @@
 //! not run are given back. At every exit, registers, flags and memory are exact for that instruction.
 //!
 //! Generated code exits for addresses that the TLB does not map, instructions that are not translated, faults, and
-//! targets that are not known yet. Then [`Translator::run`] returns the guest's place, and the caller continues from
-//! there.
+//! targets that are not known yet. Then [`Translator::run`] returns the place ([`At`]) that the guest has reached, and
+//! the caller continues from there.
 //!
 //! On hosts that are not x86-64 the interface is the same, and [`Translator::new`] returns `None`.
 
@@ -65,8 +65,8 @@ pub enum Undefined {
 pub struct Source<'a> {
     /// Address of the block's first instruction.
     pub rip: u64,
-    /// The block's instructions, decoded at their addresses. An invalid instruction replaces an op that does
-    /// something other than its instruction says.
+    /// The block's instructions, decoded at their addresses. Where the interpreter executes something other than the
+    /// instruction's bytes say, the list has an invalid instruction.
     pub instructions: &'a [Instruction],
     /// The TLB slot of the block's second page, if its last instruction ends in another page. If that page is mapped
     /// differently later, the block exits before its first instruction.
@@ -80,13 +80,13 @@ impl Source<'_> {
     }
 }
 
-/// The state that a run changes.
+/// The guest's state that a run of generated code reads and changes.
 pub struct Guest<'a> {
     /// The registers.
     pub frame: &'a mut Frame,
     /// The arithmetic flags.
     pub flags: &'a mut FlagImage,
-    /// The other bits of RFLAGS.
+    /// The bits of RFLAGS that are not arithmetic flags.
     pub system_flags: &'a mut u64,
     /// The value that SWAPGS exchanges with the base of GS.
     pub kernel_gs_base: &'a mut u64,
@@ -96,13 +96,13 @@ pub struct Guest<'a> {
     pub slots_by_ac: [&'a TlbSlots; 2],
     /// Whether the code runs at privilege level 0.
     pub privileged: bool,
-    /// Whether an interrupt waits for RFLAGS.IF.
+    /// Whether an interrupt is pending until RFLAGS.IF is set.
     pub interrupts_wait: bool,
     /// Whether instructions on XMM registers fault.
     pub vectors_blocked: bool,
 }
 
-/// Translated code that can be entered. If the code was dropped before the entry, nothing runs.
+/// Translated code that can be entered. If the code has been dropped since, [`Translator::run`] executes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     number: u32,
@@ -129,13 +129,13 @@ pub enum At {
     Instruction {
         /// Address of the first instruction of its block.
         rip: u64,
-        /// The caller's name for the block of `rip`.
+        /// The token that the caller gave the block of `rip`.
         token: u32,
         /// Number of the instruction in the block.
         number: usize,
         /// Where generated code can continue after the interpreter has executed the instruction.
         resume: Option<Resume>,
-        /// The TLB miss, if that is the only reason for the exit.
+        /// The TLB miss, if the miss is the only reason for the exit.
         missed: Option<Miss>,
     },
 }

@@ -1,4 +1,4 @@
-# From "scheduling while atomic" to the call that sleeps in an interrupt, and to who holds what it waits for.
+# From "scheduling while atomic" to the call that sleeps in an interrupt, and to the function that holds the semaphore.
 
 echo \n# The report says where the kernel noticed, and 0x00010002: the CPU is in a hardware interrupt. Something waits for the\n
 echo # journal's semaphore, and requests are under way.\n

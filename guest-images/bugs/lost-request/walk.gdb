@@ -1,4 +1,4 @@
-# From a question that nobody answered to the moment in which it was forgotten, a second before.
+# From a question that nobody answered to the moment at which the driver forgot the question, a second earlier.
 
 echo \n# Back to the wait that ended in vain.\n
 break *$fault

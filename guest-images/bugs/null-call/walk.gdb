@@ -1,5 +1,5 @@
-# From a panic without a usable backtrace to the call through a null pointer, to what destroyed the stack, and to what
-# made the pointer null.
+# From a panic without a usable backtrace to the call through a null pointer, to the write that destroyed the stack, and
+# to the write that made the pointer null.
 
 echo \n# The end of the recording. The report says RIP 0, and its backtrace is guesswork.\n
 monitor when

@@ -1,5 +1,5 @@
-# From a fault in a harmless loop to the object that it stumbled over, to who wrote there, and to who gave the object
-# away while it was still in use.
+# From a fault in a harmless loop to the corrupted object, to the function that wrote into the object, and to the
+# function that freed the object while it was still in use.
 
 echo \n# Back to the instruction that faulted.\n
 break *$fault

@@ -40,7 +40,7 @@ struct Arguments {
     /// Only the mutants that have not been tried yet. Continues an earlier run.
     #[arg(long, conflicts_with = "missed")]
     untried: bool,
-    /// Packages whose tests are run too, beside those of a mutant's own package.
+    /// Packages whose tests are run too. The tests of a mutant's own package always run.
     #[arg(long, value_delimiter = ',')]
     also: Vec<String>,
     /// Processes that run tests at the same time.
@@ -116,7 +116,7 @@ impl Results {
     }
 }
 
-/// Tries mutants of one package, by its own tests and those of the packages named with `--also`.
+/// Tries mutants of one package. Runs the tests of this package and of the packages of `--also`.
 fn judge(
     work: &Path,
     built: &Built,

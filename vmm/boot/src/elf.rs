@@ -21,7 +21,7 @@ use super::error::BootError;
 use super::images::Image;
 use super::loader::Loader;
 
-/// Kernels for other byte orders are refused after their machine has been named.
+/// Every file is read in this byte order. A file in the other byte order is refused, with the name of its machine.
 const LITTLE: Endianness = Endianness::Little;
 const NOTE_ALIGNMENT: u64 = 4;
 const NOTE_XEN_GUEST_OS: NoteType = NoteType(6);
@@ -109,8 +109,8 @@ impl<'a> Elf<'a> {
         self.segments.iter().filter(|segment| segment.kind == PT_LOAD && segment.memory_size != 0)
     }
 
-    /// The physical address of the entry point. If a kernel is loaded at other addresses than it runs at, its
-    /// file gives a virtual address. Other files (Linux's) give a physical address already.
+    /// The physical address of the entry point. Some files give the entry point as a virtual address in one of their
+    /// segments. Other files (Linux's) give a physical address.
     pub(super) fn physical_entry(&self) -> u64 {
         let holder = self
             .loadable()
@@ -121,8 +121,8 @@ impl<'a> Elf<'a> {
         }
     }
 
-    /// Physical addresses from the first loaded byte to behind the last. `None` without a segment, or if a segment
-    /// leaves the address space (loading then fails).
+    /// The physical addresses of the first loaded byte and of the end of the last. `None` without a segment, or if a
+    /// segment leaves the address space (loading then fails).
     pub(super) fn extent(&self) -> Option<(u64, u64)> {
         let start = self.loadable().map(|s| s.physical_address).min()?;
         let ends = self.loadable().map(|s| s.physical_address.checked_add(s.memory_size));
@@ -155,7 +155,7 @@ impl<'a> Elf<'a> {
         u32::try_from(entry).ok()
     }
 
-    /// Whether the notes identify Linux: by Linux's own notes, or by a Xen note with its name.
+    /// Whether the notes identify Linux: by Linux's own notes, or by a Xen note with the name of Linux.
     pub(super) fn is_linux(&self) -> bool {
         self.notes().any(|note| {
             note.name() == b"Linux" || (is_xen(&note, NOTE_XEN_GUEST_OS) && note.desc().starts_with(b"linux"))
@@ -187,8 +187,8 @@ impl<'a> Elf<'a> {
         headers.iter().filter(is_code).map(in_file).collect()
     }
 
-    /// The section headers for the guest. Sections that no segment loads (symbols, names) are put into memory here, and
-    /// their headers get the new address. `shift` is the same as for [`Elf::load`].
+    /// The section headers for the guest. This function also puts sections that no segment loads (symbols, names) into
+    /// memory, and writes their new address into their headers. `shift` is the same as for [`Elf::load`].
     pub(super) fn load_sections(
         &self,
         loader: &mut Loader<'_>,

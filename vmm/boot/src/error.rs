@@ -12,7 +12,7 @@ pub enum BootError {
          PVH or Multiboot kernel"
     )]
     NotAKernel { image: String, looks_like: String },
-    /// A kernel, but this loader or a 64-bit PC cannot start it.
+    /// The image is a kernel, but this loader or a 64-bit PC cannot start it.
     #[error("{image} is {found}; ttvm starts x86 kernels, and Linux only as a 64-bit (x86-64) kernel")]
     WrongArchitecture { image: String, found: String },
     /// The file is shorter than its headers say.
@@ -42,7 +42,7 @@ pub enum BootError {
     /// The command line is longer than the kernel (or the loader) accepts.
     #[error("the command line is {length} bytes long and {image} accepts {limit}; shorten --cmdline")]
     CommandLineTooLong { image: String, length: u64, limit: u64 },
-    /// A text contains a NUL, which would silently cut it for the guest.
+    /// A text contains a NUL. The guest would see the text end at the NUL.
     #[error("{what} contains a NUL character, which would end it early; remove it")]
     EmbeddedNul { what: String },
     /// The kernel requires a feature that this loader or machine does not have.

@@ -27,7 +27,7 @@ pub struct Module<'a> {
 pub struct BootImages<'a> {
     /// The kernel.
     pub kernel: Image<'a>,
-    /// Linux's initial RAM disk. For the other protocols it is the first module.
+    /// Linux's initial RAM disk. The other protocols pass this image as the first module.
     pub initrd: Option<Image<'a>>,
     /// Modules (PVH and Multiboot only).
     pub modules: Vec<Module<'a>>,

@@ -20,9 +20,9 @@
 //! [`load`] puts a kernel, its modules, the memory map and the ACPI tables into RAM. The crate supports five
 //! protocols, each in its own file. Two protocols are Linux bzImage and Linux ELF (kernel document "The
 //! Linux/x86 Boot Protocol", 64-bit entry). The other protocols are PVH (Xen's `start_info.h`, direct boot
-//! ABI), Multiboot 0.6.96 and Multiboot2 2.0. [`Protocol`] describes the choice if the caller names none. The
-//! crate `object` reads ELF files. Multiboot's headers and tables are written by hand after the
-//! specifications.
+//! ABI), Multiboot 0.6.96 and Multiboot2 2.0. [`Protocol`] describes which protocol the crate chooses if the
+//! caller names none. The crate `object` reads ELF files. Multiboot's headers and tables are written by hand
+//! after the specifications.
 //!
 //! The crate deliberately does not run firmware, read files, or ask the host for anything. The crate does not
 //! decompress images: a bzImage unpacks itself. [`packed_kernel`] is for callers that need the kernel's own

@@ -22,9 +22,9 @@ const LOADED_HIGH: u8 = 1;
 /// "A loader without an assigned number".
 const UNDEFINED_LOADER: u8 = 0xFF;
 const NORMAL_VIDEO_MODE: u16 = 0xFFFF;
-/// The 64-bit entry lies behind the 32-bit entry.
+/// The distance in bytes from the 32-bit entry up to the 64-bit entry.
 const ENTRY_64: u64 = 0x200;
-/// The highest initrd byte for kernels without a setup header.
+/// The highest address of an initrd byte, for kernels without a setup header.
 const DEFAULT_INITRD_ADDRESS_MAX: u64 = 0x7FFF_FFFF;
 /// `COMMAND_LINE_SIZE` of x86 Linux, minus the NUL.
 const VMLINUX_COMMAND_LINE_LIMIT: u64 = 2047;
@@ -38,7 +38,7 @@ pub fn is_bzimage(bytes: &[u8]) -> bool {
     has_at(bytes, 0x202, b"HdrS") && u16_at(bytes, 0x1FE) == Some(BOOT_FLAG)
 }
 
-/// A loaded kernel of either kind.
+/// A loaded kernel, from a bzImage or an ELF file.
 struct Kernel {
     /// `boot_params`, with the fields of the setup header that the image defines.
     boot_params: Vec<u8>,
@@ -72,8 +72,8 @@ pub(super) fn load_bzimage(loader: &mut Loader<'_>) -> Result<CpuEntry, BootErro
         });
     }
     let start = u64_at(bytes, 0x258).unwrap_or(0);
-    // A relocatable kernel below its preferred address moves up there before it unpacks. So a lower address would not
-    // save memory, and none is tried.
+    // A relocatable kernel that is loaded below its preferred address moves up to this address before it unpacks. So a
+    // lower address would not save memory, and the loader tries none.
     let file_size = payload_size.min(available);
     let memory_size = header_field(0x260)?.max(file_size);
     if start < LEGACY_HOLE_END {

@@ -1,8 +1,8 @@
 //! The memory map for the guest, and the free memory for the loader.
 //!
-//! The map is like a PC's. The map has 639 KiB of conventional memory, the extended BIOS data area, and the
-//! legacy hole up to 1 MiB (with the ACPI tables). RAM up to the 32-bit device hole follows, and the rest
-//! from 4 GiB up. Loading uses only RAM below 4 GiB, because every protocol here has some 32-bit addresses.
+//! The map is like a PC's. The map has 639 KiB of conventional memory, the extended BIOS data area, and the legacy hole
+//! up to 1 MiB (with the ACPI tables). Then follows RAM up to the 32-bit device hole; the rest of RAM begins at 4 GiB.
+//! Loading uses only RAM below 4 GiB, because every boot protocol has some 32-bit addresses.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub const EBDA_START: u64 = 0x9_FC00;
 pub const LEGACY_HOLE_START: u64 = 0xA_0000;
 /// End of the legacy hole.
 pub const LEGACY_HOLE_END: u64 = 0x10_0000;
-/// The interrupt vectors and the BIOS data area lie below; nothing is loaded there.
+/// Nothing is loaded below this address: the interrupt vectors and the BIOS data area lie there.
 const FIRST_LOADABLE: u64 = 0x500;
 /// The loader's own structures start at this address, so that none is at address 0.
 const FIRST_PLACED: u64 = 0x1000;
@@ -42,7 +42,7 @@ pub struct MemoryRange {
     pub start: u64,
     /// Length in bytes, never 0.
     pub length: u64,
-    /// Its use.
+    /// The use of the range.
     pub kind: RangeKind,
 }
 

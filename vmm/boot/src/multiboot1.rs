@@ -86,7 +86,7 @@ fn load_elf(loader: &mut Loader<'_>) -> Result<u32, BootError> {
         .ok_or_else(|| loader.malformed(format!("its entry point {entry:#x} lies outside of what it loads")))
 }
 
-/// Loads by the five address fields behind the checksum ("a.out kludge").
+/// Loads by the five address fields that follow the checksum ("a.out kludge").
 fn load_by_addresses(loader: &mut Loader<'_>, header: Header) -> Result<u32, BootError> {
     let field = |index: u64| {
         u32_at(loader.kernel(), header.offset + 12 + index * 4)

@@ -224,8 +224,8 @@ fn load_elf(loader: &mut Loader<'_>, demands: &Demands, info: &mut Info) -> Resu
     Ok(entry.wrapping_add(shift) as u32)
 }
 
-/// The address of the kernel's first byte. The base is the linked address, unless the relocation tag or this
-/// machine's memory excludes that address.
+/// The address at which the kernel's first byte is loaded: the linked address, unless the relocation tag or this
+/// machine's memory excludes the linked address.
 fn load_base(
     loader: &mut Loader<'_>,
     elf: &Elf<'_>,
@@ -241,7 +241,7 @@ fn load_base(
     if !align.is_power_of_two() {
         return Err(loader.malformed(format!("an alignment of {align} in its relocation tag")));
     }
-    // Nothing else is in memory yet, so all of the memory above 1 MiB is free.
+    // Nothing is in memory yet, so all of the memory above 1 MiB is free.
     let base = min.max(LEGACY_HOLE_END).next_multiple_of(align);
     let size = end - start;
     if base.saturating_add(size) > max + 1 {

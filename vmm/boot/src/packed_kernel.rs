@@ -83,7 +83,8 @@ mod tests {
     use super::super::tests::images::bzimage;
     use super::*;
 
-    /// A bzImage with this payload. The size stands behind the payload, unless the format ends with the size.
+    /// A bzImage with this payload. The unpacked size follows the payload, unless the packed format itself ends with
+    /// the size.
     fn bzimage_of(packed: &[u8], size: usize) -> Vec<u8> {
         let mut file = bzimage();
         let payload = [packed, &(size as u32).to_le_bytes()].concat();

@@ -1,10 +1,10 @@
 //! Rewrites the kernel's own RDTSC instructions. No CPUID bit stops the kernel from executing them, and KVM lets them
 //! read the host's clock.
 //!
-//! In machines that KVM can run, the time reads are rewritten before the kernel is loaded. Each RDTSC in the
-//! kernel's code becomes HLT and a byte that is no instruction. The length stays two bytes, and KVM exits to
-//! the VMM at every HLT ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time,
-//! and the guest continues behind both bytes.
+//! In machines that KVM can run, the time reads are rewritten before the kernel is loaded. Each RDTSC in the kernel's
+//! code becomes HLT and a byte that is no instruction. The length stays two bytes, and KVM exits to the VMM at every
+//! HLT ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time, and the guest continues
+//! after both bytes.
 //!
 //! Covered are the executable sections of an ELF kernel, including the replacements of alternatives. Not
 //! covered are modules, the vDSO and programs, which read the time stamp counter only if CPUID offers one. If
@@ -18,18 +18,19 @@ use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use super::elf::Elf;
 use super::images::Image;
 
-/// In 64-bit mode, HLT with this byte behind it is a rewritten RDTSC.
+/// In 64-bit mode, a HLT that this byte follows is a rewritten RDTSC.
 ///
-/// No guest has this byte behind a HLT of its own. A HLT returns to an instruction, and this byte is none (SDM vol. 2,
-/// "UDB": permanently undefined in 64-bit mode). Assemblers fill gaps with NOP and INT3, but not with this byte. Linux
-/// decodes code where it patches alternatives, and finds a length of one byte for it. The addresses of the rewritten
-/// instructions could not serve as a mark: alternatives are copied to other places, and code may be anywhere.
+/// In no guest does this byte follow a HLT of the guest's own. A HLT returns to an instruction, and this byte is not an
+/// instruction (SDM vol. 2, "UDB": permanently undefined in 64-bit mode). Assemblers fill gaps with NOP and INT3, but
+/// not with this byte. Where Linux patches alternatives, its decoder reads the rewritten code, and gives this byte a
+/// length of one. The addresses of the rewritten instructions could not serve as a mark: alternatives are copied to
+/// other places, and code may be anywhere.
 pub const TIME_READ_MARK: u8 = 0xd6;
 
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const HLT: u8 = 0xf4;
-/// Decoding begins this far before a candidate for an RDTSC. From any first byte, decoding synchronises with
-/// the kernel's own instructions long before the candidate.
+/// Decoding begins this many bytes before a candidate for an RDTSC. From any first byte, decoding synchronises with the
+/// kernel's own instructions long before the candidate.
 const RUN_UP_BYTES: usize = 192;
 
 /// The result of rewriting a kernel's RDTSC instructions.
@@ -60,7 +61,7 @@ fn candidates(code: &[u8]) -> impl Iterator<Item = usize> {
     code.windows(2).enumerate().filter(|(_, bytes)| *bytes == RDTSC).map(|(at, _)| at)
 }
 
-/// Whether an RDTSC begins here, and the bytes are not another instruction's operand.
+/// Whether an RDTSC begins at `at`, and the bytes are not another instruction's operand.
 fn is_rdtsc(code: &[u8], at: usize) -> bool {
     let start = at.saturating_sub(RUN_UP_BYTES);
     let mut decoder =

@@ -1,4 +1,5 @@
-//! A run that is about to begin. The process enters its sandbox between planning and beginning.
+//! A run that is planned but has not begun. The process enters its sandbox between [`Planned::new`] and
+//! [`Planned::begin`].
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,7 @@ use crate::sandbox_arg;
 
 /// A run that is about to begin. Every file that it needs is open.
 pub struct Planned<U> {
-    /// The inputs from outside.
+    /// The inputs from outside the machine, such as the console and the network.
     live: LiveInputs<U>,
     origin: Origin<U>,
 }
@@ -41,7 +42,7 @@ impl<U: Unit> Planned<U> {
         }
     }
 
-    /// The images that a recording in this folder will need but not carry.
+    /// The images that a recording in this folder names by their paths on this host, because the folder has no copy.
     pub fn images_outside(&self, folder: &Path) -> Vec<PathBuf> {
         match &self.origin {
             Origin::Built(guest, _) => outside(&guest.config_in(folder)),
@@ -50,12 +51,12 @@ impl<U: Unit> Planned<U> {
         }
     }
 
-    /// Whether the run may turn out to be impossible.
+    /// Whether [`Planned::begin`] can fail: it may have to replay a recording.
     pub fn may_fail(&self) -> bool {
         matches!(self.origin, Origin::Recorded(_))
     }
 
-    /// The machine. If it starts from a recording, it is first brought to its place.
+    /// Returns the machine and its inputs. A machine that starts from a recording is first replayed to its position.
     pub fn begin(self) -> Result<(Recordable<U>, LiveInputs<U>), Error> {
         let guest = match self.origin {
             Origin::Built(guest, _) => *guest,

@@ -169,7 +169,7 @@ struct Files {
     socket: Option<Socket>,
 }
 
-/// A socket's file and its identity: another file that gets its name later is not ours.
+/// A socket's path, and the identity of its file. The companion does not remove a later file of the same name.
 #[derive(Clone)]
 struct Socket {
     path: PathBuf,

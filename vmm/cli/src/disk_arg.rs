@@ -1,7 +1,8 @@
-//! `--disk`: a raw disk image. Images of other formats are refused by name.
+//! `--disk`: a raw disk image. An image of another format is refused, with a message that names the format.
 //!
-//! A disk's bytes are mapped and hashed as they are in the file, so ttvm reads no other format. The guest would see
-//! the container: a tiny disk of nonsense. Formats are recognised by the magic numbers that QEMU's drivers check.
+//! A disk's bytes are mapped and hashed as they are in the file, so ttvm reads no other format. With another format,
+//! the guest would see the container's bytes as a tiny disk of nonsense. Formats are recognised by the magic numbers
+//! that QEMU's drivers check.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -93,7 +94,7 @@ const FORMATS: [Format; 19] = [
     disk("the description of a VMDK image", Place::Start(0), b"# Disk DescriptorFile"),
     disk("a VHDX image", Place::Start(0), b"vhdxfile"),
     disk("a VHD image", Place::Start(0), b"conectix"),
-    // A VHD of fixed size is a raw disk with one extra sector.
+    // A VHD image of fixed size is a raw disk with one extra sector at its end.
     disk("a VHD image", Place::End(512), b"conectix"),
     disk("a VDI image", Place::Start(0x40), b"\x7f\x10\xda\xbe"),
     disk("a Parallels image", Place::Start(0), b"WithoutFreeSpace"),

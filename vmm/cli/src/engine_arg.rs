@@ -13,7 +13,7 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// The engine for a run that begins.
+    /// The engine that executes a new run.
     pub fn for_new_run(&self) -> EngineKind {
         match self.engine {
             // Exact positions at full speed need a hardware counter, and KVM's has not been tested on any processor
@@ -31,7 +31,7 @@ impl EngineArgs {
         EngineKind::SOFT
     }
 
-    /// The engine for a recording.
+    /// The engine that replays a recording.
     pub fn for_replay(&self, manifest: &Manifest) -> Result<EngineKind, Error> {
         if self.engine != EngineChoice::Kvm {
             return Ok(self.soft());

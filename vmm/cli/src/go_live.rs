@@ -35,7 +35,7 @@ pub struct SourceArgs {
     at: Option<PositionSpec>,
 }
 
-/// A recording that was opened to start from.
+/// An opened recording, from which a live machine will start.
 pub struct Source {
     opened: Opened,
     path: PathBuf,
@@ -77,7 +77,7 @@ impl SourceArgs {
 }
 
 impl Source {
-    /// The needs of the process until the machine has gone live.
+    /// The access that the process needs in its sandbox until the machine has gone live.
     pub fn needs(&self) -> Needs {
         let running = sandbox_arg::of_machine(&self.opened.manifest().machine, self.engine);
         Needs { kvm: running.kvm, ..sandbox_arg::of_replay(&self.opened, &self.path, self.engine) }
@@ -93,7 +93,7 @@ impl Source {
         self.opened.manifest().machine.network.is_some()
     }
 
-    /// Replays to the place, and returns a live machine there.
+    /// Replays to the position `--at`, and returns a live machine that goes on from this position.
     pub fn go_live<U: Unit>(self) -> Result<Recordable<U>, Error> {
         let recording = in_instructions(self.opened, false)?;
         let (start, at) = start_at(&recording, self.at)?;

@@ -81,7 +81,7 @@ mod tests {
         words
     }
 
-    /// The command line of ttvm in an example, if there is one.
+    /// The command line of ttvm in an example, if the example has one.
     fn command_line(example: &str) -> Option<&str> {
         let inner = example.strip_prefix("source <(").and_then(|rest| rest.strip_suffix(')'));
         let line = inner.unwrap_or(example).split(" > ").next()?;

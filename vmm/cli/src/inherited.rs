@@ -1,8 +1,9 @@
-//! Closes descriptors that were open when this program was started, and that nobody meant for it.
+//! Closes inherited descriptors that nobody gave this program on purpose.
 //!
 //! A shell, an editor or a test may leave files and sockets open. A guest that broke out could use them: the sandbox
-//! forbids opening files, but not using open ones. So they are closed first of all. Descriptors that the command line
-//! names stay open: a path like `/dev/fd/63` (a shell's `<(...)`), and a companion's pipe.
+//! forbids opening files, but not using open files. So this program closes inherited descriptors before anything else.
+//! Descriptors that the command line names stay open: a path like `/dev/fd/63` (a shell's `<(...)`), and a companion's
+//! pipe.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::RawFd;
@@ -10,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use nix::unistd::close;
 
-/// Standard input, output and errors.
+/// The last of the three standard descriptors: input, output and errors.
 const STANDARD: RawFd = 2;
 /// Prefixes of paths that stand for a descriptor of this process (proc(5)).
 const NAMES: [&[u8]; 3] = [b"/dev/fd/", b"/proc/self/fd/", b"/proc/thread-self/fd/"];

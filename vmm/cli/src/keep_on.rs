@@ -22,7 +22,7 @@ impl KeepOn {
     }
 }
 
-/// The exit code of a debug exit for which the guest wrote 0: the port's codes are odd.
+/// The exit code if the guest writes 0 to its debug-exit port. All exit codes of this port are odd.
 const WROTE_ZERO: u32 = 1;
 
 /// Whether the guest ended its run itself, and well. A run that a user, a limit or a text ended may have hung.
@@ -43,8 +43,8 @@ fn went_well(outcome: &Outcome) -> bool {
 /// Removes a recording. In the sandbox the process can empty the folder, but not remove it: the companion
 /// removes the folder.
 pub fn remove(folder: &Path) -> Result<(), Error> {
-    // Remove these files first: without them the rest is no recording, even if the process is killed
-    // meanwhile.
+    // Remove these files first. Without them the remaining files are no recording, even if the process is killed before
+    // it has removed them all.
     for name in [MANIFEST, EVENTS] {
         let file = folder.join(name);
         std::fs::remove_file(&file).map_err(Error::file("remove", file))?;

@@ -1,4 +1,4 @@
-//! Reports when the host refuses something that a library takes for granted.
+//! Ends the process with a message when the host refuses a thread or stack, which libraries take for granted.
 
 use std::hint::black_box;
 use std::panic::{PanicHookInfo, set_hook, take_hook};
@@ -7,15 +7,16 @@ use machine::error::exit_code;
 
 use crate::output::say;
 
-/// The beginnings of the standard library's panics if the host gives no thread, or no stack for one. A new thread
-/// panics with the last two where nothing can catch the panic, so a signal ends the process.
+/// The panic messages of the standard library begin like this if the host gives no thread, or no stack for a thread. In
+/// the last two cases a new thread panics at a point where no code can catch the panic. So a signal would end the
+/// process.
 const NO_THREAD: [&str; 3] = [
     "failed to spawn thread",
     "failed to allocate an alternative stack",
     "failed to set up alternative stack",
 ];
-/// The first thread's stack grows with its use, and a host that refuses to let it grow ends the process with
-/// a signal. So the process uses this much of the stack at once.
+/// The first thread's stack grows as the process uses it. A host that refuses to let the stack grow ends the process
+/// with a signal. So the process uses this many bytes of stack once, at its start.
 const STACK_BYTES: usize = 1 << 20;
 
 /// If the host refuses threads or stack, the process ends with a message and an exit code.

@@ -151,7 +151,7 @@ impl MachineArgs {
     }
 
     /// Plans a run on this engine, with all needed files open. With `carry_in`, the run will be recorded in that
-    /// folder, which carries its images.
+    /// folder, and copies of the images are stored in the folder.
     pub fn plan<U: Unit>(
         &self,
         source: Option<Source>,
@@ -176,12 +176,12 @@ impl MachineArgs {
         Ok(Planned::new(self.live()?, Origin::Recorded(Box::new(source))))
     }
 
-    /// How the guest learns host time, if its engine does not count instructions.
+    /// The options of the guest's clock, for an engine that does not count instructions.
     pub fn clock(&self) -> ClockOptions {
         ClockOptions { slowdown: self.slow_clock, patience: Duration::from_micros(self.wait_for_exit.into()) }
     }
 
-    /// Prepares a machine that is about to run. If a text ends the run, output must be noticed at once.
+    /// Prepares a machine that is about to run. With `--stop-when`, the machine reports console output at once.
     pub fn prepare<U: Unit>(&self, machine: &mut Machine<U>) {
         if self.stop_when.is_some() {
             machine.hear_output_at_once();
@@ -241,7 +241,8 @@ fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// Hashes a disk image, which is then not read again for that. After a second, a bar shows the progress.
+/// Hashes a disk image. Later hashes of the same file do not read the image again. After a second, a bar shows the
+/// progress.
 fn show_hashing(disk: &Path) -> Result<(), Error> {
     let begun = Instant::now();
     let mut bar = None;

@@ -115,8 +115,8 @@ fn may_open_many_files() {
     checkpoint::hold_open_at_most(usize::try_from(may / 8).unwrap_or(usize::MAX));
 }
 
-/// Reports what is wrong with the command line, or prints the requested help, and ends. Shells put names of
-/// strangers' files on command lines.
+/// Reports what is wrong with the command line, or prints the requested help, and ends. The message may contain file
+/// names that a stranger chose, so control characters in it are made visible.
 fn refuse(error: &clap::Error) -> ! {
     let text = error.to_string();
     if matches!(visible(&text), Cow::Borrowed(_)) {

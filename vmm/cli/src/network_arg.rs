@@ -5,15 +5,15 @@ use std::str::FromStr;
 use host::{Forward, NetworkOptions, Protocol};
 use machine::config::NetworkConfig;
 
-/// The address that QEMU gives a guest's first card: it is locally administered, and the same in each run.
+/// The MAC address that QEMU gives a guest's first card. The address is locally administered, and the same in each run.
 const DEFAULT_MAC: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
 
 /// A network card and its peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkArg {
-    /// The peer.
+    /// The peer: passt or a TAP interface.
     pub peer: NetworkOptions,
-    /// The card's address, if the user named one.
+    /// The card's MAC address, if the user named one.
     mac: Option<[u8; 6]>,
 }
 

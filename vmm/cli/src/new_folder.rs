@@ -9,8 +9,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::emulate_default_handler;
 
-/// A folder that was made for a recording. Unless the recording begins, it is removed with its contents, even if a
-/// signal ends the process.
+/// A folder that was made for a recording. Unless the recording begins, the folder is removed with its contents, even
+/// if a signal ends the process.
 pub struct NewFolder<'a> {
     /// `None` once the folder is kept.
     path: Option<&'a Path>,
@@ -37,7 +37,7 @@ impl NewFolder<'_> {
     pub fn leave_signals(&mut self) {
         if let Some(Guard { handle, thread }) = self.guard.take() {
             handle.close();
-            // If a signal has just come, this waits until the process ends.
+            // If a signal has just arrived, `join` does not return, because the thread ends the process.
             let _ = thread.join();
         }
     }
@@ -51,7 +51,7 @@ impl NewFolder<'_> {
 impl Drop for NewFolder<'_> {
     fn drop(&mut self) {
         self.leave_signals();
-        // The reason for removing it is reported, and matters more than a failure here.
+        // The caller reports why the recording did not begin. A folder that cannot be removed matters less.
         let _ = self.path.map(std::fs::remove_dir_all);
     }
 }

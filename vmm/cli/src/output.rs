@@ -48,7 +48,7 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked
     }
 }
 
-/// Catches the signal for files that may not grow. Writing then returns an error, which can be reported.
+/// Catches SIGXFSZ, the signal for a file that may not grow. Writing then returns an error, which can be reported.
 pub fn say_when_files_may_not_grow() {
     if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default()) {
         log::debug!("the signal of files that may not grow is not caught: {error}");

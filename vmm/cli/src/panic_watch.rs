@@ -16,7 +16,7 @@ use crate::run_listener::RunListener;
 
 /// Largest number of steps that are replayed to look at a recording's end.
 const NEAR_STEPS: u64 = 2_000_000_000;
-/// Longer lines of the console are cut here.
+/// A longer line of the console is cut to this length.
 const MOST_LINE_BYTES: usize = 1024;
 
 /// Looks for a panic in the console's output. Clones share their results.
@@ -54,17 +54,17 @@ impl Lines {
 }
 
 impl PanicWatch {
-    /// The first line of the panic's report, if the console showed it or the machine still knows it. The run had this
-    /// outcome.
+    /// The first line of the panic's report. The line comes from the console, or from the machine's memory after a run
+    /// with an outcome that a panic can precede.
     pub fn panic<U: Unit>(&self, machine: &Machine<U>, outcome: &Outcome) -> Option<String> {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner).panic.clone();
         seen.or_else(|| goes_on_behind_panics(outcome).then(|| last_panic(machine))?)
     }
 }
 
-/// The first line of the panic's report, for a recorded run with this outcome. The line comes from the
-/// recorder's note. Without a note, if the guest reset itself and a checkpoint is near, a replay looks at the
-/// recording's end.
+/// The first line of the panic's report, for a recorded run with this outcome. The line comes from the recorder's note.
+/// Without a note, a replay looks for the panic if the guest reset itself. The replay starts at the last checkpoint,
+/// and happens only if this checkpoint is near the end.
 pub fn panic_of(path: &Path, outcome: &Outcome) -> Option<String> {
     read_panic_note(path).or_else(|| {
         (*outcome == Outcome::Reset).then_some(())?;
@@ -78,8 +78,8 @@ pub fn panic_of(path: &Path, outcome: &Outcome) -> Option<String> {
     })
 }
 
-/// Whether a run with this outcome may have had a panic. A guest that powers itself off has a crash kernel that
-/// reports it, or no panic.
+/// Whether a run with this outcome may have had a panic that its console did not show. A guest that powers itself off
+/// had no panic, or its crash kernel reports the panic.
 fn goes_on_behind_panics(outcome: &Outcome) -> bool {
     !matches!(outcome, Outcome::PowerOff | Outcome::Panic | Outcome::DebugExit { .. })
 }

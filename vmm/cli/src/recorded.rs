@@ -45,7 +45,7 @@ fn percent(text: &str) -> Result<f64, String> {
 }
 
 impl CheckpointArgs {
-    /// The options for a recording's checkpoints; `None` if it has none.
+    /// The options for a recording's checkpoints; `None` for a recording without checkpoints.
     fn options(&self) -> Option<CheckpointOptions> {
         let interval_ns = self.checkpoint_interval.unwrap_or(CheckpointOptions::INTERVAL_NS);
         let usual = CheckpointOptions::default();

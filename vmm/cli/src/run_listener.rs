@@ -8,10 +8,10 @@ use machine::position::{Count, Moment};
 
 /// Receives the events of a run.
 pub trait RunListener {
-    /// The run has reached this time.
+    /// The run has reached this guest time.
     fn comes_to(&mut self, _time_ns: u64) {}
 
-    /// The guest prints this on its console, at this count.
+    /// The guest prints these bytes on its console. At this moment the run's count is `at`.
     fn prints(&mut self, at: u64, bytes: &[u8]);
 
     /// Whether the run must pause: see [`Inputs::pauses`].

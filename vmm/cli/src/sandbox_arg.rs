@@ -1,4 +1,4 @@
-//! `--no-sandbox`, and what each verb still needs in the sandbox.
+//! `--no-sandbox`, and the access that each verb still needs in the sandbox.
 
 use std::path::{Path, PathBuf};
 
@@ -38,12 +38,13 @@ impl SandboxArgs {
     }
 }
 
-/// The needs of a running machine: only the devices that are open already.
+/// The access that a running machine needs: only the devices that are open already.
 pub fn of_machine(machine: &MachineConfig, engine: EngineKind) -> Needs {
     Needs { kvm: engine == host::KVM, vfio: !machine.passthrough.is_empty(), ..Needs::default() }
 }
 
-/// The needs of a replay: the images and the recording itself. Counts are added to a recording that has none yet.
+/// The access that a replay needs: the images and the recording itself. A replay of a recording that counts exits also
+/// adds the recounted log to the recording.
 pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     let mut needs = Needs { read: images(opened), kvm: engine == host::KVM, ..Needs::default() };
     if needs.kvm {
@@ -56,8 +57,8 @@ pub fn of_replay(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     needs
 }
 
-/// The needs of a debugger. Like a replay, the debugger reads the recording, and also adds checkpoints when gdb's
-/// user asks for them. gdb was started before.
+/// The access that a debugger needs. Like a replay, the debugger reads the recording, and it also adds checkpoints when
+/// gdb's user asks for them. The companion, which starts gdb, is outside the sandbox.
 pub fn of_debug(opened: &Opened, folder: &Path, engine: EngineKind) -> Needs {
     let needs = of_replay(opened, folder, engine);
     Needs { written: vec![folder.to_path_buf()], clients: true, helper: true, ..needs }

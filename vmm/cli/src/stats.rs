@@ -28,7 +28,7 @@ pub struct StatsArgs {
 #[derive(Serialize)]
 struct Stats<'a> {
     marks: &'a [MarkLine],
-    /// Exits, if these are counted.
+    /// Number of instructions, or of exits in a run that counts exits.
     insns: u64,
     cpu_ns: u64,
     /// Only for an engine that keeps statistics.
@@ -62,7 +62,7 @@ impl Marks {
         Marks(Some(Arc::new(Mutex::new(Found { file, line: Vec::new(), marks: Vec::new() }))))
     }
 
-    /// Takes the next console output, after this many instructions.
+    /// Looks for marks in the next console output. The guest has executed `insns` instructions.
     pub fn look_at(&self, bytes: &[u8], insns: Option<u64>) {
         let Some(found) = &self.0 else { return };
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +92,7 @@ impl RunListener for Marks {
 }
 
 impl StatsArgs {
-    /// A search for marks, if the user asked for statistics. Makes their file.
+    /// Makes the statistics file and begins a search for marks, if the user asked for statistics.
     pub fn marks(&self) -> Result<Marks, Error> {
         let Some(path) = &self.stats_json else { return Ok(Marks(None)) };
         let file = File::create(path).map_err(Error::file("create", path))?;

@@ -88,7 +88,8 @@ pub struct PlaceArgs {
 }
 
 impl PlaceArgs {
-    /// Opens the recording and goes to the place. If the place is an event or the end, lets idle time pass there.
+    /// Opens the recording and goes to the position. If the position is an event or the end, lets the guest idle until
+    /// the time of this event or end.
     pub fn open(&self) -> Result<Timeline, Error> {
         let (recording, engine) = self.part.open_for(&self.recording, self.engine)?;
         let mut timeline = open_at(&recording, self.at, engine)?;
@@ -141,7 +142,7 @@ pub fn open_at(
     Ok(timeline)
 }
 
-/// The beginning and the end of a part of a recording. A distance as the end counts from the beginning.
+/// The beginning and the end of a part of a recording. If `to` is a distance, it counts from the beginning of the part.
 pub fn stretch(
     timeline: &mut Timeline,
     from: PositionSpec,

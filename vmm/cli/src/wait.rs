@@ -13,8 +13,8 @@ use crate::progress;
 /// A wait shorter than this needs no progress bar.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The bar and the interrupt for a user who waits. The clock decides only when something is shown; no movement
-/// depends on it.
+/// The bar and the interrupt for a user who waits. The clock decides only when the bar is shown; no movement depends on
+/// the clock.
 pub struct Wait {
     interrupt: Interrupt,
     meter: Meter,

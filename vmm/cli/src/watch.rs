@@ -1,11 +1,12 @@
-//! `--control` and `--record-when`: decide, while the guest runs, to record it from now on.
+//! `--control` and `--record-when`: a request to record the guest from now on, while it runs.
 //!
 //! ```text
 //!   ttvm control ── socket ──► a thread ──► Watch ◄── Watcher, which hears the machine: pauses the run when it is asked to
 //! ```
 //!
-//! The machine waits neither for the thread nor for a client: it only reads a flag. A client sends one line, and gets
-//! one line. A slow client is disconnected, and other clients wait no longer than that.
+//! The machine waits neither for the thread nor for a client: the machine only reads a flag. A client sends one line,
+//! and gets one line. A client that does not send its line within `PATIENCE` is disconnected, so other clients wait no
+//! longer than `PATIENCE`.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -27,7 +28,7 @@ use crate::run_listener::RunListener;
 const MAX_LINE_BYTES: usize = 64;
 /// How long a client may take to send its line.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a client waits for a recording to begin: a stopped run begins none.
+/// How long a client waits for a recording to begin. In a run that is stopped, no recording begins.
 const BEGINNING: Duration = Duration::from_secs(30);
 
 /// The beginning of an answer to a successful request.
@@ -42,9 +43,9 @@ pub struct Watch(Arc<Shared>);
 struct Shared {
     /// The folder for a recording, if the run may be recorded.
     folder: Option<PathBuf>,
-    /// Whether the run must pause, to be recorded from there on.
+    /// Whether the run must pause, so that a recording can begin.
     asked: AtomicBool,
-    /// The guest's time when the machine last looked.
+    /// The guest time that the run had reached at its last event.
     time_ns: AtomicU64,
     phase: Mutex<Phase>,
     changed: Condvar,
@@ -71,13 +72,13 @@ impl Watch {
         }))
     }
 
-    /// Notes that the run is recorded from here on.
+    /// Notes that the run is recorded from this guest time on.
     pub fn began(&self, time_ns: u64) {
         self.0.time_ns.store(time_ns, Ordering::Relaxed);
         self.enter(Phase::Recorded(time_ns));
     }
 
-    /// Notes that a recording could not begin here.
+    /// Notes that a recording could not begin.
     pub fn failed(&self, why: String) {
         self.enter(Phase::Failed(why));
     }
@@ -194,7 +195,7 @@ fn read_line(stream: &mut Stream) -> std::io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Pauses the run when it is to be recorded from there on.
+/// Pauses the run when a recording must begin.
 pub struct Watcher {
     watch: Watch,
     /// Recording begins at this text on the console.
@@ -202,7 +203,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// A watcher for a watch, and perhaps for a text.
+    /// Makes a watcher that pauses the run when a client asks `watch` for it, or when the console shows `text`.
     pub fn new(watch: Watch, text: Option<&str>) -> Watcher {
         Watcher { watch, text: text.map(AwaitedText::new) }
     }

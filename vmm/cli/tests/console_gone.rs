@@ -111,7 +111,7 @@ fn a_reader_that_does_not_read_cannot_keep_a_signal_from_ending_the_run() {
     }
     signal(&child, Signal::SIGTERM);
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    // The reader is gone.
+    // The recorder has ended, so writing to its standard input may have failed.
     let _ = typing.join().unwrap();
     assert!(open(&directory.path().join("r.ttvm")).log.end.is_some());
 }
@@ -119,7 +119,7 @@ fn a_reader_that_does_not_read_cannot_keep_a_signal_from_ending_the_run() {
 /// Records on its own terminal, which is closed after a key was echoed.
 fn on_a_terminal_that_is_closed(directory: &Path, is_its_own: bool) -> Child {
     let terminal = nix::pty::openpty(None, None).unwrap();
-    // The program must not have the terminal's other end: clones are closed in new processes.
+    // The program must not inherit the terminal's other end. A descriptor made by `try_clone` is closed on exec.
     let mut master = File::from(terminal.master.try_clone().unwrap());
     drop(terminal.master);
     let end = || Stdio::from(terminal.slave.try_clone().unwrap());
@@ -170,8 +170,8 @@ fn a_terminal_is_put_back_by_a_stop_and_taken_again_when_the_run_goes_on() {
     let directory = directory();
     let (mut child, mut terminal) = on_a_terminal(directory.path());
     let pid = Pid::from_raw(child.id() as i32);
-    // By a signal, by a key, and by a signal that no program can catch; after that, a shell has restored the
-    // terminal.
+    // The run is stopped by a signal, by a key, and by a signal that no program can catch. After each stop, a shell
+    // restores the terminal.
     for way in ["SIGTSTP", "Ctrl-A z", "SIGSTOP"] {
         let cooked = tcgetattr(&terminal).unwrap();
         match way {
@@ -242,8 +242,8 @@ fn a_run_goes_on_without_its_outputs() {
 
 #[test]
 fn a_keyboard_that_cannot_be_read_is_one_on_which_nothing_is_typed() {
-    // Reading address 0 of a process fails with EIO, as on a closed terminal. The loss of the keyboard
-    // causes no complaint.
+    // Reading address 0 of a process fails with EIO, as on a closed terminal. ttvm does not complain about a keyboard
+    // that was closed.
     for (keyboard, is_told) in [("/", true), ("/proc/self/mem", false)] {
         let directory = directory();
         let output = command(directory.path(), &[&RECORD[..], &["--max-instructions", "3000000"]].concat())

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use tiny_guest::{LONG_ROUND_STEPS, record, record_long, typed_bytes};
 
-/// Half of these rounds takes the interpreter more than a second.
+/// The interpreter needs more than a second for half of these rounds.
 const ROUNDS: u32 = 600;
 
 #[test]
@@ -24,7 +24,7 @@ fn what_takes_long_shows_how_far_it_is() {
     assert!(!shown.contains("Minsn"), "{shown}");
 }
 
-/// The output of a command with the interpreter on standard error, which is a terminal.
+/// Runs a command with the interpreter on a terminal. Returns what the command wrote to standard error.
 fn on_a_terminal(directory: &std::path::Path, arguments: &[&str]) -> String {
     let terminal = nix::pty::openpty(None, None).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
@@ -39,7 +39,7 @@ fn on_a_terminal(directory: &std::path::Path, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&shown).into_owned()
 }
 
-/// The output of a command on standard output, which is a terminal.
+/// Runs a command on a terminal. Returns what the command wrote to standard output.
 fn printed_on_a_terminal(directory: &std::path::Path, arguments: &[&str]) -> String {
     let terminal = nix::pty::openpty(None, None).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ttvm"));
@@ -48,7 +48,7 @@ fn printed_on_a_terminal(directory: &std::path::Path, arguments: &[&str]) -> Str
     let mut child = command.spawn().unwrap();
     drop(command);
     let mut shown = Vec::new();
-    // As above.
+    // Reading fails with EIO, as in `on_a_terminal`.
     let _ = File::from(terminal.master).read_to_end(&mut shown);
     child.wait().unwrap();
     String::from_utf8_lossy(&shown).into_owned()

@@ -35,9 +35,9 @@ pub enum Leave {
     AtExits,
     /// In real time: at the first exit after `due`. Without an exit, at any place after `force`.
     After {
-        /// Time from now.
+        /// Time from now after which the engine leaves at the next exit.
         due: Duration,
-        /// Time from now.
+        /// Time from now after which the engine leaves without an exit.
         force: Duration,
         /// Whether a replay must find the place after `force` again. To find it, the machine compares the
         /// written pages; engines need no extra work.
@@ -59,7 +59,7 @@ pub struct LandingPlace {
     /// The general registers at the place, folded (`cpu::fold_registers`).
     pub registers: u64,
     /// The guest's retired conditional branches at the place ([`cpu::Cpu::branches`]), if they were counted. An engine
-    /// that counts them too uses them to find the place; other engines ignore them.
+    /// that also counts branches finds the place by this number; other engines ignore the number.
     pub branches: Option<u64>,
     /// Whether the machine has already rejected the guest's current place.
     pub not_here: bool,

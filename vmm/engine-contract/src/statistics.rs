@@ -28,7 +28,7 @@ pub struct Landings {
     pub hits: u64,
     /// Landings that went beyond their landing place.
     pub overshot: u64,
-    /// Overflows that never came, found by the watchdog.
+    /// Overflows of the branch counter that never came. A watchdog found out.
     pub lost_overflows: u64,
     /// The largest delay of an overflow, in branches.
     pub largest_skid: u64,

@@ -20,7 +20,7 @@ struct Shared {
     groups: Box<[AtomicBool]>,
     any_foreign: AtomicBool,
     foreign_writes: Mutex<Vec<u64>>,
-    /// The host's mapping. Every user of RAM has the flags, and so keeps the mapping.
+    /// The host's mapping. Every user of RAM has the flags, and so keeps the mapping alive.
     _mapping: MmapRegion<()>,
 }
 
@@ -28,13 +28,13 @@ struct Shared {
 const GROUP_PAGES: usize = 64;
 
 impl PageFlags {
-    /// Written since this flag was last cleared.
+    /// The page was written since this flag was last cleared.
     pub const DIRTY: u8 = 1;
     /// The CPU holds decoded code from this page.
     pub const CODE: u8 = 2;
     /// The CPU holds address translations read from this page.
     pub const PAGE_TABLE: u8 = 4;
-    /// Any kind of derived data: a write must do more than set `DIRTY`.
+    /// The flags for derived data. A write to a page with such a flag must do more than set `DIRTY`.
     pub const DERIVED: u8 = Self::CODE | Self::PAGE_TABLE;
 
     pub(crate) fn new(pages: usize, mapping: MmapRegion<()>) -> PageFlags {
@@ -64,7 +64,7 @@ impl PageFlags {
         self.get(page) & bits != 0
     }
 
-    /// Sets flags. Only one thread changes flags at a time.
+    /// Sets flags. Only one thread may change flags at a time.
     #[inline(always)]
     pub fn set(&self, page: u64, bits: u8) {
         let flags = &self.0.flags[page as usize];
@@ -91,7 +91,7 @@ impl PageFlags {
         }
     }
 
-    /// Clears flags. Only one thread changes flags at a time.
+    /// Clears flags. Only one thread may change flags at a time.
     #[inline(always)]
     pub fn clear(&self, page: u64, bits: u8) {
         let flags = &self.0.flags[page as usize];

@@ -5,7 +5,7 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::layout::RamLayout;
 use crate::pages::GuestMemory;
 
-/// RAM of a guest whose CPU may be elsewhere: in another structure, or on another thread.
+/// RAM of a guest whose CPU belongs to another structure or another thread.
 ///
 /// A view's accesses are `vm-memory`'s, which are volatile copies. A write through a view marks the page dirty, and is
 /// queued for the CPU as a foreign write.

@@ -11,16 +11,17 @@
 use super::guest_view::{GuestView, KernelView};
 use super::symbols::Symbols;
 
-/// The kernel's first message, `Linux version 6.1.0 (...) #1 SMP ...`, and the limit on its length.
+/// The variable with the kernel's first message, `Linux version 6.1.0 (...) #1 SMP ...`, and the longest accepted
+/// message.
 const BANNER: &str = "linux_banner";
 const BANNER_BYTES: usize = 512;
-/// The index of the word with the release.
+/// The index of the banner's word that is the release.
 const RELEASE_WORD: usize = 2;
-/// The loader's parameters, and the range that does not change: from `type_of_loader` to `cmd_line_ptr`.
+/// The variable with the loader's parameters, and the bytes that never change: from `type_of_loader` to `cmd_line_ptr`.
 const PARAMETERS: &str = "boot_params";
 const LOADER_AT: u64 = 0x210;
 const LOADER_BYTES: usize = 28;
-/// kexec's number, in the upper half of `type_of_loader`.
+/// kexec's loader number, in the upper half of `type_of_loader`.
 const KEXEC: u8 = 0xd;
 
 /// A boot of a kernel.
@@ -54,7 +55,7 @@ impl Boot {
         KernelView::all(guest).any(|view| self.is_mapped_in(view) && is_same(view))
     }
 
-    /// Whether this boot's symbols have their addresses now. This becomes true some instructions earlier than
+    /// Whether this boot's kernel is mapped at its addresses now. This becomes true some instructions earlier than
     /// [`Boot::is_here`]: a starting kernel has not copied the loader's parameters yet.
     pub fn is_mapped(&self, guest: &dyn GuestView) -> bool {
         KernelView::all(guest).any(|view| self.is_mapped_in(view))

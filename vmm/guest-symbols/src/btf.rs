@@ -1,7 +1,7 @@
 //! The kernel's type information: fields of its structures by name, and complete types.
 //!
 //! Follows `Documentation/bpf/btf.rst`: a header, type records that are numbered in order from one, and strings. The
-//! contents are not trusted: offsets outside give `None`.
+//! contents are not trusted: an offset outside of the contents gives `None`.
 
 use std::ops::RangeInclusive;
 
@@ -130,7 +130,7 @@ pub enum Shape<'a> {
     Function(u32),
     /// A variable of a type.
     Variable(u32),
-    /// Something else.
+    /// A record of another kind.
     Other,
 }
 
@@ -153,7 +153,7 @@ impl<'a> Btf<'a> {
         Btf::parse_with(bytes, None)
     }
 
-    /// Does the same for a module's type information, which refers to the kernel's.
+    /// As [`Btf::parse`], for a module's type information, which refers to the kernel's.
     pub fn parse_module(bytes: &'a [u8], kernel: &'a Btf<'a>) -> Option<Btf<'a>> {
         Btf::parse_with(bytes, Some(kernel))
     }
@@ -308,7 +308,7 @@ impl<'a> Btf<'a> {
         Member { name: self.name(name), kind, bit_offset, bit_size: (width != 0).then_some(width) }
     }
 
-    /// The parts of a record, each of this many words and filled up to three words with zeroes.
+    /// The parts of a record, each of this many words and padded with zeroes to three words.
     fn parts(&self, record: &Record<'a>, words: usize) -> impl Iterator<Item = [u32; 3]> + use<'a> {
         let (start, types) = (record.rest, record.types);
         (0..record.count).map_while(move |number| {
@@ -320,7 +320,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// The strings from an offset on.
+    /// The bytes of the strings from an offset on.
     fn text(&self, at: u32) -> Option<&'a [u8]> {
         let mut at = at as usize;
         if let Some(base) = self.base {
@@ -346,7 +346,7 @@ impl<'a> Btf<'a> {
         (0..record.count).find_map(|number| {
             let at = record.rest + 12 * number;
             let (its_name, kind) = (u32_at(record.types, at)?, u32_at(record.types, at + 4)?);
-            // If the structure has bit fields, the upper byte is a width.
+            // If the structure has bit fields, the upper byte is the member's width.
             let mask = if record.flag { 0x00ff_ffff } else { u32::MAX };
             let offset = u64::from((u32_at(record.types, at + 8)? & mask) / 8);
             if self.is_named(its_name, name) {

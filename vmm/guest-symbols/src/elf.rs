@@ -20,8 +20,8 @@ use super::dwarf::DebugInfo;
 use super::sections::{Access, Section};
 use super::symbols::{Symbol, Symbols};
 
-/// The largest number of sections of the kernel and its modules. The file's other sections: the null section,
-/// the symbols, their names, the sections' names, and debug information.
+/// The largest number of sections of the kernel and its modules. The file's other sections are the null section, the
+/// symbols, their names, the sections' names, and debug information.
 const MAX_SECTIONS: usize = SHN_LORESERVE as usize - 4 - 8;
 
 /// The kernel's names have some megabytes, and the offsets have 32 bits.

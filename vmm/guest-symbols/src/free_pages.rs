@@ -36,11 +36,11 @@ struct Lists {
     page_bytes: u64,
     /// Offset of the link to the next block in `struct page`.
     link: u64,
-    /// In `struct pglist_data`.
+    /// The zones, in `struct pglist_data`.
     zones: Array,
-    /// In `struct zone`.
+    /// The lists by block size, in `struct zone`.
     areas: Array,
-    /// In `struct free_area`.
+    /// The lists by kind, in `struct free_area`.
     kinds: Array,
 }
 
@@ -110,7 +110,7 @@ impl Lists {
     }
 
     /// The numbers of the first pages of a list's blocks, as far as the list can be followed. `room` limits how many
-    /// more may be read.
+    /// more blocks may be read.
     fn blocks(&self, memory: KernelView<'_>, head: u64, room: &mut usize) -> Vec<u64> {
         let (mut found, mut seen, mut at) = (Vec::new(), BTreeSet::new(), head);
         while *room > 0

@@ -1,6 +1,6 @@
-//! The kernel's own symbol tables in its memory.
+//! Finds the kernel's own symbol tables in its memory.
 //!
-//! `scripts/kallsyms.c` writes them into the read-only data in one of these orders. Each table is aligned to
+//! `scripts/kallsyms.c` writes the tables into the read-only data in one of these orders. Each table is aligned to
 //! eight bytes, or to four from Linux 7.0 on:
 //!
 //! ```text
@@ -18,20 +18,20 @@
 //!                from 7.0 on         the address of the offset itself + offset
 //!                no negative offset  relative_base + offset (from 6.15 on, and before that without
 //!                                    CONFIG_KALLSYMS_ABSOLUTE_PERCPU)
-//!                otherwise           relative_base - 1 - offset if it is negative, else the offset is the address
+//!                otherwise           relative_base - 1 - offset if the offset is negative, else the offset itself
 //!                                    (per-CPU variables)
 //! relative_base  u64, moved by KASLR
 //! num_syms       u32
 //! names          for each symbol its length (one byte, or two from 128 on) and that many tokens
-//! markers        u32 each: where in the names every 256th begins
+//! markers        u32 each: where in the names every 256th name begins
 //! token_table    256 texts, each with a NUL
-//! token_index    u16 each: where in the token table each begins
+//! token_index    u16 each: where in the token table each text begins
 //! ```
 //!
-//! So the search looks for the token index with its table, because hardly any other data looks like them.
-//! Then the search looks for the names before the table; markers that agree with the names must follow. Then
-//! the search tries the offsets at the two possible places: they must give ascending addresses. Kernels that
-//! store 64-bit addresses instead of offsets are not supported.
+//! The search first looks for the token index and its token table, because hardly any other data looks like these two.
+//! Then the search looks for the names, which lie before the token table. Markers that agree with the names must follow
+//! the names. Then the search tries the offsets at the two possible places: the offsets must give ascending addresses.
+//! Kernels that store 64-bit addresses instead of offsets are not supported.
 
 use std::ops::Range;
 
@@ -52,7 +52,7 @@ const PIECE_BYTES: usize = 64 << 20;
 /// When a piece is full, the next piece begins with the end of the previous one.
 const OVERLAP_BYTES: usize = 16 << 20;
 const PAGE_BYTES: usize = 4096;
-/// The alignment of the tables: first for kernels before 7.0.
+/// The alignments of the tables: before Linux 7.0, and from 7.0 on.
 const ALIGNMENTS: [usize; 2] = [8, 4];
 /// Limit on the candidates for a token index.
 const MAX_TOKEN_TABLES: usize = 16;
@@ -177,7 +177,7 @@ fn count_at(bytes: &[u8], at: usize) -> Option<usize> {
     (MIN_SYMBOLS..=MAX_SYMBOLS).contains(&count).then_some(count)
 }
 
-/// The ranges of `count` names behind the number at `number_at`. Markers that agree with the names must follow, before
+/// The ranges of `count` names after the number at `number_at`. Markers that agree with the names must follow, before
 /// the tokens.
 fn names_at(
     bytes: &[u8],
@@ -237,8 +237,8 @@ fn from_base(bytes: &[u8], start: usize, count: usize) -> Option<Vec<u64>> {
     ascending(offsets.map(address))
 }
 
-/// The addresses of offsets from their own places, if all are in the kernel's image and ascend. `address` is the
-/// address of the first byte.
+/// The addresses that a table of offsets gives, if each offset is relative to its own place. `None` unless all
+/// addresses are in the kernel's image and ascend. `address` is the address of the first byte.
 fn from_place(bytes: &[u8], address: u64, start: usize, count: usize) -> Option<Vec<u64>> {
     let places = (address + start as u64..).step_by(4);
     let addresses =

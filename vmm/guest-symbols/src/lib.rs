@@ -32,8 +32,8 @@
 //!
 //! - [`kallsyms`] finds the kernel's tables by their structure.
 //! - [`modules`] walks the list of modules, by the kernel's type information ([`btf`]).
-//! - [`elf`] makes a file for gdb from both, with types and frames ([`dwarf`]). The file has no source lines and
-//!   nothing about user programs.
+//! - [`elf`] makes a file for gdb with the symbols of the kernel and its modules, with types and frames ([`dwarf`]).
+//!   The file has no source lines and nothing about user programs.
 //! - [`vmlinux`] finds how far a kernel with debug information was moved.
 //! - [`tasks`] lists processes, and [`switched_out`] finds the registers of threads that do not run.
 //! - [`mappings`] lists the files that a process has mapped.

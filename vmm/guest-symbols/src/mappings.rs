@@ -1,8 +1,8 @@
 //! The files that a process has mapped: the file lines of `/proc/PID/maps`, read from the process's `mm_struct`.
 //!
 //! Up to Linux 6.0 a process's areas are in a list. From 6.1 on they are in a maple tree. A node has ascending pivots,
-//! and each pivot ends the range of the slot beside it. Slots point to further nodes or, in a leaf, to areas. A pointer
-//! to a node has the node's kind in its low bits.
+//! and each pivot ends the range of the slot with the same number. Slots point to further nodes or, in a leaf, to
+//! areas. A pointer to a node has the node's kind in its low bits.
 //!
 //! Follows Linux 5.10 to 7.2: `include/linux/mm_types.h`, `include/linux/maple_tree.h`, `fs/d_path.c`. Guest memory is
 //! not trusted: nodes, areas and the parts of paths have limits.
@@ -64,13 +64,13 @@ pub struct Mappings {
     flags: u64,
     page: u64,
     file: u64,
-    /// In `struct file`: offsets of the mount and of the directory entry.
+    /// Offsets in `struct file`: of the mount and of the directory entry.
     file_mount: u64,
     file_entry: u64,
-    /// In `struct dentry`.
+    /// Offsets in `struct dentry`.
     parent: u64,
     name: u64,
-    /// In `struct mount`, except for `root`, which is in its inner `struct vfsmount`.
+    /// Offsets in `struct mount`, except for `root`, which is an offset in the inner `struct vfsmount`.
     inner: u64,
     root: u64,
     mount_parent: u64,
@@ -146,7 +146,7 @@ impl Mappings {
         areas.into_iter().filter_map(|area| self.mapping(memory, area, &mut paths)).collect()
     }
 
-    /// The mapping of an area, if a file is mapped there. `paths` caches the paths by mount and directory entry.
+    /// The mapping of an area, if the area maps a file. `paths` caches the paths by mount and directory entry.
     fn mapping(
         &self,
         memory: KernelView<'_>,
@@ -278,7 +278,7 @@ impl Node {
             found.ok_or(Missing::Field { structure, field: name })
         };
         let ((pivots, pivot_count), (slots, slot_count)) = (array("pivot")?, array("slot")?);
-        // A node has 256 bytes.
+        // A node of 256 bytes has at most 32 words.
         let count = |count: u32| u64::from(count.min(32));
         Ok(Node { pivots, pivot_count: count(pivot_count), slots, slot_count: count(slot_count) })
     }

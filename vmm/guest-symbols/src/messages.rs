@@ -2,10 +2,10 @@
 //! also has messages that no console has shown.
 //!
 //! ```text
-//! descriptors    one for each message, by its number: its state, and where its text is in the ring of texts
-//! infos          beside them: when it was said, how long it is, how urgent
-//! ring of texts  a block for each message: its number, and its text. A block that would reach beyond the ring's end begins
-//!                at the ring's beginning
+//! descriptors    one for each message, by the message's number: the state, and where the text is in the ring of texts
+//! infos          one for each descriptor: the message's time, length and level
+//! ring of texts  a block for each message: the message's number and text. A block that would reach beyond the ring's
+//!                end begins at the ring's beginning
 //! ```
 //!
 //! Follows Linux 6.1 to 7.2: `kernel/printk/printk_ringbuffer.[ch]`. Guest memory is not trusted: the rings' sizes have
@@ -136,7 +136,7 @@ impl KernelLog {
 /// The offsets of the fields, in bytes.
 #[derive(Clone, Debug)]
 struct Layout {
-    /// In `struct printk_ringbuffer`.
+    /// Offsets in `struct printk_ringbuffer`.
     count_bits: u64,
     descriptors: u64,
     infos: u64,
@@ -144,12 +144,12 @@ struct Layout {
     tail: u64,
     size_bits: u64,
     texts: u64,
-    /// In `struct prb_desc`.
+    /// Offsets in `struct prb_desc`.
     state: u64,
     begin: u64,
     next: u64,
     descriptor_bytes: u64,
-    /// In `struct printk_info`.
+    /// Offsets in `struct printk_info`.
     sequence: u64,
     time: u64,
     length: u64,
@@ -170,7 +170,7 @@ impl Layout {
         let descriptors = field("printk_ringbuffer", "desc_ring")?;
         let texts = field("printk_ringbuffer", "text_data_ring")?;
         let place = field("prb_desc", "text_blk_lpos")?;
-        // The level is part of the byte behind the facility.
+        // The byte after the facility contains the level.
         let facility = field("printk_info", "facility")?;
         Ok(Layout {
             count_bits: descriptors + field("prb_desc_ring", "count_bits")?,

@@ -53,7 +53,7 @@ struct Layout {
     sect_attrs: u64,
     /// Offset of the pointer to the array of pointers, in `struct module_sect_attrs`.
     attributes: u64,
-    /// Offset in `struct bin_attribute`.
+    /// Offset of the attribute's name in `struct bin_attribute`.
     attribute_name: u64,
     /// Offset of the address, from the start of `struct bin_attribute`.
     address: u64,

@@ -72,9 +72,9 @@ pub(super) fn types(
     Ok(bytes)
 }
 
-/// Reads the type information of all modules, which the kernel keeps beside its own, `kernel`. Returns no
-/// sections for kernels that do not keep them, or keep them in an unknown way. `address_of` looks up the
-/// kernel's symbols.
+/// Reads the type information of all modules, which the kernel keeps beside its own type information (`kernel`).
+/// Returns an empty list if the kernel does not keep the modules' type information, or keeps it in an unknown way.
+/// `address_of` looks up the kernel's symbols.
 ///
 /// Follows Linux 6.1 to 7.2: `kernel/bpf/btf.c`, `btf_modules`.
 pub(super) fn types_of_modules(
@@ -138,7 +138,7 @@ struct Layout {
     symtab: u64,
     num_symtab: u64,
     strtab: u64,
-    /// Older kernels store the class in the symbol.
+    /// Offset of the table of symbol classes. Older kernels have no such table, and store the class in the symbol.
     typetab: Option<u64>,
 }
 
@@ -213,7 +213,7 @@ impl Layout {
     }
 }
 
-/// How much may still be read for all modules.
+/// The number of symbols, and of bytes of their names, that may still be read for all modules.
 struct ReadBudget {
     symbols: usize,
     name_bytes: usize,

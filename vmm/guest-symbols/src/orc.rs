@@ -58,12 +58,12 @@ pub struct Frame {
 
 impl Frame {
     /// An address inside the function. A call may be the last instruction of a function, so a return address may lie
-    /// behind it.
+    /// behind the function's end.
     pub fn inside(&self) -> u64 {
         self.address.wrapping_sub(u64::from(self.is_return))
     }
 
-    /// The function in the kernel's notation: `vfs_write+0xc7/0x3f0`, with `[name]` behind it for a module's.
+    /// The function in the kernel's notation: `vfs_write+0xc7/0x3f0`. For a function of a module, `[name]` follows.
     pub fn name(&self, symbols: &Symbols) -> Option<String> {
         let (symbol, offset) = symbols.at(self.inside())?;
         let offset = offset + u64::from(self.is_return);
@@ -98,7 +98,7 @@ impl std::fmt::Display for End {
 pub struct Backtrace {
     /// The functions.
     pub frames: Vec<Frame>,
-    /// The end behind the last function.
+    /// How the walk ended, after the last function.
     pub end: End,
 }
 
@@ -156,8 +156,8 @@ impl Format {
         Ok(Format { is_old, is_renumbered: stack_pointer == Some(RENUMBERED_SP) })
     }
 
-    /// A register's number as up to Linux 6. The numbers of Linux 7.2 are in its `arch/x86/include/asm/orc_types.h`.
-    /// There 1 is RAX, which earlier kernels have no number for.
+    /// Converts a register's number to the number up to Linux 6. The numbers of Linux 7.2 are in its
+    /// `arch/x86/include/asm/orc_types.h`. In these numbers, 1 is RAX, which earlier kernels have no number for.
     fn register(self, number: u16) -> u16 {
         match number {
             _ if !self.is_renumbered => number,
@@ -175,7 +175,7 @@ impl Format {
 /// The number of the stack pointer in Linux 7.
 const RENUMBERED_SP: u16 = 3;
 
-/// The entry for code without one: assumes a frame pointer.
+/// The entry for code that the tables do not have: assumes a frame pointer.
 const FRAME_POINTER: Entry = Entry {
     sp_offset: 16,
     bp_offset: -16,

@@ -84,7 +84,7 @@ const NUMBERED: &str = "[#";
 /// Takes a kernel's lines one after the other, and detects the beginnings of reports.
 #[derive(Clone, Debug, Default)]
 pub struct Sifter {
-    /// Set if the last report is an unfinished oops: whether its number has been seen.
+    /// `Some` while the last report is an unfinished oops. The value says whether the oops's number has been seen.
     oops: Option<bool>,
 }
 

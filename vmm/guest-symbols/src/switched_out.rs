@@ -10,7 +10,7 @@ use super::modules::{Missing, types};
 use super::symbols::Symbols;
 use super::tasks::field;
 
-/// The registers that survive a call, as a thread that does not run will have them.
+/// The registers that a call preserves, with the values that the thread will have when it runs again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the architecture's")]
 pub struct SavedRegisters {

@@ -58,13 +58,14 @@ pub struct Symbols {
     without_modules: Option<Missing>,
 }
 
-/// The hash of each symbol's name and the symbol's number, by hash and name. Of several with the same name the kernel's
-/// global ones come first. The list is sorted at the first lookup of a name, because some callers never look up names.
+/// The hash of each symbol's name and the symbol's number, sorted by hash and name. Among symbols with the same name,
+/// the kernel's global symbols come first. The list is sorted at the first lookup of a name, because some callers never
+/// look up names.
 #[derive(Clone, Debug, Default)]
 struct ByName(OnceLock<Vec<(u64, u32)>>);
 
 impl PartialEq for ByName {
-    /// Derived data is not compared.
+    /// Always equal, because the list follows from the symbols.
     fn eq(&self, _: &ByName) -> bool {
         true
     }
@@ -182,7 +183,7 @@ impl Symbols {
         };
         let mut loaded: Vec<_> = self.modules.iter().enumerate().map(module).collect();
         if let Some(first) = loaded.first_mut() {
-            // From here on, the module of a section does not matter.
+            // From this line on, the module of a section does not matter.
             let of_kernel = |section: &&Section| kallsyms::IMAGE.contains(&section.start);
             first.sections = self.sections.iter().filter(|section| !of_kernel(section)).cloned().collect();
         }

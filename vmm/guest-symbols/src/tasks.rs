@@ -1,10 +1,10 @@
 //! The processes of the guest's kernel, and which of them runs, read from its current memory.
 //!
-//! All processes are in a list that begins with `init_task`, and the threads of each process are in a list. The running
-//! task is in a per-CPU variable: `current_task`, or a part of `pcpu_hot` from Linux 6.2 to 6.14. A CPU's copy is at
-//! the variable's address plus the CPU's `__per_cpu_offset`. The address counts from zero up to Linux 6.14, and lies in
-//! the kernel's image later. The offsets of fields come from the kernel's type information. A process has page tables
-//! of its own; a kernel thread borrows the previous task's page tables.
+//! All processes are in a list that begins with `init_task`, and the threads of each process are in a list of their
+//! own. The running task is in a per-CPU variable: `current_task`, or a part of `pcpu_hot` from Linux 6.2 to 6.14. A
+//! CPU's copy is at the variable's address plus the CPU's `__per_cpu_offset`. Up to Linux 6.14 this address counts from
+//! zero; in later versions it lies in the kernel's image. The offsets of fields come from the kernel's type
+//! information. A process has page tables of its own; a kernel thread borrows the previous task's page tables.
 //!
 //! Follows Linux 6.1 to 7.2: `include/linux/sched.h`, `include/linux/sched/signal.h`, `arch/x86/include/asm/percpu.h`.
 //! Guest memory is not trusted: circular lists are detected, and every list has a limit.
@@ -80,7 +80,7 @@ pub struct Process {
 /// The processes at one position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Processes {
-    /// In the kernel's order: by their start.
+    /// The processes, in the kernel's order: by their start.
     pub all: Vec<Process>,
     /// The running or interrupted thread; `None` if unknown.
     pub current: Option<Thread>,
@@ -147,9 +147,9 @@ struct Layout {
     mm: u64,
     signal: u64,
     thread_node: u64,
-    /// Offset in `struct signal_struct`.
+    /// Offset of the list of threads in `struct signal_struct`.
     thread_head: u64,
-    /// Offset in `struct mm_struct`.
+    /// Offset of the page tables' address in `struct mm_struct`.
     pgd: u64,
 }
 
@@ -223,8 +223,8 @@ impl Tasks {
         })
     }
 
-    /// The root of the current page tables, as the process has it. The root is the same inside and outside of
-    /// the kernel.
+    /// The root of the current process's page tables, as [`AddressSpace::Own`] has it. The root is the same while the
+    /// process's program runs and while the kernel runs.
     pub fn address_space(&self, guest: &dyn GuestView) -> u64 {
         let root = page_table_root(guest.cr3());
         if self.is_isolated(guest) { root & !USER_ROOT_BIT } else { root }
@@ -268,7 +268,7 @@ impl Tasks {
         Some(Thread { id: word(self.layout.pid)?, process: word(self.layout.tgid)?, name, task })
     }
 
-    /// The process with its first thread at an address, and the fault in the list of its threads.
+    /// The process with its first thread at an address, and what is wrong with the list of its threads, if anything.
     fn process(
         &self,
         memory: KernelView<'_>,
@@ -325,8 +325,8 @@ pub(super) fn field(btf: &Btf<'_>, structure: &'static str, name: &'static str) 
     found.map(|field| field.offset).ok_or(Missing::Field { structure, field: name })
 }
 
-/// The addresses of a list's nodes, as far as the list can be followed, and the fault in it. `room` limits how many
-/// more may be read.
+/// The addresses of a list's nodes, as far as the list can be followed, and what is wrong with the list, if anything.
+/// `room` limits how many more nodes may be read.
 fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Option<&'static str>) {
     let (mut nodes, mut seen, mut at) = (Vec::new(), BTreeSet::new(), head);
     loop {

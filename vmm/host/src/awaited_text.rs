@@ -3,7 +3,7 @@
 /// See the module documentation.
 pub struct AwaitedText {
     wanted: Vec<u8>,
-    /// The last printed bytes, one fewer than the text has.
+    /// The last printed bytes: one byte fewer than the awaited text has.
     tail: Vec<u8>,
     shown: bool,
 }

@@ -1,5 +1,5 @@
-//! Host time for machines whose engine does not count instructions. Passed time becomes events. The events
-//! come at the guest's exits, or the guest is stopped for them.
+//! Host time for machines whose engine does not count instructions. Time that passes becomes events for the guest. The
+//! guest takes these events at its exits, or the engine stops the guest for them.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -12,23 +12,24 @@ use machine::error::Error;
 use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use machine::position::{Exits, Moment};
 
-/// A shorter time waits for the time after it, unless a device waits for less.
+/// Less time than this makes no event yet, unless a device waits for less.
 const GRAIN: Duration = Duration::from_micros(50);
 const SMALLEST_GRAIN: Duration = Duration::from_micros(5);
-/// More time than this at once does not count as the guest's: the host was suspended, or did not run this thread.
+/// If more host time than this has passed at once, the guest gets only this much. The host was suspended, or did not
+/// run this thread.
 const LONGEST: Duration = Duration::from_millis(500);
-/// Longest intervals between checks of the guest, at exits and without one, whatever its deadlines are. A person may
-/// type.
+/// Longest times until the inputs are polled again, whatever the guest's deadlines are, because a person may type.
+/// After `LOOK` the next exit leads to a poll. After `FORCED_LOOK` the guest is stopped.
 const LOOK: Duration = Duration::from_millis(10);
 const FORCED_LOOK: Duration = Duration::from_millis(100);
 
 /// How host time becomes guest time.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockOptions {
-    /// How many times slower than the host's clock the guest's clock runs while the guest works (0 counts as
-    /// 1). The slowdown is for hosts with slow exits, where a guest would only serve its timer.
+    /// The guest's clock runs this many times slower than the host's clock while the guest works (0 counts as 1). The
+    /// slowdown is for hosts with slow exits. Without it, such a guest would do nothing but serve its timer.
     pub slowdown: u32,
-    /// How long to wait for an exit when an event is due, before the guest is stopped without one.
+    /// How long a due event waits for an exit before the engine stops the guest.
     pub patience: Duration,
 }
 
@@ -36,12 +37,11 @@ pub struct ClockOptions {
 pub struct LiveClock<I> {
     inner: I,
     options: ClockOptions,
-    /// The host's time up to which the guest has received time events.
+    /// The host time up to which the guest has received time events.
     told: Instant,
-    /// Whether this series of calls of `poll` has returned an event. The series ends with a call that returns
-    /// no event.
+    /// Whether the last call of `poll` returned an event. A time event can only follow a call that returned no event.
     told_now: bool,
-    /// The least guest time that is worth an event: a grain, or less if a device waits for less.
+    /// The least guest time for which a time event is made: a grain, or less if a device waits for less.
     worth_telling: Cell<Duration>,
 }
 
@@ -86,7 +86,7 @@ impl<I: Inputs<Exits>> Inputs<Exits> for LiveClock<I> {
 
     fn idle(&mut self, now: Moment<Exits>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         let idle = self.inner.idle(now, deadline_ns);
-        // The machine accounts for idle time itself, and the idle time is over now.
+        // The machine accounts for idle time itself. The idle time has ended now.
         self.told = Instant::now();
         idle
     }

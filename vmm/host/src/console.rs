@@ -73,11 +73,11 @@ pub struct LiveConsole<C> {
     /// The terminal, if it must be restored.
     stopping: Option<Stopping>,
     ended: bool,
-    /// The count at which a busy guest's keyboard is next read.
+    /// The count at which the keyboard is next read while the guest is busy.
     next_look: C,
-    /// When the guest began to take input.
+    /// When the guest began to have room for input.
     listening_since: Option<Instant>,
-    /// The guest's time at which the run ends, set when the run has begun.
+    /// The guest time at which the run ends, set when the run has begun.
     end_ns: Option<u64>,
     text: Option<AwaitedText>,
 }
@@ -114,13 +114,13 @@ impl<C: Unit> LiveConsole<C> {
             text,
         };
         if !console.terminal {
-            // Find out at the start whether input is possible at all.
+            // Find out now whether standard input can be read at all.
             console.read_keyboard(Duration::ZERO, &[]);
         }
         Ok(console)
     }
 
-    /// Restarts the machine's count, which was `before`, from zero.
+    /// Notes that the machine, whose count was `before`, counts from zero again.
     pub(super) fn count_anew(&mut self, before: C) {
         self.next_look = C::default();
         self.options.end_at = self.options.end_at.map(|end| C::new(end.saturating_since(before)));
@@ -142,7 +142,7 @@ impl<C: Unit> LiveConsole<C> {
         }
     }
 
-    /// Reads typed input. Waits up to `timeout` for it, or until one of `others` is readable. A keyboard that fails
+    /// Reads typed input. Waits up to `timeout` until input comes or one of `others` is readable. A keyboard that fails
     /// gives no more input.
     fn read_keyboard(&mut self, timeout: Duration, others: &[BorrowedFd<'_>]) {
         let stdin = std::io::stdin();
@@ -208,7 +208,8 @@ impl<C: Unit> LiveConsole<C> {
         None
     }
 
-    /// How many bytes the guest takes now. A starting driver discards its input, so this waits until it has started.
+    /// How many bytes of input the guest takes now. A driver discards input while it starts, so the guest gets no input
+    /// until the driver has started.
     fn room(&mut self, view: &View<'_, C>) -> usize {
         if C::DRIVER_STARTS.is_zero() || view.console_room == 0 {
             self.listening_since = None;
@@ -259,8 +260,8 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
     }
 
     fn next_poll(&self, now: Moment<C>) -> C {
-        // In a run that counts instructions, each instruction takes a nanosecond. In a run that counts exits, the end
-        // comes by events that let time pass.
+        // In a run that counts instructions, each instruction takes a nanosecond, so the end is this many instructions
+        // away. In a run that counts exits, the events that let time pass reach the end.
         let left = self.end_ns.map_or(MOST_BETWEEN_POLLS, |end| end.saturating_sub(now.time_ns));
         (now.count + left.min(MOST_BETWEEN_POLLS)).min(self.options.end_at.unwrap_or(C::MAX))
     }
@@ -288,9 +289,9 @@ impl<C: Unit> LiveConsole<C> {
         self.end_ns.map_or(ns, |end| ns.min(end))
     }
 
-    /// Waits in real time while the guest is idle, but not long at once. The wait ends at the machine's deadline, at
-    /// typed input, or when one of `others` is readable. `others` is `None` without peers outside. Returns the virtual
-    /// time at the end of the wait.
+    /// Waits in real time while the guest is idle, but at most 100 ms in one call. The wait ends at the machine's
+    /// deadline, at typed input, or when one of `others` is readable. `others` is `None` if the guest has no network
+    /// and no passed-through devices. Returns the virtual time at the end of the wait.
     pub(super) fn wait(
         &mut self,
         now: Moment<C>,
@@ -300,7 +301,7 @@ impl<C: Unit> LiveConsole<C> {
         let deadline_ns = deadline_ns.map(|ns| self.until_end(ns)).or(self.end_ns);
         let wanted_ns = deadline_ns.map_or(u64::MAX, |d| d - now.time_ns.min(d)).max(1);
         let mut passed_ns = wanted_ns.min(LONGEST_WAIT_NS);
-        // A person does not notice less than a millisecond; a peer does.
+        // A person does not notice a difference below a millisecond, but a peer does.
         if others.is_none() {
             passed_ns = wanted_ns.min(1_000_000).max(passed_ns / 1_000_000 * 1_000_000);
         }
@@ -308,7 +309,7 @@ impl<C: Unit> LiveConsole<C> {
             let before = Instant::now();
             self.read_keyboard(Duration::from_nanos(passed_ns), others.unwrap_or_default());
             if others.is_some() || !self.typed.is_empty() || !self.commands.is_empty() {
-                // The wait may have been shorter.
+                // An input may have ended the wait early.
                 passed_ns = passed_ns.min(before.elapsed().as_nanos() as u64).max(1);
             }
         }

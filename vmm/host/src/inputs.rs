@@ -1,4 +1,4 @@
-//! Live inputs: the console, and the guest's network and passed-through devices.
+//! Live inputs: from the console, the network, and the passed-through devices of the host.
 
 use std::os::fd::BorrowedFd;
 
@@ -11,16 +11,16 @@ use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use machine::position::Moment;
 use machine::unit::Unit;
 
-/// Distance, in the machine's unit, between two checks of passed-through devices while the guest is busy.
+/// Distance, in the machine's unit, between two polls of passed-through devices while the guest is busy.
 const BETWEEN_LOOKS: u64 = 100_000;
 /// As [`BETWEEN_LOOKS`], while a device must be polled because nothing reports its interrupts.
 const BETWEEN_WATCHING_LOOKS: u64 = 20_000;
-/// Time between two checks of a polled device while the guest is idle.
+/// Time between two polls of a watched device while the guest is idle.
 const WATCHING_NS: u64 = 250_000;
-/// The largest number of checks of a polled device in one wait. Signals are checked in between.
+/// The largest number of polls of a watched device in one wait. Signals are checked between two waits.
 const LOOKS_IN_A_WAIT: usize = 400;
 
-/// A console, and perhaps a network and devices.
+/// A console, and optionally a network and devices.
 pub struct LiveInputs<C> {
     console: LiveConsole<C>,
     network: Option<Box<dyn Network<C>>>,
@@ -65,13 +65,13 @@ impl<C: Unit> LiveInputs<C> {
         }
     }
 
-    /// Restarts the machine's count, which was `before`, from zero.
+    /// Notes that the machine, whose count was `before`, counts from zero again.
     pub fn count_anew(&mut self, before: C) {
         self.console.count_anew(before);
         self.network.iter_mut().for_each(|network| network.count_anew());
     }
 
-    /// Waits until a time, or until an input comes.
+    /// Waits until a time, or until an input comes. Returns the virtual time at the end of the wait.
     fn wait(&mut self, now: Moment<C>, until_ns: u64) -> u64 {
         let mut wakes: Vec<BorrowedFd<'_>> =
             self.devices.iter().flat_map(|devices| devices.wakes()).collect();
@@ -79,7 +79,7 @@ impl<C: Unit> LiveInputs<C> {
         self.console.wait(now, Some(until_ns).filter(|&ns| ns != u64::MAX), Some(&wakes))
     }
 
-    /// Asks the network. A peer that fails or has gone is dropped.
+    /// Asks the network. A network whose peer fails or has gone is dropped.
     fn of_network<T>(&mut self, ask: impl FnOnce(&mut dyn Network<C>) -> std::io::Result<T>) -> Option<T> {
         match ask(self.network.as_deref_mut()?) {
             Ok(given) => Some(given),

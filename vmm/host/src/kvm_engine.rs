@@ -1,8 +1,8 @@
 //! KVM as an engine.
 //!
-//! The engine counts exits, not instructions (and conditional branches if the processor can). KVM supports
-//! only a few breakpoints of a debugger. The software engine executes everything that must be observed at
-//! each instruction.
+//! The engine counts exits, not instructions. The engine also counts conditional branches if the processor can. KVM
+//! supports only a few breakpoints of a debugger. The software engine executes everything that must be observed at each
+//! instruction.
 
 use ::kvm::KvmCpu;
 use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Traps, Watchpoint};
@@ -30,7 +30,7 @@ fn failed(error: ::kvm::Error) -> Error {
     }
 }
 
-/// The processor that this host's KVM can provide. Refuses hosts without KVM, and hosts whose KVM does not execute like
+/// The CPU model that this host's KVM can provide. Refuses hosts without KVM, and hosts whose KVM does not execute like
 /// hardware.
 pub fn model() -> Result<CpuModel, Error> {
     if let Some(what) = ::kvm::capabilities().map_err(failed)?.missing {
@@ -43,7 +43,7 @@ pub fn model() -> Result<CpuModel, Error> {
 /// A vCPU of KVM.
 pub struct KvmEngine {
     cpu: KvmCpu,
-    /// The error, if KVM refused the last breakpoints.
+    /// The error of the last attempt to set breakpoints, if KVM refused them.
     failed: Option<::kvm::Error>,
 }
 

@@ -22,8 +22,8 @@
 //! Only this crate asks the host for values that a guest can see: input, time, randomness. The crate knows
 //! nothing of logs, and no code that replays uses the crate.
 //!
-//! Without default features the crate has only the console. The features `kvm`, `network` and `vfio` each add
-//! what their names say, and the crates that they need.
+//! Without default features the crate has only the console. Each of the features `kvm`, `network` and `vfio` adds the
+//! part in its name, and the crates that this part needs.
 
 #![forbid(unsafe_code)]
 

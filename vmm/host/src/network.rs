@@ -1,8 +1,9 @@
 //! A live network. The network receives a peer's frames when the guest has room for them, and sends the
 //! guest's frames to the peer.
 //!
-//! The peer never delays the machine. While the guest has no room, the peer keeps its frames. While no driver listens,
-//! they are discarded. Frames that the peer does not take are kept up to a limit, and lost beyond it, as on a wire.
+//! The peer never delays the machine. While the guest has no room, frames stay with the peer. While no driver of the
+//! guest listens, frames from the peer are discarded. The guest's frames that the peer does not take are kept up to a
+//! limit. Beyond the limit they are lost, as on a wire.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -24,7 +25,7 @@ pub(super) struct LiveNetwork<C> {
     peer: Peer,
     /// A frame that did not fit into the previous event.
     kept: Option<Vec<u8>>,
-    /// The count at which a busy guest's peer is next checked.
+    /// The count at which the peer is next checked while the guest is busy.
     next_look: C,
     told_lost: bool,
 }

@@ -23,9 +23,9 @@ const MAX_UNSENT_BYTES: usize = 4 << 20;
 /// Size of the buffer for bytes from passt that the guest has no room for yet. The buffer is larger than a
 /// frame with its length.
 const RECEIVED_BYTES: usize = 1 << 20;
-/// Size of the socket buffer from passt, which fills while the guest runs. Frames that do not fit are discarded by
-/// passt, and TCP must send them again. With the usual 208 KiB this concerns half of a download, which then takes four
-/// times as long. The host's `net.core.wmem_max` limits this size.
+/// Size of the socket buffer from passt, which fills while the guest runs. passt discards frames that do not fit.
+/// TCP must send these frames again. With the usual 208 KiB, half of a download's frames do not fit, and the download
+/// takes four times as long. The host's `net.core.wmem_max` limits this size.
 pub const PASST_SOCKET_BYTES: usize = 4 << 20;
 /// passt is ready within a fraction of a second, or some seconds on a busy host.
 const READY_TIME: Duration = Duration::from_secs(10);
@@ -216,7 +216,7 @@ impl Received {
     }
 }
 
-/// The output of passt up to its readiness: then it goes to the background.
+/// Waits until passt is ready and goes to the background. Returns the output of passt up to then.
 fn wait_until_ready(mut process: Child) -> std::io::Result<Output> {
     let last_look = Instant::now() + READY_TIME;
     while process.try_wait()?.is_none() {
@@ -269,8 +269,8 @@ mod tests {
         assert!(passt.receive().is_err(), "the other end has hung up");
     }
 
-    /// passt resends frames that do not fit into its socket. The guest's TCP requests six or more of the longest frames
-    /// at once. A socket buffer of the usual size takes three.
+    /// passt has to send a frame again if it does not fit into the socket. The guest's TCP requests six or more of the
+    /// longest frames at once. A socket buffer of the usual size takes three.
     #[test]
     fn a_burst_of_frames_waits_in_the_socket_while_the_guest_runs() {
         let (mut passt, mut theirs) = connected();

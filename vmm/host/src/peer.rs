@@ -1,4 +1,4 @@
-//! The other end of a guest's network card.
+//! The peer of a guest's network card: the other end of the wire.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -16,7 +16,7 @@ pub enum NetworkOptions {
     },
     /// A TAP interface of the host.
     Tap {
-        /// Its name.
+        /// The interface's name.
         interface: String,
     },
 }

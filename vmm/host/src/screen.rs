@@ -17,14 +17,14 @@ use machine::error::Error;
 
 /// Size of one write. A writable pipe takes this much without blocking.
 const PIECE_BYTES: usize = 4096;
-/// How long a blocked reader can delay the end of the run.
+/// How long a reader that does not read can delay the end of the run.
 const PATIENCE_MS: u16 = 100;
 
 /// Standard output, and a copy in a file.
 pub struct Screen {
     is_shown: bool,
     copy: Option<(PathBuf, File)>,
-    /// Whether the run is ending: then nothing waits for a blocked reader.
+    /// Whether the run is ending. If it is, nothing waits for a reader that does not read.
     ending: Arc<AtomicBool>,
 }
 

@@ -31,8 +31,8 @@ impl Stopping {
         self.stops.store(true, Ordering::Relaxed);
     }
 
-    /// Stops if asked to. Makes the terminal raw again after any stop. Ignores the error of a closed terminal, which
-    /// shows elsewhere.
+    /// Stops if asked to. Makes the terminal raw again after any stop. Ignores the error of a closed terminal, because
+    /// reading the keyboard reports it.
     pub fn obey(&self) {
         if self.stops.swap(false, Ordering::Relaxed) {
             let _ = self.modes.put_back();

@@ -26,7 +26,7 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // Nothing can be done about a failure here: the terminal is gone.
+        // The terminal is gone, so nothing can be done about a failure.
         let _ = self.modes.put_back();
     }
 }

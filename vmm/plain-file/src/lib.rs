@@ -31,15 +31,15 @@ const WITHOUT_WAITING: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 
 /// Opens a file for reading.
 ///
-/// # Errors If it cannot be opened, or is not a plain file.
+/// # Errors If the file cannot be opened, or is not a plain file.
 pub fn open(path: &Path) -> io::Result<File> {
     // Check first, because opening a device may already act.
     check(&std::fs::metadata(path)?)?;
     checked(File::options().read(true).custom_flags(WITHOUT_WAITING), path)
 }
 
-/// The first range of a file's data that ends after a position: its start and end. After the last range it is empty, at
-/// the file's end. A file system without holes reports that the whole file is data.
+/// The start and the end of the first range of a file's data that ends after a position. After the last range of data,
+/// the result is an empty range at the file's end. A file system without holes reports that the whole file is data.
 ///
 /// # Errors If the file's size or its holes cannot be read.
 pub fn next_data(file: &File, at: u64) -> io::Result<(u64, u64)> {
@@ -62,7 +62,7 @@ pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
 
 /// The contents of an open file from its position on, at most `most_bytes`.
 ///
-/// # Errors If it cannot be read, or has more bytes.
+/// # Errors If the file cannot be read, or has more bytes.
 pub fn read_opened(file: File, most_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -81,7 +81,7 @@ pub fn lock_file(path: &Path) -> io::Result<File> {
     checked(&options, path)
 }
 
-/// Opens a file, and checks the opened file.
+/// Opens a file, and checks that the opened file is plain.
 fn checked(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.open(path)?;
     check(&file.metadata()?)?;

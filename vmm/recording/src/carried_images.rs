@@ -1,8 +1,8 @@
 //! The images that a recording carries from its beginning: copies of the kernel, the initial RAM disk and the boot
 //! modules. The recording still replays after the user rebuilds the originals.
 //!
-//! A file may change while it is copied. So we copy each file first and build the machine from the copy: the hash in
-//! the manifest is the copy's.
+//! A file may change while it is copied. So we copy each file first and build the machine from the copy. The hash in
+//! the manifest is the hash of the copy.
 
 use std::fs::File;
 use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
@@ -16,7 +16,7 @@ use machine::start::KernelFile;
 use crate::files::kernel_file_inside;
 use crate::opened::create_images;
 
-/// Larger files are not copied, unless the copy shares their blocks.
+/// The largest size of a file that is copied. A larger file is copied only if the copy shares the file's blocks.
 pub const MAX_COPIED_BYTES: u64 = 256 << 20;
 
 /// The images in one recording's folder.
@@ -26,7 +26,7 @@ pub(super) struct CarriedImages {
 }
 
 impl CarriedImages {
-    /// No images yet, for a folder that exists.
+    /// A folder that exists, and has no images yet.
     pub fn in_folder(folder: &Path) -> CarriedImages {
         CarriedImages { folder: folder.to_path_buf(), carried: Vec::new() }
     }
@@ -67,7 +67,7 @@ fn copy(source: &File, path: &Path, to: &Path) -> Result<Option<File>, Error> {
         return Ok(Some(copy));
     }
     if size_bytes <= MAX_COPIED_BYTES {
-        // The file may have grown meanwhile.
+        // The file may have grown since its size was read.
         let copied = std::io::copy(&mut source.take(MAX_COPIED_BYTES + 1), &mut copy);
         if copied.map_err(|source| Error::file("copy an image to", to)(with_advice(source)))?
             <= MAX_COPIED_BYTES
@@ -112,7 +112,8 @@ mod tests {
         assert_eq!(first, [0]);
         let is_there = |which| folder.path().join(kernel_file_inside(which)).exists();
         assert!(is_there(KernelFile::Kernel));
-        // Where the file system shares blocks, the copy costs nothing.
+        // A copy that shares its blocks costs nothing, so the recording carries the image if the file system can share
+        // blocks.
         assert_eq!(is_there(KernelFile::Initrd), images.carried.contains(&KernelFile::Initrd));
     }
 }

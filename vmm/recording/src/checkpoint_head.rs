@@ -15,9 +15,9 @@ pub struct CheckpointHead<C> {
     pub branches: u64,
     /// System calls entered up to this checkpoint; zero in a recording that counts exits.
     pub system_calls: u64,
-    /// RIP there.
+    /// RIP at the checkpoint.
     pub rip: u64,
-    /// The place in the log.
+    /// The checkpoint's place in the log.
     pub cursor: Cursor<C>,
 }
 

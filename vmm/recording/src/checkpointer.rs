@@ -1,6 +1,7 @@
-//! Takes checkpoints while a machine records: runs it in slices, and hands the pages written since the last
-//! checkpoint to a background writer. The guest cannot notice. The positions of checkpoints follow from the run
-//! alone, not from the host's speed. A checkpoint that cannot be written is left out; the next one stores its pages.
+//! Takes checkpoints while a machine records: runs the machine in slices, and hands the pages written since the last
+//! checkpoint to a background writer. The guest cannot notice the checkpoints. The positions of checkpoints follow from
+//! the run alone, not from the host's speed. A checkpoint that cannot be written is left out, and the next checkpoint
+//! stores its pages.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ pub fn record<C: Unit>(
     Ok(outcome)
 }
 
-/// The least size of a store with one checkpoint of this machine: none of its memory is stored.
+/// The least size of a store that has one checkpoint of this machine, if the checkpoint stores no pages.
 pub fn least_bytes<U: Unit>(machine: &Machine<U>, format: Format) -> u64 {
     checkpoint::least_bytes(&machine.state().to_bytes(format))
 }
@@ -66,7 +67,7 @@ impl<C: Unit> Checkpointer<C> {
         let (ram_pages, disk_blocks) = machine.page_counts();
         let store = Arc::new(Store::create(directory, ram_pages, disk_blocks)?);
         machine.attach_store(store.clone());
-        // Replays need no checkpoint of what the loader wrote: they load it again.
+        // Checkpoints need not store the pages that the loader wrote, because each replay loads them again.
         machine.begin_written()?;
         Checkpointer::on(store, options, machine)
     }
@@ -85,7 +86,7 @@ impl<C: Unit> Checkpointer<C> {
         Ok(Checkpointer { writer, pace, trail, told_full: false })
     }
 
-    /// Takes a checkpoint if it is due. Callers call this now and then, while the machine stands still.
+    /// Takes a checkpoint if it is due. Callers call this at the end of each slice, while the machine stands still.
     pub fn look<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         self.adopt_stored(machine);
         let (now, held_blocks) = (machine.moment_in::<C>(), machine.written_blocks());
@@ -94,7 +95,7 @@ impl<C: Unit> Checkpointer<C> {
         }
         let lost = self.writer.take_lost()?;
         if !lost.is_empty() {
-            // The trail's states are relative to a lost checkpoint.
+            // The trail's states are relative to a checkpoint that was lost.
             self.trail.as_mut().map_or(Ok(()), |trail| trail.begin_anew(machine))?;
         }
         machine.write_again(lost);
@@ -124,9 +125,9 @@ impl<C: Unit> Checkpointer<C> {
         Ok(())
     }
 
-    /// Takes the last checkpoints: shortly before the end, and at the end. The one at the end must be worth
-    /// its cost, and replay must reach that place in the same state. Waits until the writer has stored as
-    /// many checkpoints as possible.
+    /// Takes the last checkpoints: shortly before the end, and at the end. Takes them only if the one at the end is
+    /// worth its cost. Leaves out the one at the end if replay could not reach that place in the same state. Waits
+    /// until the writer has stored as many checkpoints as possible.
     pub fn finish<U: Unit>(mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         let mut lost = self.writer.wait_and_take_lost()?;
@@ -139,8 +140,9 @@ impl<C: Unit> Checkpointer<C> {
             lost = self.writer.wait_and_take_lost()?;
         }
         machine.write_again(lost);
-        // If the run was ended from outside or by idling, time may have passed since the machine reached this
-        // place. A guest may also shut down without another exit.
+        // If the run was ended from outside or by idling, time may have passed since the machine reached this count.
+        // Replay then reaches the count in another state. In a recording that counts exits, the guest may also shut
+        // down without an exit after the last checkpoint.
         let is_taken = !C::NAMES_ONE_PLACE && self.pace.last.count == at.count;
         let by_itself = machine
             .outcome()

@@ -15,14 +15,14 @@ use machine::position::{Count, Exits, Instructions, Moment};
 use machine::unit::Unit;
 use machine::{Format, Machine, MachineState};
 
-/// A machine's state at one point of the run, and that point.
+/// A machine's state at one point of the run, and the place in the log at this point.
 #[derive(Clone)]
 pub struct Snapshot<C> {
     /// Everything but memory and disk.
     pub state: MachineState,
     /// Memory and disk.
     pub maps: Maps,
-    /// The place in the log.
+    /// The place in the log at this point of the run.
     pub cursor: Cursor<C>,
 }
 
@@ -31,7 +31,7 @@ pub struct Checkpoints<C> {
     store: Arc<Store>,
     format: Format,
     heads: BTreeMap<C, CheckpointHead<C>>,
-    /// RAM at power-on: the contents of pages that no checkpoint names.
+    /// RAM at power-on. If no checkpoint names a page, the page still has these contents.
     initial: PageMap,
 }
 
@@ -72,7 +72,7 @@ impl<C: Unit> Checkpoints<C> {
         &self.initial
     }
 
-    /// All heads by position.
+    /// The heads of all checkpoints, by position.
     pub fn heads(&self) -> &BTreeMap<C, CheckpointHead<C>> {
         &self.heads
     }
@@ -108,12 +108,12 @@ impl<C: Unit> Checkpoints<C> {
     }
 }
 
-/// Whether a state can be at a moment, in either time base.
+/// Whether a checkpoint at this moment can have this state, in a recording of either unit.
 fn may_be<C: Unit>(state: &MachineState, at: Moment<C>) -> bool {
     let all = state.counts.steps.checked_add(state.idle_ns);
     let by_exits = state.idle_ns == at.time_ns;
     let by_instructions = all == Some(at.time_ns);
-    // A count of exits is not in the state.
+    // The state has no count of exits, so the count cannot be compared.
     let counts = C::here(Instructions(state.counts.steps), Exits(at.count.number()));
     counts == at.count && (by_exits || (by_instructions && C::NAMES_ONE_PLACE))
 }
@@ -127,7 +127,8 @@ pub fn open_checkpoints<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc
     must_be_of(log, Store::open(&directory)?).map(Some)
 }
 
-/// As [`open_checkpoints`], but leaves out damaged checkpoints and their dependants, with a warning.
+/// As [`open_checkpoints`], but leaves out damaged checkpoints, and checkpoints that need a damaged one, with a
+/// warning.
 pub fn open_around_damage<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<Arc<Store>>, Error> {
     let directory = path.join(CHECKPOINTS);
     if !directory.is_dir() {
@@ -177,8 +178,8 @@ pub fn must_fit<U: Unit>(store: &Store, machine: &mut Machine<U>) -> Result<(), 
     Ok(())
 }
 
-/// Adds a checkpoint of the machine as it stands to a recording's store. Other processes may read the store
-/// meanwhile. `initial` is RAM at power-on.
+/// Adds a checkpoint of the machine as it stands to a recording's store. Other processes may read the store at the same
+/// time. `initial` is RAM at power-on.
 pub fn add_here<U: Unit>(
     store: &Store,
     initial: &PageMap,

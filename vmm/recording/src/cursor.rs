@@ -6,20 +6,20 @@ use machine::error::Error;
 use machine::inputs::Inputs;
 use machine::position::{Count, Moment};
 
-/// A player's place in the log, as snapshots keep it.
+/// A player's place in the log. A snapshot of a machine stores the player's cursor too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor<C> {
     pub(super) event: usize,
     pub(super) check: usize,
     /// The last point where a comparison found no difference.
     pub(super) last_good: Moment<C>,
-    /// The checksum of the log up to here. The checksum tells this log's places from another log's.
+    /// The checksum of the log up to this place. The checksum tells whether a cursor belongs to a given log.
     pub(super) log_check: u32,
 }
 
 impl<C: Count> Cursor<C> {
     /// The place after `events` events and `checks` checks. The last comparison without a difference was at
-    /// `last_good`; `log_check` is the checksum of the log up to there.
+    /// `last_good`; `log_check` is the checksum of the log up to the place.
     pub fn after(events: usize, checks: usize, last_good: Moment<C>, log_check: u32) -> Cursor<C> {
         Cursor { event: events, check: checks, last_good, log_check }
     }
@@ -47,9 +47,9 @@ impl<C: Count> Cursor<C> {
     }
 }
 
-/// Inputs that write the log to which checkpoints refer. The log may count in another unit than the machine.
+/// Inputs that write the log to whose places checkpoints refer. The log may count in another unit than the machine.
 pub trait Logged<U: Count, C: Count = U>: Inputs<U> {
-    /// The place in this log that a player has when its machine stands here.
+    /// The place in this log at which a player stands when its machine has this machine's position.
     fn cursor(&self) -> Cursor<C>;
     /// The log's format.
     fn format(&self) -> Format;

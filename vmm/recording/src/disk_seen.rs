@@ -2,7 +2,7 @@
 //! the image.
 //!
 //! The note is a cache: without it, the image is hashed once more. Packs leave the note out. A note from another host
-//! does no harm: it names the inode and the times of a file on that host.
+//! does no harm, because its inode and times match no file on this host.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ pub(super) fn note(folder: &Path, disk: &ImageFile) {
     }
 }
 
-/// Checks that the disk image is the recorded one: by the note, or else by its hash.
+/// Checks that the disk image is the recorded image. If the note does not describe the image, hashes the image.
 pub(super) fn check(folder: &Path, machine: &MachineConfig) -> Result<(), Error> {
     let Some(disk) = &machine.disk else { return Ok(()) };
     if is_noted(folder, disk) {

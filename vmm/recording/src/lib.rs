@@ -37,11 +37,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! To make a recording, start with [`Recordable`]: a machine and its description. `vmm/history/examples` has whole programs.
-//! To understand one, start with [`recorder`] and [`player`]: the recorder writes the log, and the player plays it
-//! back. [`opened`] is a recording on disk. [`manifest`] describes its machine, [`mod@log`] holds the inputs, and
-//! [`checkpoints`] holds the machine's state at some points. The [`checkpointer`] takes checkpoints, at a [`pace`];
-//! the [`trail`] adds two for the end. [`pack`] packs a recording into one file. `vmm/recording/FORMAT.md`
+//! To make a recording, start with [`Recordable`]: a machine and its description. `vmm/history/examples` has whole
+//! programs. To understand a recording, start with [`recorder`] and [`player`]: the recorder writes the log, and the
+//! player plays it back. [`opened`] is a recording on disk. [`manifest`] describes its machine, [`mod@log`] holds the
+//! inputs, and [`checkpoints`] holds the machine's state at some points. The [`checkpointer`] takes checkpoints, at a
+//! [`pace`]; the [`trail`] adds two checkpoints for the end. [`pack`] packs a recording into one file.
+//! `vmm/recording/FORMAT.md` describes the format.
 //!
 //! The path of one event, a key press, to the log and back:
 //!
@@ -59,18 +60,17 @@
 //!                              UART      devices/src/uart.rs ──► interrupt ──► the guest's driver
 //! ```
 //!
-//! A network frame that comes in takes the same path, as `Event::NetworkInput`, to `devices/src/virtio/net.rs`. A
-//! frame that the guest sends goes from the device to the machine, with its position. `Inputs::network_output` hands
-//! it to the peer; in a replay it goes nowhere. The device counts and hashes sent frames in its state, so every check
-//! of the devices compares them. Passed-through devices of the host are asked in the middle of an instruction, by
-//! `Inputs::ask_devices`. The answer is `Event::Devices`.
+//! A network frame that comes in takes the same path, as `Event::NetworkInput`, to `devices/src/virtio/net.rs`. A frame
+//! that the guest sends goes from the device to the machine, with its position. When recording,
+//! `Inputs::network_output` hands the frame to the peer. In a replay, the frame goes nowhere. The device counts and
+//! hashes sent frames in its state, so every check of the devices compares them. The machine asks passed-through
+//! devices of the host in the middle of an instruction, by `Inputs::ask_devices`. The answer is `Event::Devices`.
 //!
-//! Nothing here asks the host for input or time: the package `host` does. The packages above decide how to use a
-//! recording.
+//! Nothing in this package asks the host for input or time: the package `host` does. The packages above decide how to
+//! use a recording.
 //!
-//! The log and the pack format are the crate's own, because a file may come from a stranger or be cut off anywhere.
-//! The
-//! codecs under them (postcard, CRC-32, Zstandard) are libraries.
+//! The package has its own formats of logs and packs, because a file may come from a stranger or be cut off anywhere.
+//! The codecs under these formats (postcard, CRC-32, Zstandard) are libraries.
 
 #![forbid(unsafe_code)]
 

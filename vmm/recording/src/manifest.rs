@@ -24,15 +24,15 @@ pub struct Manifest {
     pub counter: String,
     /// The machine.
     pub machine: MachineConfig,
-    /// The longer recording's part that is missing, if the recording was cut out of one.
+    /// The part of the longer recording that is missing, if the recording was cut out of a longer one.
     pub cut: Option<Cut>,
 }
 
-/// The part that a cut recording lacks. A cut recording replays the same as the end of the longer recording.
-/// A cut recording cannot go live: pages that the run did not need are gone.
+/// The part that a cut recording lacks. A cut recording replays like the end of the longer recording. A cut recording
+/// cannot go live, because it lacks pages that the recorded run did not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cut {
-    /// Instructions of the longer recording before this one begins.
+    /// Number of instructions of the longer recording before the beginning of the cut recording.
     pub instructions: u64,
     /// Pages of memory that were left out: they were free, and nothing touched them.
     pub free_pages: u64,

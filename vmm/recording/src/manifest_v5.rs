@@ -23,7 +23,7 @@ pub(super) struct ManifestV5 {
     engine: String,
     counter: String,
     machine: MachineConfigV5,
-    /// Left out unless the recording was cut out of another, so that older recordings keep their text.
+    /// Left out unless the recording was cut out of a longer one, so that older recordings keep their text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cut: Option<CutV5>,
 }
@@ -49,10 +49,10 @@ pub(super) struct MachineConfigV5 {
     /// Left out for machines without a network card, so that older recordings keep their text and their hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network: Option<NetworkConfigV5>,
-    /// Likewise.
+    /// Left out for machines without passed-through devices, for the same reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     passthrough: Vec<PassedDeviceV5>,
-    /// Likewise.
+    /// Left out for machines without a starting state, for the same reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     start: Option<ImageFileV5>,
 }

@@ -107,7 +107,7 @@ fn run_to_end<U: Unit, I: Inputs<U>>(
     }
 }
 
-/// The error for a recording that stopped early: it says that the part recorded so far is not lost.
+/// The error for a recording that stopped early. The message says that the part recorded so far is not lost.
 fn cut_off<U: Unit>(error: Error, folder: &Path, machine: &Machine<U>) -> Error {
     let cause = match error {
         Error::Checkpoints(StoreError { path, kind: StoreErrorKind::Io { what, source } }) => {

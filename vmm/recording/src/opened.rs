@@ -26,36 +26,36 @@ use machine::unit::Unit;
 /// An opened recording whose positions are counted in `C`.
 #[derive(Clone, Debug)]
 pub struct Recording<C> {
-    /// Its directory.
+    /// The recording's directory.
     pub path: PathBuf,
     /// The recording's manifest. The paths of carried images include the recording's directory.
     pub manifest: Manifest,
     /// The event log.
     pub log: Arc<Log<C>>,
-    /// The log that was recounted, if this one is a recounted log.
+    /// The log of exits, if `log` was recounted from a log of exits.
     pub recounted: Option<Arc<Recounted>>,
 }
 
-/// The log of exits from which a log of instructions was recounted, as a whole or from some exit on.
+/// The log of exits that was recounted in instructions, as a whole or from some exit on.
 #[derive(Clone, Debug)]
 pub struct Recounted {
-    /// The log, which counts exits.
+    /// The log that counts exits.
     pub log: Arc<Log<Exits>>,
     /// The exit at which the recounted part begins: 0 for the whole run.
     pub from: Exits,
-    /// Number of events that the recounted log leaves out: all before that exit except power-on, with which every log
-    /// begins.
+    /// Number of events that the recounted log leaves out: all events before `from`, except power-on, with which every
+    /// log begins.
     pub skipped: usize,
 }
 
 impl Recounted {
-    /// The number in the whole run of an event in the recounted log.
+    /// The number in the whole run of the event with this index in the recounted log.
     pub fn number_of(&self, index: usize) -> usize {
         if index == 0 { 0 } else { index + self.skipped }
     }
 
-    /// The index in the recounted log of an event of the whole run; `None` if the event lies before the recounted
-    /// part.
+    /// The index in the recounted log of the event with this number in the whole run. `None` if the event lies before
+    /// the recounted part.
     pub fn index_of(&self, number: usize) -> Option<usize> {
         match (number, self.from.number()) {
             (number, 0) => Some(number),
@@ -66,7 +66,8 @@ impl Recounted {
 }
 
 impl<C: Unit> Recording<C> {
-    /// Whether this is only the end of a run, recounted from some exit on. A part begins with a checkpoint.
+    /// Whether this recording is only the end of a run, recounted from some exit on. Such a part begins with a
+    /// checkpoint.
     pub fn is_part(&self) -> bool {
         self.recounted.as_ref().is_some_and(|exits| exits.from > Exits(0))
     }
@@ -79,7 +80,8 @@ impl<C: Unit> Recording<C> {
     }
 
     /// As [`Recording::create`], for a machine that starts from a state, in an existing empty folder. `cut` describes
-    /// the longer recording's missing part, if there is one. The state of a cut recording is stored in small form.
+    /// the longer recording's missing part, if the new recording was cut out of a longer one. The state of such a
+    /// recording is compressed with [`Effort::Small`].
     pub fn begin_from(
         path: &Path,
         machine: &MachineConfig,
@@ -127,9 +129,9 @@ impl<C: Unit> Recording<C> {
         Ok(images)
     }
 
-    /// Opens the recording's checkpoints for reading, and checks that they belong to the recording; `None` if
-    /// it has none. The checkpoints' positions are in the recording's unit. Leaves out damaged checkpoints,
-    /// with a warning. Damaged pages are noticed when they are read.
+    /// Opens the recording's checkpoints for reading, and checks that they belong to the recording; `None` if the
+    /// recording has no checkpoints. The checkpoints' positions are in the recording's unit. Leaves out damaged
+    /// checkpoints, with a warning. A damaged page is noticed when it is read.
     pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         open_around_damage(&self.path, &self.log)
     }
@@ -174,8 +176,8 @@ pub enum Opened {
     ByExits(Recording<Exits>),
 }
 
-/// Empties the folder of a recording that could not begin: nobody shall mistake the rest for a recording. The folder
-/// itself is the caller's.
+/// Empties the folder of a recording that could not begin, so that nobody mistakes the remaining files for a recording.
+/// The folder itself stays, because the caller made it.
 pub(super) fn forget_beginning(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         // The caller reports why the recording could not begin, so ignore a failure to remove files.

@@ -11,7 +11,7 @@ use crate::files::PANICKED;
 
 /// The largest note that is read.
 const MAX_NOTE_BYTES: u64 = 16_384;
-/// Longer lines are cut here.
+/// A longer line is cut to this length.
 const MAX_LINE_CHARS: usize = 1024;
 
 #[derive(Serialize, Deserialize)]

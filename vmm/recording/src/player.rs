@@ -1,5 +1,5 @@
-//! Inputs from a log. The player gives each recorded event at the point where it was recorded, and checks
-//! that the machine is then in the recorded state. The player never asks the host for anything.
+//! Inputs from a log. The player gives each recorded event at its recorded point, and checks that the machine is in
+//! the recorded state at this point. The player never asks the host for anything.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use machine::unit::Unit;
 /// How much of the machine is compared with the recording's checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scrutiny {
-    /// Nothing: events are given at their places, whatever state the machine is in. This choice is for
-    /// comparing one replay with another.
+    /// Nothing: events are given at their places, whatever state the machine is in. This choice is for a comparison of
+    /// one replay with another replay.
     Nothing,
     /// The registers, at every event and every check.
     #[default]
@@ -29,7 +29,8 @@ pub enum Scrutiny {
     Everything,
 }
 
-/// The part of a machine in which a difference was found. The part tells how old the difference may be.
+/// The part of a machine in which a difference was found. The part tells when the difference may have begun: some parts
+/// are compared only rarely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Registers and counts, which every record has.
@@ -66,7 +67,7 @@ pub struct Player<C> {
     /// The piece of the log that holds the next entry.
     piece: Arc<Piece<C>>,
     scrutiny: Scrutiny,
-    /// The run ends where this event is due.
+    /// The run ends at the point where this event is due.
     end_before: Option<usize>,
     most_without_exit: u64,
     /// Receives console output, if it is shown.
@@ -81,7 +82,8 @@ type Output = dyn FnMut(&[u8]) -> Result<(), Error> + Send;
 /// A frame that passed between the guest and its network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame<C> {
-    /// The point where the frame came in; for a sent frame, the next instruction sent it.
+    /// The point where the guest received the frame. The next instruction after this point sends a frame that the guest
+    /// sent.
     pub at: Moment<C>,
     /// Whether the guest sent the frame.
     pub is_sent: bool,
@@ -120,7 +122,7 @@ impl<C: Unit> Player<C> {
         })
     }
 
-    /// Ends the run where an event is due, instead of giving the event.
+    /// Ends the run at the point where an event is due, instead of giving the event.
     pub fn end_before(&mut self, event: usize) {
         self.end_before = Some(event);
     }
@@ -198,7 +200,7 @@ impl<C: Unit> Player<C> {
         Ok(())
     }
 
-    /// Whether all of the log has been given and compared.
+    /// Whether all entries of the log have been given and compared.
     pub fn finished(&self) -> bool {
         matches!(self.next(), Next::Nothing)
     }
@@ -279,7 +281,7 @@ impl<C: Unit> Player<C> {
         }
     }
 
-    /// The event that comes in exactly here, if it is the next entry.
+    /// The next entry of the log, if it is an event that comes in at the machine's present point.
     fn due(&self, view: &View<'_, C>) -> Result<Option<&EventRecord<C>>, Error> {
         let Some(at) = self.next_moment() else { return Ok(None) };
         if view.moment < at {
@@ -295,7 +297,8 @@ impl<C: Unit> Player<C> {
             return Ok(None);
         }
         let Next::Event(next) = self.next() else { return Ok(None) };
-        // The exits may all be counted before the guest reaches the place where it was stopped.
+        // The machine may have counted all exits before the event, and still be on the way to the place where the guest
+        // was stopped.
         let on_the_way = !C::NAMES_ONE_PLACE && is_stop(next) && view.stopped.is_none();
         Ok((!on_the_way).then_some(next))
     }
@@ -303,7 +306,8 @@ impl<C: Unit> Player<C> {
     fn compare_event(&self, view: &View<'_, C>, expected: &EventRecord<C>) -> Result<(), Error> {
         let mut actual = EventRecord::of(view, expected.event.clone());
         if !C::NAMES_ONE_PLACE {
-            // The number of branches helps to find a place, but does not define it: not every engine counts branches.
+            // The number of branches helps to find a place, but is not part of its identity: not every engine counts
+            // branches.
             if expected.branches != 0 && actual.branches != 0 && expected.branches != actual.branches {
                 let (then, now) = (expected.branches, actual.branches);
                 log::warn!("a branch counter is not exact: {then} when it was recorded, {now} now");
@@ -317,7 +321,7 @@ impl<C: Unit> Player<C> {
         let at = actual.at;
         self.compare_registers(at, Registers::of_check(expected), Registers::of_check(actual))?;
         if self.scrutiny != Scrutiny::Everything {
-            // A replay that does not compare devices and RAM has nothing to do here.
+            // This replay does not compare devices and RAM.
             return Ok(());
         }
         let devices = |check: &CheckRecord<C>| check.devices_hash.as_ref().map(|hash| hex(hash));
@@ -407,10 +411,10 @@ impl<C: Unit> Inputs<C> for Player<C> {
 
     fn next_poll(&self, now: Moment<C>) -> C {
         match self.next_moment() {
-            // An answer comes in while its instruction executes.
+            // An answer comes in while the instruction that asks for it executes.
             Some(at) if matches!(self.next(), Next::Event(event) if event.event.is_answer()) => at.count + 1,
             Some(at) if at.count > now.count => at.count,
-            // An exit before the place where the guest was stopped is a difference.
+            // If the guest makes an exit before the place where it was stopped, the replay differs.
             Some(_) if matches!(self.next(), Next::Event(event) if is_stop(event)) => now.count + 1,
             _ => C::MAX,
         }
@@ -418,7 +422,7 @@ impl<C: Unit> Inputs<C> for Player<C> {
 
     fn without_exit(&self, now: Moment<C>, executed: u64) -> Result<u64, Error> {
         if C::NAMES_ONE_PLACE {
-            // The next record bounds the stretch.
+            // The next record bounds the number of instructions.
             return Ok(u64::MAX);
         }
         match self.most_without_exit.checked_sub(executed) {
@@ -480,7 +484,7 @@ impl<C: Unit> Inputs<C> for Player<C> {
         let nothing = DeviceInputV1::nothing_there(*ask);
         let at = at.at;
         let recorded = match self.next() {
-            // The log was cut off, and the replay ends here.
+            // The log was cut off, and the replay ends at this point.
             Next::Nothing if self.log.end.is_none() => return Ok(nothing),
             Next::Event(record) if record.event.is_answer() => Some(record),
             _ => None,

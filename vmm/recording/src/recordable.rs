@@ -26,21 +26,21 @@ use crate::opened::{Recording, create_folder};
 
 /// A machine that can be recorded: see the module.
 pub struct Recordable<U> {
-    /// The machine. The machine may run without being recorded; [`Recordable::record_from_here`] records
-    /// the rest.
+    /// The machine. The machine may run without being recorded. [`Recordable::record_from_here`] then records the rest
+    /// of the run.
     pub machine: Machine<U>,
     config: MachineConfig,
     power_on: PowerOn,
     beginning: Beginning,
-    /// The images that a recording carries, if it does. No other recording carries them.
+    /// The images that the recording will carry. Only a recording in the folder of these images can carry them.
     carried: Option<CarriedImages>,
 }
 
-/// Where the machine's starting state comes from.
+/// Where the recording of this machine can begin.
 enum Beginning {
     /// The machine was built at power-on.
     PowerOn,
-    /// The machine starts from this state. The state is from a run that another recording has, or that did not end.
+    /// The machine starts from this state, which was taken from a replay of another recording.
     State(Box<StartingState>, Option<Cut>),
     /// No recording can begin any more: one began already, or the caller has given up the beginning.
     Gone,
@@ -62,8 +62,8 @@ impl<U: Unit> Recordable<U> {
     }
 
     /// As [`Recordable::on`], for a recording that carries its images, in an existing empty folder. Copies the images
-    /// there now. A disk image is not copied; nor is an image above 256 MiB, unless the file system can share its
-    /// blocks.
+    /// into this folder now. A disk image is not copied. An image above 256 MiB is copied only if the file system can
+    /// share its blocks.
     ///
     /// [`Recordable::record_in_empty`] must be given the same folder.
     pub fn carrying_images(
@@ -124,8 +124,8 @@ impl<U: Unit> Recordable<U> {
         self.beginning = Beginning::Gone;
     }
 
-    /// Makes the recording's folder and files. The recording begins where the machine does, so the machine must not
-    /// have run. Never overwrites an existing folder.
+    /// Makes the recording's folder and files. The recording begins at the machine's first instruction, so the machine
+    /// must not have run. Never overwrites an existing folder.
     pub fn record_in(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
         self.must_stand_at_its_beginning()?;
         create_folder(folder.as_ref())?;
@@ -153,8 +153,8 @@ impl<U: Unit> Recordable<U> {
         Ok(())
     }
 
-    /// Makes the recording's files in an existing empty folder. The recording begins where the machine stands, and
-    /// the machine counts from zero there. If this fails, the machine can continue as before.
+    /// Makes the recording's files in an existing empty folder. The recording begins at the machine's present position,
+    /// and the machine counts from zero from there on. If this fails, the machine can continue as before.
     pub fn record_from_here(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
         let start = StartingState::of(&mut self.machine)?;
         let log = Recording::<U>::begin_from(folder.as_ref(), &self.config, &start, None)?;

@@ -1,6 +1,6 @@
-//! Inputs that record live inputs. The recorder passes each event on to the machine, and appends it to the
-//! log with its position and a hash of the registers. The recorder also takes checks of the machine. The
-//! `checkpointer` takes checkpoints.
+//! Inputs that record live inputs. The recorder passes each event on to the machine. The recorder also appends the
+//! event to the log, with its position and a hash of the registers, and takes checks of the machine. The `checkpointer`
+//! takes checkpoints.
 
 use devices::passthrough::{AskV1, DeviceInputV1};
 
@@ -15,7 +15,7 @@ use machine::position::Moment;
 use machine::unit::Unit;
 use machine::{Format, Machine};
 
-/// Records the inputs that pass through it.
+/// Passes on inputs, and records them.
 pub struct Recorder<C, I> {
     live: I,
     log: LogWriter,

@@ -26,7 +26,7 @@ pub struct MovedImages {
     pub disk: Option<PathBuf>,
 }
 
-/// Writes these paths into a recording's manifest, if the recorded images lie there. Otherwise the manifest
+/// Writes these paths into a recording's manifest, if the recorded images lie at these paths. Otherwise the manifest
 /// does not change.
 pub fn relink(recording: &Path, moved: &MovedImages) -> Result<(), Error> {
     must_be_a_directory(recording)?;
@@ -46,7 +46,7 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
             format!("has {images} of {what}, and you named {named}: name all of them"),
         )),
     };
-    // The order of `MachineConfig::images_mut`: kernel, initial RAM disk and modules, or a starting state instead;
+    // The order of `MachineConfig::images_mut`: first kernel, initial RAM disk and modules, or else the starting state;
     // then the disk.
     let mut paths = match &machine.start {
         Start::Kernel(files) => {
@@ -75,8 +75,8 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
     Ok(())
 }
 
-/// The image at this path, which must be the recorded one. The error does not show another file's hash: the user may
-/// not be allowed to know it.
+/// The image at this path, which must be the recorded one. If the file is another one, the error does not show its
+/// hash: the user may not be allowed to know it.
 fn found(what: &str, recorded: &ImageFile, path: &Path) -> Result<ImageFile, Error> {
     let now = hash_image(path, Scheme::of(&recorded.hash))?;
     if (&now.hash, now.size_bytes) == (&recorded.hash, recorded.size_bytes) {

@@ -40,7 +40,7 @@ fn at<C: Count>(count: u64, time_ns: u64) -> Moment<C> {
     Moment { count: C::new(count), time_ns }
 }
 
-/// This many bytes: `first`, and then each one more than the last.
+/// Returns consecutive byte values, beginning with `first`.
 fn bytes<const N: usize>(first: u8) -> [u8; N] {
     std::array::from_fn(|number| first.wrapping_add(number as u8))
 }
@@ -60,7 +60,8 @@ fn state(outcome: Option<Outcome>) -> MachineState {
     MachineState { cpu, counts, platform: platform(), idle_ns: 0x9_8765_4321, console, outcome }
 }
 
-/// The stored bytes behind the states of the CPU and the devices. Shows the console's text as `text`.
+/// The stored bytes of a machine's state that follow the states of the CPU and the devices. The console's text is shown
+/// as `text`.
 fn rest_of(state: &MachineState) -> String {
     let bytes = state.to_bytes(Format::V5);
     let cpu = postcard::to_stdvec(&CpuStateV1::new(&state.cpu, state.counts)).expect("plain data");
@@ -143,7 +144,7 @@ fn records<C: Count>(outcome: Outcome) -> Vec<LogRecord<C>> {
     let mut records = vec![LogRecord::Machine(bytes(0xc0))];
     for (number, event) in events().into_iter().enumerate() {
         let number = number as u64;
-        // The last event comes in at the same point as the one before.
+        // The last event comes in at the same point as the event before it.
         let at = at(1000 * number.min(10), 2_000_000 * number.min(10));
         let (branches, rip, cpu_hash) = (300 * number + 1, 0xffff_ffff_8000_0000 + number, bytes(0x10));
         records.push(LogRecord::SystemCalls(40 * number));

@@ -10,10 +10,10 @@
 //! assert_eq!(vec![7; 3].len(), 3);
 //! ```
 //!
-//! The standard library's hook for this (`std::alloc::set_alloc_error_hook`) is not stable. So there is an
-//! allocator, which asks the system's and looks at the answer. The program cannot go on: the caller that
-//! asked for memory expects to get it. Code that can do with less must not ask by `Vec` or `Box`, but map
-//! memory itself.
+//! The standard library's hook for this (`std::alloc::set_alloc_error_hook`) is not stable. So this crate has an
+//! allocator, which passes each request to the system's allocator and looks at the answer. The program cannot go on:
+//! the caller that asked for memory expects to get it. Code that can do with less memory must not ask by `Vec` or
+//! `Box`, but map memory itself.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::File;
@@ -29,7 +29,7 @@ pub const EXIT_CODE: i32 = 1;
 const MIB: u64 = 1 << 20;
 const PAGE_BYTES: u64 = 4096;
 
-/// The system's allocator. If the allocator refuses memory, the process says so and ends.
+/// The system's allocator. If the allocator refuses memory, the process prints a sentence and ends.
 pub struct SpokenRefusals;
 
 // SAFETY: all calls go to the system's allocator with the caller's own arguments. The allocator's answers go
@@ -68,7 +68,7 @@ fn or_end(memory: *mut u8, size_bytes: usize) -> *mut u8 {
     memory
 }
 
-/// Says what was refused, and ends the process at once. Nothing here needs memory.
+/// Prints what was refused, and ends the process at once. This function allocates no memory.
 #[cold]
 fn end(size_bytes: usize) -> ! {
     let mut line = Cursor::new([0; 512]);
@@ -79,12 +79,12 @@ fn end(size_bytes: usize) -> ! {
     let length = line.position() as usize;
     end_raw_mode();
     let _ = nix::unistd::write(std::io::stderr(), &line.get_ref()[..length]);
-    // SAFETY: it ends the process, and calls nothing of this program before.
+    // SAFETY: `_exit` ends the process, and runs no other code of this program.
     unsafe { libc::_exit(EXIT_CODE) }
 }
 
-/// Gives the terminal on standard input the mode in which people type lines, if it is in another one. A
-/// process calls this if it ends without unwinding its functions.
+/// Ends the raw mode of the terminal on standard input, so that people can type lines again. A process calls this
+/// function if it ends without unwinding its functions.
 pub fn end_raw_mode() {
     // SAFETY: the descriptor is only looked at here, and a process that has closed it gets an error.
     let stdin = unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) };
@@ -95,7 +95,7 @@ pub fn end_raw_mode() {
     mode.local_flags |= LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG | LocalFlags::IEXTEN;
     mode.input_flags |= InputFlags::ICRNL | InputFlags::IXON;
     mode.output_flags |= OutputFlags::OPOST;
-    // A terminal that has gone needs no mode.
+    // If the terminal has gone, its mode does not matter.
     let _ = tcsetattr(stdin, SetArg::TCSANOW, &mode);
 }
 
@@ -104,7 +104,7 @@ fn write_reason(line: &mut Cursor<[u8; 512]>) -> std::io::Result<()> {
     match getrlimit(Resource::RLIMIT_AS) {
         Ok((limit, _)) if limit != libc::RLIM_INFINITY => {
             write!(line, ": this process may have {} MiB of address space (ulimit -v)", limit / MIB)?;
-            // A process in its sandbox cannot find out the number.
+            // A process in its sandbox cannot find out this number.
             if let Some(bytes) = address_space_bytes() {
                 write!(line, ", of which {} MiB are taken", bytes / MIB)?;
             }

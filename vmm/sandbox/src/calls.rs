@@ -1,9 +1,10 @@
-//! seccomp: the allowed system calls, each with its reason. SIGSYS ends a process that makes another call,
-//! and the kernel logs it. No code of ttvm makes such a call, so an attacker has taken over the process. A
-//! few calls fail instead, as on a kernel without them, because the libraries try them and then use others
+//! seccomp: the allowed system calls, each with its reason. SIGSYS ends a process that makes another call, and the
+//! kernel logs the call. No code of ttvm makes such a call, so an attacker must have taken over the process. A few
+//! calls fail instead, as on an older kernel, because the libraries try these calls and then use others
 //! ([`TRIED_BY_LIBRARIES`]).
 //!
-//! seccomp(2). The list is for x86-64; a call by another of its interfaces (32-bit, x32) ends the process.
+//! seccomp(2). The list is for x86-64. A call through another of the kernel's interfaces (32-bit, x32) ends the
+//! process.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use seccompiler::{
 use crate::error::Error;
 use crate::needs::Needs;
 
-/// Open files.
+/// Calls on open files.
 const FILES: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_readv,
@@ -36,7 +37,7 @@ const FILES: &[c_long] = &[
     libc::SYS_fdatasync,
 ];
 
-/// Files by name, if Landlock allows them. No links, and no changes of owners or modes.
+/// Calls that name a file. Landlock decides which files. No call makes links, or changes owners or modes.
 const NAMED_FILES: &[c_long] = &[
     libc::SYS_openat,
     libc::SYS_newfstatat,
@@ -48,9 +49,9 @@ const NAMED_FILES: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// Calls that the C library and Rust's library try, and do without. The calls are the newer way to start a
-/// thread, the names of folders, and files with information about the host. A backtrace at a panic looks for
-/// its own program.
+/// Calls that the C library and Rust's library try, and can do without. Such calls start a thread in the newer way,
+/// look up the names of folders, or read files with information about the host. At a panic, the backtrace looks for the
+/// program's own file.
 const TRIED_BY_LIBRARIES: &[c_long] = &[
     libc::SYS_clone3,
     libc::SYS_openat,
@@ -64,10 +65,10 @@ const TRIED_BY_LIBRARIES: &[c_long] = &[
     libc::SYS_copy_file_range,
 ];
 
-/// Memory; see [`of_protection`].
+/// Calls about memory; [`of_protection`] has the others.
 const MEMORY: &[c_long] = &[libc::SYS_brk, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise];
 
-/// Threads of this process. [`of_clone`] allows their start.
+/// Calls about threads of this process. [`of_clone`] allows the start of threads.
 const THREADS: &[c_long] = &[
     libc::SYS_futex,
     libc::SYS_set_robust_list,
@@ -80,7 +81,7 @@ const THREADS: &[c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// Incoming signals. [`of_own_process`] allows outgoing signals.
+/// Calls about incoming signals. [`of_own_process`] allows outgoing signals.
 const SIGNALS: &[c_long] = &[
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
@@ -89,7 +90,7 @@ const SIGNALS: &[c_long] = &[
     libc::SYS_restart_syscall,
 ];
 
-/// Waiting, time and randomness.
+/// Calls about waiting, time and randomness.
 const WAITING: &[c_long] = &[
     libc::SYS_poll,
     libc::SYS_ppoll,
@@ -101,13 +102,13 @@ const WAITING: &[c_long] = &[
     libc::SYS_getrandom,
 ];
 
-/// The identity of the process.
+/// Calls about the identity of the process.
 const IDENTITY: &[c_long] = &[libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid];
 
-/// Existing sockets. No new sockets are created, bound or connected.
+/// Calls on existing sockets. No call creates, binds or connects a socket.
 const SOCKETS: &[c_long] = &[libc::SYS_recvfrom, libc::SYS_shutdown];
 
-/// Clients on a bound socket.
+/// Calls that accept clients on a bound socket.
 const CLIENTS: &[c_long] = &[
     libc::SYS_listen,
     libc::SYS_accept4,
@@ -115,11 +116,11 @@ const CLIENTS: &[c_long] = &[
     libc::SYS_setsockopt,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
-    // For the process's own threads: a pipe tells the thread that refuses clients that there is room again.
+    // A pipe between the process's own threads: it tells the thread that refuses clients that there is room again.
     libc::SYS_pipe2,
 ];
 
-/// KVM: a thread kicks its own vCPU by a timer and by the counter of its branches.
+/// Calls for KVM: a thread interrupts its own vCPU by a timer, and by the counter of the vCPU's branches.
 const KVM: &[c_long] = &[
     libc::SYS_timer_create,
     libc::SYS_timer_settime,
@@ -130,14 +131,15 @@ const KVM: &[c_long] = &[
     libc::SYS_fcntl,
 ];
 
-/// VFIO: interrupts of devices come in by event descriptors.
+/// Calls for VFIO: interrupts of devices arrive by event descriptors.
 const VFIO: &[c_long] =
     &[libc::SYS_eventfd2, libc::SYS_epoll_ctl, libc::SYS_epoll_wait, libc::SYS_epoll_pwait];
 
-/// Waiting for a program that was started before.
+/// Calls that wait for a program that was started before the process was locked in.
 const HELPER: &[c_long] = &[libc::SYS_wait4, libc::SYS_waitid];
 
-/// The terminal: its mode and its size. Never TIOCSTI, which types into the shell that runs afterwards.
+/// Requests for the terminal's mode and size. TIOCSTI is not among them: it would type into the shell that runs
+/// afterwards.
 const TERMINAL_REQUESTS: &[u64] = &[
     libc::TCGETS,
     libc::TCSETS,
@@ -149,7 +151,7 @@ const TERMINAL_REQUESTS: &[u64] = &[
     libc::TCSETSF2,
     libc::TIOCGWINSZ,
 ];
-/// Sockets and pipes: whether they block, and whether programs inherit them.
+/// Requests that set whether sockets and pipes block, and whether programs inherit them.
 const FILE_REQUESTS: &[u64] = &[libc::FIONBIO, libc::FIOCLEX];
 /// The bits of a request that name its driver.
 const REQUEST_TYPE: u64 = 0xff00;
@@ -191,8 +193,8 @@ fn is_missing(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL))
 }
 
-/// Two filters; the kernel takes the stricter result. The first lets every call fail that is not allowed. The second
-/// ends the process at such a call, except for the calls that libraries try.
+/// Two filters; the kernel takes the stricter result. The first filter makes every call fail that is not allowed. The
+/// second filter ends the process at such a call, except for the calls that libraries try.
 fn programs(needs: &Needs) -> Result<[BpfProgram; 2], Box<dyn std::error::Error>> {
     let left = rules(needs)?;
     let mut survived = left.clone();
@@ -215,10 +217,10 @@ fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
         (libc::SYS_fcntl, of_descriptors()?),
         (libc::SYS_prctl, of_names_and_privileges()?),
         (libc::SYS_seccomp, of_filters()?),
-        // Only the status of an open file.
+        // Both calls may only get the status of an open file.
         (libc::SYS_newfstatat, vec![rule(vec![masked(3, EMPTY_PATH, EMPTY_PATH)?])?]),
         (libc::SYS_statx, vec![rule(vec![masked(2, EMPTY_PATH, EMPTY_PATH)?])?]),
-        // Limits are read, but not set.
+        // The process may read its limits, but not set them.
         (libc::SYS_prlimit64, vec![rule(vec![equal(0, 0)?, null(2)?])?]),
         // Sends only to the other end of the socket, without an address.
         (libc::SYS_sendto, vec![rule(vec![null(4)?])?]),
@@ -238,27 +240,27 @@ fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
     Ok(rules)
 }
 
-/// A thread's name, and `no_new_privs` once more, which is set already.
+/// The rules for prctl: a thread's name, and `no_new_privs`, which is set already.
 fn of_names_and_privileges() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let options = [libc::PR_SET_NAME, libc::PR_SET_NO_NEW_PRIVS];
     options.iter().map(|&option| rule(vec![equal(0, option as u64)?])).collect()
 }
 
-/// More filters, which can only take rights away. No filters that hand calls to another process.
+/// The rules for seccomp: more filters, which can only take rights away. No filter may hand calls to another process.
 fn of_filters() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let flags = [0, libc::SECCOMP_FILTER_FLAG_TSYNC];
     let operation = u64::from(libc::SECCOMP_SET_MODE_FILTER);
     flags.iter().map(|&flags| rule(vec![equal(0, operation)?, equal(1, flags)?])).collect()
 }
 
-/// Memory that is never writable and executable at the same time.
+/// The rules for memory: never writable and executable at the same time.
 fn of_protection() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let both = (libc::PROT_WRITE | libc::PROT_EXEC) as u64;
     let allowed = [libc::PROT_NONE, libc::PROT_WRITE, libc::PROT_EXEC];
     allowed.iter().map(|&bits| rule(vec![masked(2, both, bits as u64)?])).collect()
 }
 
-/// A thread of this process: no new process, and no new namespace.
+/// The rule for clone: a thread of this process, but no new process, and no new namespace.
 fn of_clone() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let namespaces = libc::CLONE_NEWNS
         | libc::CLONE_NEWCGROUP
@@ -271,7 +273,7 @@ fn of_clone() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     Ok(vec![rule(vec![masked(0, (namespaces | thread) as u64, thread as u64)?])?])
 }
 
-/// Signals to the process itself, such as an abort or a stop from the terminal.
+/// The rule for signals: only to the process itself, such as an abort or a stop from the terminal.
 fn of_own_process(own: u64) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     Ok(vec![rule(vec![equal(0, own)?])?])
 }
@@ -284,7 +286,7 @@ fn of_requests(needs: &Needs) -> Result<Vec<SeccompRule>, seccompiler::BackendEr
     single.chain(types.map(|&(_, bits)| rule(vec![masked(1, REQUEST_TYPE, bits)?]))).collect()
 }
 
-/// Copies and flags of descriptors, but not the target of their signals.
+/// The rules for fcntl: copies and flags of descriptors, but not the target of their signals.
 fn of_descriptors() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let commands =
         [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];

@@ -50,12 +50,12 @@ fn ruled(needs: &Needs) -> Result<Files, RulesetError> {
     })
 }
 
-/// Reading. Executing is never allowed, not even of written files.
+/// The right to read. Executing is never allowed, not even for files that the process has written.
 fn readable() -> BitFlags<AccessFs> {
     AccessFs::ReadFile | AccessFs::ReadDir
 }
 
-/// Changing files and folders only: no devices, no sockets, no links.
+/// The right to change files and folders, but no devices, sockets or links.
 fn changeable() -> BitFlags<AccessFs> {
     AccessFs::WriteFile
         | AccessFs::Truncate

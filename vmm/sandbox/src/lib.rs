@@ -1,4 +1,4 @@
-//! Locks the process in: afterwards it reaches only the files and system calls that it named before.
+//! Locks the process in. Afterwards the process can use only the files and system calls that it has named before.
 //!
 //! ```no_run
 //! use sandbox::Needs;
@@ -11,10 +11,10 @@
 //! # Ok::<(), sandbox::Error>(())
 //! ```
 //!
-//! There are four locks. Each lock holds by itself if the host lacks another lock. [`mod@privileges`] gives
-//! up capabilities. `no_new_privs` keeps executed programs from gaining any. Landlock allows only the named
-//! files and folders ([`mod@files`]). seccomp allows only a list of system calls ([`mod@calls`]). No lock can
-//! be undone. [`fn@probe`] finds out what a host offers.
+//! There are four locks. Each lock holds by itself if the host lacks another lock. [`mod@privileges`] gives up
+//! capabilities. `no_new_privs` keeps executed programs from gaining capabilities. Landlock allows only the named files
+//! and folders ([`mod@files`]). seccomp allows only a list of system calls ([`mod@calls`]). No lock can be undone.
+//! [`fn@probe`] finds out what a host offers.
 //!
 //! This crate knows nothing of guests. The caller lists in [`Needs`] what the process still needs.
 
@@ -73,8 +73,8 @@ pub fn narrow(needs: &Needs) -> Result<(), Error> {
     Ok(())
 }
 
-/// The number of the process's threads. The kernel may list a thread for a moment after it was joined, so this waits
-/// for ending threads.
+/// The number of the process's threads. The kernel may list a thread for a moment after it was joined, so this function
+/// waits until threads that are ending have gone.
 fn lasting_threads() -> usize {
     const MOST_WAITS: u32 = 200;
     const WAIT: Duration = Duration::from_millis(5);

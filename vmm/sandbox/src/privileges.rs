@@ -21,7 +21,7 @@ pub(crate) fn give_up(needs: &Needs) -> Result<(), Error> {
         }
     }
     let nothing = CapsHashSet::new();
-    // Kernels older than 4.3 have no ambient set.
+    // The call fails on kernels older than 4.3, which have no ambient set.
     let _ = caps::clear(None, CapSet::Ambient);
     set(CapSet::Inheritable, &nothing)?;
     let reached = reached(needs);
@@ -54,7 +54,7 @@ fn wanted(needs: &Needs) -> CapsHashSet {
     wanted
 }
 
-/// The accessible paths of `needs`, with the kind of access.
+/// The paths of `needs` that the process can access now, with the kind of access.
 fn reached(needs: &Needs) -> Vec<(PathBuf, AccessFlags)> {
     let both = AccessFlags::R_OK | AccessFlags::W_OK;
     let read = needs.read.iter().map(|path| (path, AccessFlags::R_OK));

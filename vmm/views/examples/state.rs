@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The machine at a place, as plain data. Any serde format can write it, and its `Display` is for people.
+/// The machine at a place, as plain data. Any serde format can write this data, and its `Display` is for people.
 pub fn state(name: &Path, place: &str) -> Result<State, Box<dyn Error>> {
     let mut timeline = history::open(name)?;
     timeline.go_to(place.parse()?, &mut never)?;

@@ -7,9 +7,9 @@
 //! RAM         from a multiple of 4096 on, in the order of physical addresses; pages of zeroes are holes in the file
 //! ```
 //!
-//! Each part of RAM is a PT_LOAD segment with its physical address. If the kernel is known, the segment also
-//! has the virtual address that the kernel uses. A further segment shows the same bytes of the file as the kernel's
-//! image (`kernel/kexec_core.c`, `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
+//! Each part of RAM is a PT_LOAD segment with its physical address. If the kernel is known, the segment also has the
+//! virtual address at which the kernel maps this part. A further segment shows the kernel's image, which lies in the
+//! same bytes of the file (`kernel/kexec_core.c`, `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -40,24 +40,24 @@ pub struct Written {
     pub file_bytes: u64,
     /// The bytes of the file that take space on the disk.
     pub disk_bytes: u64,
-    /// Guest RAM in the file.
+    /// Bytes of guest RAM that the file describes.
     pub memory_bytes: u64,
-    /// Pages of guest RAM that are all zeroes, which are holes in the file.
+    /// Pages of guest RAM that are all zeroes. These pages are holes in the file.
     pub zero_pages: u64,
     /// The running process or thread, if known.
     pub pid: Option<u32>,
     /// The kernel's release, from its VMCOREINFO note; `None` if there is no such note in memory.
     pub kernel: Option<String>,
-    /// The parts of the address space in the file.
+    /// The file's segments.
     pub segments: Vec<Segment>,
 }
 
-/// A range of memory in the file.
+/// A segment: a range of memory in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Segment {
     /// The segment's physical address.
     pub physical: u64,
-    /// The segment's address in the kernel, if known.
+    /// The address at which the kernel maps the segment, if known.
     #[serde(rename = "virtual")]
     pub virtual_address: Option<u64>,
     /// The segment's size.
@@ -192,7 +192,7 @@ impl Contents {
                 p_paddr: segment.physical,
                 p_filesz: segment.bytes,
                 p_memsz: segment.bytes,
-                // The kernel writes this value too, and crash recognises such a file by the value.
+                // The kernel writes this value too. crash recognises a kernel's core file by the value.
                 p_align: 0,
             });
         }
@@ -202,7 +202,7 @@ impl Contents {
     }
 }
 
-/// RAM begins at the next page.
+/// The offset of RAM in the file: the next page after the headers.
 fn data_offset(head_bytes: u64) -> u64 {
     head_bytes.next_multiple_of(PAGE_SIZE)
 }
@@ -216,11 +216,11 @@ fn segments<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> Vec<Seg
         virtual_address: direct_map.map(|base| base.wrapping_add(physical)),
         bytes,
     });
-    // The first segment's offset shows where the headers end, so RAM comes first.
+    // Readers take the first segment's offset for the end of the headers, so RAM comes first.
     ram.chain(image).collect()
 }
 
-/// The kernel's image, if it is contiguous.
+/// The segment of the kernel's image, if the image is contiguous.
 fn image<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<Segment> {
     let (start, end) = (symbols.address_of("_text")?, symbols.address_of("_end")?);
     let physical = KernelView::all(machine).find_map(|view| view.physical(start))?;
@@ -231,7 +231,7 @@ fn image<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<Segment> {
     (length == bytes - 1).then_some(Segment { physical, virtual_address: Some(start), bytes })
 }
 
-/// The kernel's virtual address of physical address zero.
+/// The virtual address at which the kernel maps physical address zero.
 fn direct_map<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<u64> {
     let variable = symbols.address_of("page_offset_base")?;
     let read = |view: KernelView<'_>| {
@@ -269,7 +269,7 @@ fn user_regs(state: &CpuState) -> [u64; 27] {
     let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] = state.gpr;
     let selector = |register: SegReg| u64::from(state.segments[register as usize].selector);
     let base = |register: SegReg| state.segments[register as usize].base;
-    // No system call waits for a restart.
+    // The value -1 says that no system call waits for a restart.
     let orig_rax = u64::MAX;
     let (cs, ss) = (selector(SegReg::Cs), selector(SegReg::Ss));
     let [ds, es] = [SegReg::Ds, SegReg::Es].map(selector);
@@ -310,7 +310,7 @@ fn user_regs(state: &CpuState) -> [u64; 27] {
 mod tests {
     use super::*;
 
-    /// Readers know these offsets: `struct elf_prstatus` of x86-64.
+    /// Readers such as crash know these offsets of `struct elf_prstatus` on x86-64.
     #[test]
     fn the_note_of_a_cpu_has_the_process_and_all_registers_in_their_places() {
         let mut state = CpuState { rip: 0x100, rflags: 0x202, ..CpuState::reset() };

@@ -43,8 +43,8 @@ impl Filters {
         Ok(filters)
     }
 
-    /// Splits a condition from the filters behind it, one in each word. A console condition may contain any text, so no
-    /// filters can follow it.
+    /// Splits a condition from the filters that follow it, one in each word. A condition `console:` may contain any
+    /// text, so no filters can follow it.
     pub fn behind(text: &str) -> Result<(&str, Filters), String> {
         let is_filter = |word: &str| ["pid:", "comm:", "longer:"].iter().any(|kind| word.starts_with(kind));
         let (mut condition, mut words) = (text.trim(), Vec::new());

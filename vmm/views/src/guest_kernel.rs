@@ -1,5 +1,5 @@
-//! The guest's kernel at a place of its run: the running thread, and its backtrace. After kexec there are several
-//! kernels.
+//! The guest's kernel at a place of the run: the running thread, and the kernel's backtrace. A guest that uses kexec
+//! has several kernels.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use machine::error::Error;
 use machine::position::Instructions;
 use machine::unit::Unit;
 
-/// The target of SYSCALL, and the function that it calls.
+/// A place in the kernel's entry code for SYSCALL, and the function that this code calls.
 const ENTRY: &str = "entry_SYSCALL_64_after_hwframe";
 const CALLED: &str = "do_syscall_64";
 /// Bytes of the entry code that are searched for the call.
@@ -24,12 +24,12 @@ const ENTRY_BYTES: usize = 512;
 
 /// A guest's kernel: its symbols, its tasks and its unwind tables.
 ///
-/// Valid at all places where the kernel and its modules have the same addresses as when this was made.
+/// Valid at all places where the kernel and its modules have the same addresses as at the place where this was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestKernel {
     /// The names of the kernel's functions and variables.
     pub symbols: Arc<Symbols>,
-    /// The return address of the kernel's call of the system call function.
+    /// The address to which `do_syscall_64` returns in the kernel's entry code.
     pub(crate) call_return: Option<u64>,
     tasks: Option<Tasks>,
     unwinder: Result<Unwinder, Missing>,
@@ -40,14 +40,14 @@ pub struct GuestKernel {
 pub struct Backtrace {
     /// The functions.
     pub frames: Vec<Call>,
-    /// The end of the stack behind the last function.
+    /// Why the backtrace ends after the last function.
     pub end: String,
 }
 
 /// A function that has not returned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Call {
-    /// The address at which it continues.
+    /// The address at which the function continues.
     #[serde(serialize_with = "in_hex")]
     pub address: u64,
     /// The function's name in the kernel's notation.
@@ -55,12 +55,12 @@ pub struct Call {
 }
 
 impl GuestKernel {
-    /// Finds the guest's current kernel. The call is slow, because it searches RAM for the kernel's symbols.
+    /// Finds the guest's current kernel. The search is slow, because it looks through RAM for the kernel's symbols.
     pub fn of_guest<U: Unit>(machine: &Machine<U>) -> Result<GuestKernel, NoKernel> {
         Ok(GuestKernel::with_symbols(machine, Arc::new(Symbols::of_guest(machine)?)))
     }
 
-    /// The guest's current kernel, for callers that have its symbols already.
+    /// Makes the guest's current kernel from symbols that the caller has already.
     pub fn with_symbols<U: Unit>(machine: &Machine<U>, symbols: Arc<Symbols>) -> GuestKernel {
         let call_return = call_return(machine, &symbols);
         let tasks = Tasks::of_kernel(machine, &symbols).ok();
@@ -94,7 +94,8 @@ pub struct GuestKernels {
 }
 
 impl GuestKernels {
-    /// The kernels that run up to a place. Modules have the names of the timeline's position, which does not change.
+    /// Finds the kernels that run up to a place. The symbols include the modules that are loaded at the timeline's
+    /// position. The position does not change.
     pub fn of(
         timeline: &mut Timeline,
         until: Instructions,
@@ -147,7 +148,7 @@ impl GuestKernels {
 }
 
 impl Backtrace {
-    /// Does the same as [`GuestKernel::backtrace`], for callers that have the kernel's symbols already.
+    /// As [`GuestKernel::backtrace`], for callers that have the kernel's symbols already.
     pub fn of<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Result<Backtrace, Missing> {
         Ok(Backtrace::by(&Unwinder::of_kernel(machine, symbols)?, machine, symbols))
     }
@@ -172,7 +173,7 @@ impl Call {
     }
 }
 
-/// The return address of the call of the system call function.
+/// The address to which `do_syscall_64` returns in the entry code of SYSCALL.
 fn call_return<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<u64> {
     let (entry, called) = (symbols.address_of(ENTRY)?, symbols.address_of(CALLED)?);
     let mut code = [0; ENTRY_BYTES];

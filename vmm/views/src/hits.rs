@@ -20,16 +20,17 @@ pub use crate::place::Place;
 use crate::returns::{Joined, Met, Return};
 use crate::system_calls::SystemCall;
 
-/// The target of SYSCALL.
+/// The kernel function to which SYSCALL leads.
 const ENTRY: &str = "entry_SYSCALL_64";
 /// The largest number of system calls in progress at the start of a search.
 const RETURNS_BEFORE: usize = 64;
-/// The largest number of candidates of a search that must find all candidates before it can filter.
+/// The largest number of candidates, for a search with a filter that needs all candidates.
 const MOST_CANDIDATES: usize = 1_000_000;
-/// The distances over which a search looks for a system call's return, one after the other.
+/// A search for a system call's return looks over the first distance, and then over each longer one, one after the
+/// other.
 const RETURN_STEPS: [u64; 5] = [100_000, 2_000_000, 30_000_000, 500_000_000, 4_000_000_000];
 
-/// A search: the events, and the part of the recording.
+/// A search: the wanted events, and the part of the recording to search.
 #[derive(Clone, Copy, Debug)]
 pub struct Search<'a> {
     /// The condition: see [`history::timeline::CONDITIONS`]. The condition may name symbols of the
@@ -37,13 +38,13 @@ pub struct Search<'a> {
     pub condition: &'a str,
     /// The filters of the events.
     pub filters: &'a Filters,
-    /// The wanted places.
+    /// Which places are wanted.
     pub wanted: Wanted,
     /// Whether each place comes with the guest kernel's backtrace.
     pub backtrace: bool,
 }
 
-/// The wanted places of a search.
+/// Which places of events a search lists.
 #[derive(Clone, Copy, Debug)]
 pub enum Wanted {
     /// The next hit in this direction.
@@ -73,7 +74,7 @@ pub struct Found {
     pub replayed: u64,
     /// Whether the poll function ended the search.
     pub interrupted: bool,
-    /// Where an interrupted search can continue. The search has found everything before this place.
+    /// The position where an interrupted search can continue. The search has found everything before this position.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub goes_on_at: Option<u64>,
 }
@@ -85,7 +86,7 @@ impl Wanted {
         }
     }
 
-    /// The last place that the search looks at.
+    /// The last position that the search looks at.
     fn to(self, timeline: &Timeline) -> Instructions {
         match self {
             Wanted::One { from, direction: Direction::Backward } => from,
@@ -107,7 +108,7 @@ impl Search<'_> {
         let needs_kernel = self.backtrace || condition.is_err() || of_calls || self.filters.choose_threads();
         let mut kernels = GuestKernels::default();
         if matches!(self.wanted, Wanted::All { .. }) || needs_kernel {
-            // Look up the guest's kernel. At the very start there is no kernel yet.
+            // Look up the guest's kernel. At the recording's start there is no kernel yet, so look at the end.
             let place = if from == Instructions(0) { timeline.end() } else { from };
             if timeline.seek(place, poll)? == TravelStop::Interrupted {
                 return Ok(Found::interrupted_before(from));
@@ -142,7 +143,7 @@ impl Search<'_> {
         }
     }
 
-    /// The filter of the threads that count.
+    /// The filter for threads, from `pid:` and `comm:`.
     fn only(&self, kernels: Arc<GuestKernels>) -> Result<Filter, Error> {
         if kernels.all().is_empty() {
             return Err(Error::Position(format!("there are no processes to choose from: {NoKernel}")));
@@ -154,7 +155,7 @@ impl Search<'_> {
     }
 }
 
-/// A search, with the data to describe its results.
+/// A search, with the data that it needs to describe its results.
 struct Asked<'a> {
     search: &'a Search<'a>,
     kernels: Arc<GuestKernels>,
@@ -183,7 +184,7 @@ impl Asked<'_> {
             rows.into_iter().for_each(|row| joined.take(row));
             Ok(())
         };
-        // Each call has one return, and some calls may be in progress at the beginning.
+        // Each call has one return. At the beginning, calls may be in progress, and their returns are found too.
         let rows = match (self.returns, longer_ns) {
             (_, Some(_)) => usize::MAX,
             (true, None) => limit.saturating_mul(2).saturating_add(RETURNS_BEFORE),
@@ -197,7 +198,7 @@ impl Asked<'_> {
         Ok(Found { hits, replayed, interrupted: edge.is_some(), goes_on_at: edge })
     }
 
-    /// The next result under a filter that needs the complete list.
+    /// Finds one place under the filter `longer:`, which needs the complete list of calls and returns.
     fn one_of_all(
         &self,
         timeline: &mut Timeline,
@@ -224,7 +225,8 @@ impl Asked<'_> {
         direction: Direction,
         poll: &mut Poll<'_>,
     ) -> Result<Found, Error> {
-        // A backward search restores states before `from` and need not stand there. A checkpoint at the end is enough.
+        // The machine need not stand at `from` for a backward search: the search restores earlier states. A checkpoint
+        // at the end is enough.
         if timeline.seek(from, poll)? == TravelStop::Interrupted {
             return Ok(Found::interrupted_before(from));
         }
@@ -244,8 +246,8 @@ impl Asked<'_> {
         Ok(Found { hits, replayed, interrupted, goes_on_at })
     }
 
-    /// The event at the timeline's position, with the details that only the step itself shows, and the return of a
-    /// system call.
+    /// Describes the event at the timeline's position. Replays the event's step again for details that only this step
+    /// shows, and looks for the return of a system call.
     fn place_here(
         &self,
         timeline: &mut Timeline,
@@ -318,7 +320,7 @@ impl Asked<'_> {
         Met::Place(Box::new(place), machine.moment().time_ns)
     }
 
-    /// Whether the call just entered came by SYSCALL. Other entries have other numbers and arguments.
+    /// Whether the guest entered the system call by SYSCALL. Other entries have other call numbers and arguments.
     fn is_64_bit_call(&self, machine: &Machine<Instructions>) -> bool {
         let entry = self.kernels.at(machine).and_then(|kernel| kernel.symbols.address_of(ENTRY));
         entry == Some(machine.cpu().rip())

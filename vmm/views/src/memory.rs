@@ -26,7 +26,7 @@ pub struct Bytes {
     pub address: String,
     /// The readable bytes, in hex.
     pub bytes: String,
-    /// Why the bytes end early, if they do.
+    /// Why fewer bytes than requested are readable, if so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ends: Option<String>,
 }

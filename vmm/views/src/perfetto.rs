@@ -1,6 +1,6 @@
 //! The part of Perfetto's trace format that a trace of a guest needs, with the names and numbers of
 //! `perfetto_trace.proto` (<https://perfetto.dev/docs/reference/trace-packet-proto>). A trace is a sequence of packets.
-//! Each packet is written separately, so the trace is never in memory as a whole.
+//! Each packet is written separately, so the whole trace is never in memory.
 
 use std::io::{self, Write};
 
@@ -40,7 +40,7 @@ struct Trace {
     packet: Vec<TracePacket>,
 }
 
-/// The packets that were written.
+/// Reads back the packets of a trace.
 #[cfg(test)]
 pub fn read(bytes: &[u8]) -> Vec<TracePacket> {
     Trace::decode(bytes).expect("it was written as one").packet

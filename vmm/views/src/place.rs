@@ -11,11 +11,11 @@ use crate::system_calls::SystemCall;
 /// A place where an event happens.
 #[derive(Clone, Debug, Serialize)]
 pub struct Place {
-    /// Instructions before the place.
+    /// The number of instructions executed before the place.
     pub instruction: u64,
-    /// The event.
+    /// A description of the event.
     pub what: String,
-    /// The guest's time.
+    /// The guest's time at the place.
     pub guest_seconds: f64,
     /// The instruction's address in hex, if the search wants one place only.
     #[serde(skip_serializing_if = "Option::is_none")]

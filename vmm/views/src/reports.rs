@@ -14,9 +14,9 @@ pub struct ReportRow {
     pub number: usize,
     /// The report's kind: `panic`, `oops`, `bug`, `warning`, `kasan` or `lockdep`.
     pub kind: String,
-    /// Instructions up to the completion of its first line.
+    /// Instructions executed before the first line of the report is complete.
     pub instruction: u64,
-    /// The guest's time there.
+    /// The guest's time at this place.
     pub guest_seconds: f64,
     /// The running thread's number, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,7 +32,7 @@ pub struct ReportRow {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct ReportList {
-    /// In the order of the run.
+    /// The reports, in the order of the run.
     pub reports: Vec<ReportRow>,
 }
 

@@ -1,4 +1,4 @@
-//! Matches system calls to their returns, which are in the same thread.
+//! Matches system calls to their returns. A call returns in the thread that made it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::guest_kernel::{GuestKernel, GuestKernels};
 use crate::place::Place;
 use crate::trace::{RESULT_OFFSET, stack_word};
 
-/// `struct pt_regs::orig_ax`, the number of the system call.
+/// The offset of the system call's number in `struct pt_regs` (`orig_ax`).
 const NUMBER_OFFSET: u64 = 120;
 
 /// The return of a system call.
@@ -24,17 +24,17 @@ pub(crate) struct Return {
     pub time_ns: u64,
 }
 
-/// An event in a search for system calls.
+/// An event that a search for system calls met.
 pub(crate) enum Met {
     Place(Box<Place>, u64),
     Return(Return),
-    /// An event without more information.
+    /// An event that the search does not show.
     Nothing,
 }
 
 impl Return {
-    /// Adds stops after the kernels' calls of the system call function, with a filter for the calls that the search
-    /// waits for.
+    /// Adds breakpoints at which the kernels return from `do_syscall_64`. A filter at each breakpoint lets only returns
+    /// pass that the search waits for.
     pub fn join(kernels: &Arc<GuestKernels>, stops: &mut Stops) {
         let wanted = stops.traps.system_calls.clone();
         let places: BTreeSet<u64> = kernels.all().iter().filter_map(|kernel| kernel.call_return).collect();
@@ -60,12 +60,12 @@ impl Return {
     }
 }
 
-/// System calls in the order of their entry, with their returns.
+/// System calls in the order of their entry. Returns are added to the calls.
 pub(crate) struct Joined {
     longer_ns: Option<u64>,
     limit: usize,
     found: BTreeMap<u64, Place>,
-    /// By thread: the key and time of its call in progress.
+    /// For each thread with a call in progress: the key of the call in `found`, and the time of its entry.
     open: BTreeMap<u32, (u64, u64)>,
     entered: u64,
     last_ns: u64,
@@ -88,8 +88,8 @@ impl Joined {
                 let key = self.entered;
                 self.entered += 1;
                 if let Some(thread) = place.pid.filter(|_| place.call.is_some()) {
-                    // This replaces an open call of the thread that never returns. For example, the thread has executed
-                    // another program.
+                    // This replaces an earlier call of the thread that never returns, for example because the thread
+                    // has executed another program.
                     self.open.insert(thread, (key, time_ns));
                 }
                 self.found.insert(key, *place);
@@ -111,7 +111,8 @@ impl Joined {
         }
     }
 
-    /// All results, in the order of the run. A call without return counts with its time up to the end.
+    /// All results, in the order of the run. With a filter by duration, a call without return counts as in progress
+    /// until the end.
     pub fn finish(mut self, end_ns: u64) -> Vec<Place> {
         if let Some(least) = self.longer_ns {
             let end_ns = end_ns.max(self.last_ns);

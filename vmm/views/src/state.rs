@@ -38,7 +38,7 @@ pub struct StateOptions {
     pub console_lines: usize,
 }
 
-/// See the module documentation.
+/// The machine's state at one place.
 #[derive(Clone, Debug, Serialize)]
 pub struct State {
     /// Instructions so far.
@@ -49,7 +49,7 @@ pub struct State {
     pub system_calls: u64,
     /// The guest's time.
     pub guest_seconds: f64,
-    /// How the run ended, if it did.
+    /// How the run ended, if it has ended.
     pub outcome: Option<String>,
     /// The running kernel, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,7 +92,7 @@ pub struct RunningKernel {
 /// The running thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Running {
-    /// The process's number.
+    /// The thread's number.
     pub pid: u32,
     /// The number of the thread's process.
     pub process: u32,
@@ -126,7 +126,7 @@ pub struct Said {
 }
 
 impl State {
-    /// The machine's current state. Fails if a requested part cannot be shown there.
+    /// The machine's current state. Fails if a requested part cannot be shown at this place.
     pub fn of(machine: &Machine<Instructions>, options: &StateOptions) -> Result<State, Error> {
         let (now, cpu) = (machine.moment(), machine.cpu());
         let symbols = Symbols::of_guest(machine).ok();
@@ -176,7 +176,7 @@ fn kernel(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<RunningK
     Some(RunningKernel { release: boot.release(), by_kexec: boot.is_by_kexec() })
 }
 
-/// The kernel symbol at RIP. User programs have no symbols here.
+/// The kernel symbol at RIP. User programs have no symbols in this view.
 fn place(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<String> {
     let core = machine.cpu().core();
     let (name, offset) = (core.cpl == 0).then(|| symbols.name_of(core.rip))??;
@@ -275,7 +275,7 @@ fn part<L: Display>(
     lines.into_iter().try_for_each(|line| write!(f, "\n{indent}{line}"))
 }
 
-/// Bytes in rows of sixteen, and the reason why they end early.
+/// Bytes in rows of sixteen, and the reason if they end early.
 fn rows(bytes: &Bytes) -> impl Iterator<Item = String> {
     let digits = bytes.bytes.as_bytes().chunks(32);
     digits.map(|row| String::from_utf8_lossy(row).into_owned()).chain(bytes.ends.clone())

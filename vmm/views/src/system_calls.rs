@@ -9,11 +9,11 @@ use serde::Serialize;
 use syscalls::Errno;
 use syscalls::x86_64::Sysno;
 
-/// Longer texts are cut.
+/// Longer texts are cut to this length.
 const MOST_TEXT_BYTES: usize = 128;
 /// `AT_FDCWD`: the working directory in place of a file descriptor.
 const WORKING_DIRECTORY: i32 = -100;
-/// Results from here to -1 are errors.
+/// Results from this value to -1 are errors.
 const LOWEST_ERROR: i64 = -4095;
 
 /// A system call that was entered.
@@ -151,7 +151,7 @@ const CALLS: &[(Sysno, &[Kind])] = &[
     (Sysno::sched_yield, &[]),
 ];
 
-/// The fcntl commands that people look for.
+/// The names of fcntl commands that are shown as names.
 const LOCK_COMMANDS: [(u64, &str); 11] = [
     (0, "F_DUPFD"),
     (1, "F_GETFD"),

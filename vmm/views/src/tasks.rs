@@ -10,7 +10,7 @@ use machine::Machine;
 use machine::unit::Unit;
 use serde::Serialize;
 
-/// A process, or a further thread of a process.
+/// A process, or one of the other threads of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Task {
     /// The task's number in the kernel.
@@ -24,15 +24,15 @@ pub struct Task {
     /// For a process: its state, as `ps` prints it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<char>,
-    /// CR3 while the kernel works for it, without the low bits.
+    /// CR3 while the kernel works for this task, without the low bits.
     pub cr3: Option<String>,
     /// Whether the task is a kernel thread, without page tables of its own.
     pub kernel_thread: bool,
-    /// Whether the task runs, or was interrupted.
+    /// Whether the task is running, or was interrupted.
     pub current: bool,
     /// The task's name in the kernel.
     pub name: String,
-    /// The kernel function in which it waits, if it does not run: the caller of the scheduler.
+    /// For a task that does not run: the kernel function in which it waits. This function has called the scheduler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits_in: Option<String>,
 }
@@ -66,7 +66,7 @@ impl TaskList {
 struct Waits {
     frame: SwitchFrame,
     unwinder: Unwinder,
-    /// The code of the scheduler, and of functions that only sleep for their callers.
+    /// The addresses of the scheduler's code, and of functions that only sleep for their callers.
     scheduler: Range<u64>,
 }
 
@@ -77,7 +77,8 @@ impl Waits {
         Some(Waits { frame, unwinder: Unwinder::of_kernel(machine, symbols).ok()?, scheduler })
     }
 
-    /// The caller of the scheduler, for a task by the address of its structure.
+    /// The function in which a task waits, which is the caller of the scheduler. `task` is the address of the task's
+    /// structure.
     fn function<U: Unit>(&self, machine: &Machine<U>, task: u64, symbols: &Symbols) -> Option<String> {
         let saved = self.frame.registers(machine, task)?;
         let registers = Registers {
@@ -131,7 +132,7 @@ fn tasks_of(
 }
 
 impl Task {
-    /// The task's page tables as text.
+    /// The task's page tables as text for people.
     pub fn space(&self) -> &str {
         if self.kernel_thread { "kernel thread" } else { self.cr3.as_deref().unwrap_or("none") }
     }

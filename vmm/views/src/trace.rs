@@ -1,10 +1,10 @@
 //! A guest's activity as a trace for Perfetto: the running threads, system calls, interrupts and exceptions with their
 //! durations, and the console's lines.
 //!
-//! All cores search the recording for these events at once. The results become packets in the order of the
-//! run. On a thread's track, slices nest: an interrupt in a page fault in a system call. When a thread
-//! continues its program, all slices end. The kernel's code marks the ends: the return from its call of
-//! `do_syscall_64`, and the one IRET that all interrupts return by.
+//! All cores search the recording for these events at once. The results become packets in the order of the run. On a
+//! thread's track, slices nest: for example, an interrupt in a page fault in a system call. When a thread continues its
+//! program, all its slices end. Two places in the kernel's code mark the ends: the return from `do_syscall_64` to its
+//! caller, and the IRET by which all interrupts return.
 //!
 //! Times are guest time. Thread switches are not slices but ftrace events, as Perfetto requires.
 
@@ -34,7 +34,7 @@ use machine::position::{Count, Instructions};
 const SWITCH: &str = "__switch_to";
 /// The instruction that returns from interrupts and exceptions.
 const RETURN: &str = "native_irq_return_iret";
-/// `struct pt_regs::ax`, a system call's result.
+/// The offset of a system call's result in `struct pt_regs` (`ax`).
 pub(crate) const RESULT_OFFSET: u64 = 80;
 /// Longest console line; longer lines are cut.
 const MAX_LINE_BYTES: usize = 4096;
@@ -61,7 +61,7 @@ pub struct Counts {
 }
 
 /// Writes the trace of a part of a recording to a new path. An error leaves no file behind. `progress` is called with
-/// the position now and then.
+/// the position several times.
 pub fn write(
     timeline: &mut Timeline,
     (from, to): (Instructions, Instructions),
@@ -92,7 +92,8 @@ pub fn write(
     Ok(counts)
 }
 
-/// Finds the kernels at the beginning of the trace, or at the recording's end if there is none yet.
+/// Finds the kernels at the beginning of the trace. If no kernel has started at the beginning, finds the kernels at the
+/// recording's end.
 fn kernels(
     timeline: &mut Timeline,
     (from, to): (Instructions, Instructions),
@@ -110,7 +111,7 @@ fn kernels(
     Ok(kernels)
 }
 
-/// Instructions to look for; `None` if a kernel does not have one.
+/// The addresses of a kernel at which a trace stops. `None` if the kernel lacks the function.
 struct Places {
     switch: Option<u64>,
     interrupt_return: Option<u64>,
@@ -141,7 +142,7 @@ impl Places {
     }
 }
 
-/// An event and its place.
+/// An event, and where it happened.
 struct Note {
     at: Instructions,
     time_ns: u64,
@@ -151,14 +152,14 @@ struct Note {
 
 enum What {
     SystemCall(u64),
-    /// The result of the call, if known.
+    /// A system call returned. The result is `None` if it could not be read.
     SystemCallReturns(Option<i64>),
     Vector {
         vector: u8,
         interrupted: Option<Interrupted>,
         address: u64,
     },
-    /// Whether the interrupt returns to a program.
+    /// An interrupt or an exception returned.
     InterruptReturns {
         to_program: bool,
     },
@@ -167,11 +168,11 @@ enum What {
         state: char,
     },
     Console(Vec<u8>),
-    /// An event that does not matter.
+    /// An event that the trace does not show.
     Nothing,
 }
 
-/// The code that a vector interrupted.
+/// The code that an interrupt or an exception interrupted.
 #[derive(Clone, Copy)]
 struct Interrupted {
     rip: u64,
@@ -179,7 +180,7 @@ struct Interrupted {
 }
 
 impl Note {
-    /// Describes a hit. `here` is the running kernel.
+    /// Describes a hit. `here` is the kernel that runs at the hit.
     fn of(machine: &Machine<Instructions>, hit: Hit, here: Option<(&GuestKernel, &Places)>) -> Note {
         let time_ns = machine.moment().time_ns;
         let (thread, places) =
@@ -210,7 +211,7 @@ impl Note {
     }
 }
 
-/// Reads a word above the stack pointer.
+/// Reads the word at `offset` above the stack pointer.
 pub(crate) fn stack_word(machine: &Machine<Instructions>, offset: u64) -> Option<u64> {
     let core = machine.cpu().core();
     let mut bytes = [0; 8];
@@ -218,7 +219,7 @@ pub(crate) fn stack_word(machine: &Machine<Instructions>, offset: u64) -> Option
     (core.peek(rsp.wrapping_add(offset), &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
 }
 
-/// The state that the processor has just saved. In 64-bit mode only.
+/// The interrupted code, from the state that the processor has just saved on the stack. In 64-bit mode only.
 fn interrupted(machine: &Machine<Instructions>, vector: u8) -> Option<Interrupted> {
     const WITH_ERROR_CODE: [u8; 9] = [8, 10, 11, 12, 13, 14, 17, 21, 30];
     if machine.cpu().core().code_size != cpu::CodeSize::Bits64 {
@@ -229,7 +230,7 @@ fn interrupted(machine: &Machine<Instructions>, vector: u8) -> Option<Interrupte
     Some(Interrupted { rip, is_program: cs & 3 == 3 })
 }
 
-/// The switch between the threads in the function's arguments.
+/// The thread switch at the beginning of `__switch_to`, between the threads in its arguments.
 fn switch(machine: &Machine<Instructions>, kernel: &GuestKernel) -> What {
     let gpr = machine.cpu().state().gpr;
     let (previous, next) = (kernel.thread_at(machine, gpr[7]), kernel.thread_at(machine, gpr[6]));
@@ -239,7 +240,7 @@ fn switch(machine: &Machine<Instructions>, kernel: &GuestKernel) -> What {
     }
 }
 
-/// An open slice on a thread's track.
+/// A slice that has begun on a thread's track.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Open {
     SystemCall,
@@ -249,7 +250,7 @@ enum Open {
 /// The numbers of tracks, by kind.
 mod track {
     pub const CONSOLE: u64 = 1;
-    /// Events for which no thread is known yet.
+    /// The track of events whose thread is not known.
     pub const MACHINE: u64 = 2;
     pub fn process(pid: u32) -> u64 {
         1 << 32 | u64::from(pid)
@@ -332,7 +333,7 @@ impl<W: Write> Trace<W> {
         }
         let category = if is_interrupt { "interrupt" } else { "exception" };
         let name = vector_name(vector);
-        // Without a known thread, nothing shows where the handler ends. An NMI's handler ends with its own IRET, which
+        // Without a known thread, no event shows where the handler ends. An NMI's handler ends with another IRET, which
         // is not traced.
         if track == track::MACHINE || vector == NMI {
             return self.instant(track, time_ns, category, name, annotations);
@@ -391,7 +392,7 @@ impl<W: Write> Trace<W> {
         self.instant(track::CONSOLE, time_ns, "console", text, at.map(position).into_iter().collect())
     }
 
-    /// The track of a thread. Describes the track if it or its name is new.
+    /// The track of a thread. Describes the track to Perfetto if the thread is new or has a new name.
     fn thread_track(&mut self, thread: Option<&Thread>) -> io::Result<u64> {
         let Some(thread) = thread else {
             self.named_track(track::MACHINE, "before the first process", |name| TrackDescriptor {
@@ -530,7 +531,7 @@ const PAGE_FAULT: u8 = 14;
 const NMI: u8 = 2;
 const FIRST_INTERRUPT: u8 = 32;
 
-/// The use of an interrupt vector in Linux (`arch/x86/include/asm/irq_vectors.h`).
+/// The purpose of an interrupt vector in Linux (`arch/x86/include/asm/irq_vectors.h`).
 fn vector_name(vector: u8) -> String {
     let name = match vector {
         0 => "divide error",
@@ -635,7 +636,7 @@ mod tests {
             (3, 8, fault),
             (4, 8, What::SystemCallReturns(Some(-2))),
             (5, 9, What::SystemCallReturns(Some(4096))),
-            // Memory could not be read.
+            // The result could not be read from memory.
             (6, 8, What::SystemCall(3)),
             (7, 8, What::SystemCallReturns(None)),
             // The call was entered before the trace began.
@@ -677,7 +678,7 @@ mod tests {
             (1, 8, What::SystemCall(0)),
             (2, 8, interrupt(false)),
             (3, 8, What::InterruptReturns { to_program: false }),
-            // No vector is open: it belongs to one before the trace.
+            // No interrupt is open on the track: this one began before the trace.
             (4, 8, What::InterruptReturns { to_program: false }),
             (5, 8, interrupt(false)),
             (6, 8, What::InterruptReturns { to_program: true }),

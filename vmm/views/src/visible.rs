@@ -1,15 +1,15 @@
 //! Makes text from strangers safe for a terminal: shows control characters instead of sending them.
 //!
-//! Paths, command lines, console output, names of threads and symbols come from recordings that anyone may
-//! have made. A terminal obeys escape sequences in them: they move the cursor, overwrite lines, set the
-//! title, or answer as if something were typed. So all printed text passes through this module. JSON stays
-//! JSON: a control character becomes its JSON escape.
+//! Paths, command lines, console output, names of threads and symbols come from recordings that anyone may have made. A
+//! terminal obeys escape sequences in such text. Escape sequences move the cursor, overwrite lines, set the title, or
+//! send an answer as if the user had typed it. So all printed text passes through this module. In JSON, a control
+//! character becomes its JSON escape, so the text stays valid JSON.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// The text with all control characters but line feeds and tabs as `\u001b`. A carriage return stays before a line feed and at
-/// the end. Characters that turn the direction of writing are shown, too.
+/// The text with control characters shown as escapes, like `\u001b`. Line feeds and tabs stay. A carriage return stays
+/// before a line feed and at the end. Characters that turn the direction of writing become escapes, too.
 pub fn visible(text: &str) -> Cow<'_, str> {
     shown(text, |character, rest| match character {
         '\n' | '\t' => true,
@@ -23,7 +23,7 @@ pub fn in_a_line(text: &str) -> Cow<'_, str> {
     shown(text, |character, _| !steers(character))
 }
 
-/// Replaces the characters for which `stays` is false; `stays` also gets the text behind the character.
+/// Replaces the characters for which `stays` is false. `stays` also gets the text behind each character.
 fn shown<'a>(text: &'a str, stays: impl Fn(char, &str) -> bool) -> Cow<'a, str> {
     let rest_of = |at: usize, character: char| &text[at + character.len_utf8()..];
     if text.char_indices().all(|(at, character)| stays(character, rest_of(at, character))) {
@@ -41,17 +41,17 @@ fn shown<'a>(text: &'a str, stays: impl Fn(char, &str) -> bool) -> Cow<'a, str> 
     Cow::Owned(all)
 }
 
-/// Whether a terminal may take a character for a command, or shows text behind it in another order.
+/// Whether a terminal may take a character for a command, or shows the text behind the character in another order.
 fn steers(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Console output that comes in pieces, as text for a terminal. Beside lines and tabs, backspaces and carriage returns stay: they
-/// only move within a line.
+/// Console output that comes in pieces, as text for a terminal. Besides line feeds and tabs, backspaces and carriage
+/// returns stay: they only move the cursor within a line.
 #[derive(Debug, Default)]
 pub struct VisibleConsole {
-    /// The beginning of a character whose rest has not come yet.
+    /// The first bytes of a character whose other bytes have not come yet.
     begun: Vec<u8>,
 }
 

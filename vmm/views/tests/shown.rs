@@ -1,4 +1,4 @@
-//! The views of the tiny guest, and the program in `examples`.
+//! Tests the views of the tiny guest, and the program in `examples`.
 
 // The example has its own `main`.
 #[allow(dead_code)]

@@ -62,13 +62,13 @@ fn sqrt_other<T: Host>(env: &mut SseEnv, a: T) -> T {
     provably_exact::square_root(a).unwrap_or_else(|| sqrt_full(env, a))
 }
 
-/// MINSS and similar: the smaller operand. Gives `b` if an operand is a NaN or both are zero.
+/// MINSS and similar: the smaller operand. Returns `b` if an operand is a NaN or both are zero.
 #[inline]
 pub fn min<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
     select(env, a, b, core::cmp::Ordering::Less)
 }
 
-/// MAXSS and similar: the larger operand. Gives `b` if an operand is a NaN or both are zero.
+/// MAXSS and similar: the larger operand. Returns `b` if an operand is a NaN or both are zero.
 #[inline]
 pub fn max<T: Ieee>(env: &mut SseEnv, a: T, b: T) -> T {
     select(env, a, b, core::cmp::Ordering::Greater)

@@ -183,7 +183,7 @@ pub fn round_to_integral<T: Ieee>(env: &mut SseEnv, a: T, imm8: u8) -> T {
         Kind::Zero | Kind::Infinity => return x.bits,
         Kind::Finite => {}
     }
-    // A number too large for 64 bits is too large for a fraction.
+    // A number that exceeds 64 bits has no fraction.
     let Some(rounded) = x.exact().to_integer(mode) else { return x.bits };
     env.raise_if(rounded.inexact && imm8 & 8 == 0, PE);
     if rounded.magnitude == 0 {

@@ -25,7 +25,7 @@ pub trait Ieee: Copy + Eq + sealed::Sealed + 'static {
     fn narrow(bits: u64) -> Self;
 }
 
-/// A format that the host can compute with: `u32` and `u64`, not `u16`. The fast paths need it.
+/// A format that the host can compute with: `u32` and `u64`, not `u16`. The fast paths need such a format.
 ///
 /// The host's basic operations round to nearest, as IEEE 754 demands. MXCSR does not affect these values.
 pub trait Host: Ieee {
@@ -41,7 +41,7 @@ pub trait Host: Ieee {
     fn host_sqrt(self) -> Self;
     /// The integer in this format; exact if it has at most `PRECISION` bits.
     fn host_from_i64(value: i64) -> Self;
-    /// The value truncated toward zero, which must be in range.
+    /// The value truncated toward zero. The result must fit an `i64`.
     fn host_to_i64(self) -> i64;
 }
 

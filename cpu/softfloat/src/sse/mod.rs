@@ -1,4 +1,4 @@
-//! SSE/AVX scalar arithmetic on bit patterns; packed instructions call it once per lane.
+//! SSE/AVX scalar arithmetic on bit patterns. Packed instructions call these functions once per lane.
 //!
 //! The functions are generic over [`Ieee`]: `u32` means binary32, `u64` binary64. One [`SseEnv`] serves all
 //! lanes of one *instruction*. The environment takes MXCSR in and returns the flags that the instruction

@@ -251,7 +251,7 @@ pub(crate) fn round_pack(env: &mut X87Env, value: Exact) -> F80 {
     round_pack_to(env, value, env.precision())
 }
 
-/// Rounds to 64 bits, as all other instructions do.
+/// Rounds to 64 bits, for the instructions that ignore the precision control.
 pub(crate) fn round_pack_extended(env: &mut X87Env, value: Exact) -> F80 {
     round_pack_to(env, value, 64)
 }

@@ -15,7 +15,7 @@ pub fn round_to_integer(env: &mut X87Env, a: F80) -> Option<F80> {
         return Some(a);
     }
     env.note_denormal(x.denormal)?;
-    // A number too large for 64 bits is too large for a fraction.
+    // A number that exceeds 64 bits has no fraction.
     let Some(rounded) = x.exact().to_integer(env.rounding()) else { return Some(a) };
     if rounded.inexact {
         env.raise(PE);

@@ -1,8 +1,8 @@
 //! x87 arithmetic on 80-bit extended values.
 //!
-//! One [`X87Env`] serves one instruction: it takes the control word in and returns the exception flags and
-//! C1. Operands are [`F80`], or an [`Operand`] if the instruction takes one from memory in another format.
-//! The operand's denormals and SNaNs count as such in its memory format.
+//! One [`X87Env`] serves one instruction: it takes the control word in and returns the exception flags and C1. Operands
+//! are [`F80`], or an [`Operand`] if the instruction takes one from memory in another format. The memory format decides
+//! whether such an operand is a denormal or an SNaN.
 //!
 //! Results are `Option`s. `None` means that an unmasked exception left no result, so destination and stack do not
 //! change. [`X87Env::raised`] gives the flags for the status word before #MF becomes pending. An unmasked overflow or

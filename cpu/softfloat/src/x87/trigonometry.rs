@@ -7,7 +7,7 @@ use super::format::{Kind, check_nans, round_transcendental};
 use super::{F80, Operand, Pair, X87Env, wide};
 use crate::exact::Exact;
 
-/// The outcome of an instruction that takes an angle. Without any outcome, the caller must clear C2 too.
+/// The outcome of an instruction that takes an angle. If the function returns `None` instead, the caller must clear C2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Angle<T> {
     /// The result. The caller must clear C2.
@@ -69,7 +69,7 @@ fn twice(nan: F80) -> Pair {
     Pair { replaced: nan, pushed: nan }
 }
 
-/// The common part: special operands and reduction. `compute` gets `None` for a zero.
+/// The common part of these instructions: special operands and reduction. `compute` gets `None` for a zero.
 fn with_angle<T>(
     env: &mut X87Env,
     a: F80,

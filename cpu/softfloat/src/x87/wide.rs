@@ -49,7 +49,7 @@ pub(crate) fn whole(value: i64) -> Exact {
     Exact::normalized(value < 0, 127, u128::from(value.unsigned_abs()))
 }
 
-/// `a * b` of full significands.
+/// `a * b` of significands with up to 128 bits.
 pub(crate) fn mul(a: Exact, b: Exact) -> Exact {
     let low_half = |value: u128| value & u128::from(u64::MAX);
     let (a1, a0, b1, b0) = (a.sig >> 64, low_half(a.sig), b.sig >> 64, low_half(b.sig));
@@ -60,7 +60,7 @@ pub(crate) fn mul(a: Exact, b: Exact) -> Exact {
     Exact::normalized(a.sign != b.sign, a.exp + b.exp + 1, high | sticky)
 }
 
-/// `a / b` of full significands by long division, which is rare enough to be slow.
+/// `a / b` of significands with up to 128 bits. Long division may be slow, because it is rarely needed.
 pub(crate) fn div(a: Exact, b: Exact) -> Exact {
     let below = a.sig < b.sig;
     // One extra step makes the first quotient bit a one.

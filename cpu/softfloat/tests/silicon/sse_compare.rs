@@ -274,7 +274,7 @@ fn ordered_and_unordered_comparison() {
     );
 }
 
-/// The operands of (destination, second, third) that are x, y and z of `x * y + z`.
+/// The indexes in (destination, second, third) of x, y and z of `x * y + z`.
 const FORM_132: [usize; 3] = [0, 2, 1];
 const FORM_213: [usize; 3] = [1, 0, 2];
 const FORM_231: [usize; 3] = [1, 2, 0];

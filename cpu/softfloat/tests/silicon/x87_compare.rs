@@ -119,7 +119,7 @@ fn arithmetic() {
 #[test]
 fn integral_values_and_scaling() {
     register("frndint", native::frndint, |env, a, _| x87::round_to_integer(env, a));
-    // Under an unmasked underflow, only Intel's processors leave a denormal unchanged that is scaled by zero.
+    // FSCALE of a denormal by zero, under an unmasked underflow: only Intel's processors leave the denormal unchanged.
     if is_intel() {
         register("fscale", native::fscale, x87::scale);
     }

@@ -173,12 +173,12 @@ impl Asm {
         (self.bytes, self.relocations)
     }
 
-    /// Notes a relocation of the last bytes.
+    /// Records that the bytes just written change when the code moves; `kind` says how.
     pub fn relocate(&mut self, kind: Kind) {
         self.relocations.note(kind, self.bytes.len());
     }
 
-    /// Notes that the last bytes are a guest address that moves with the guest's code.
+    /// Records that the bytes just written are a guest address that moves with the guest's code.
     pub fn relocate_address(&mut self, kind: Kind, address: u64) {
         self.relocate(kind);
         self.relocations.note_address(address);
@@ -322,7 +322,7 @@ impl Asm {
         self.relocate_address(kind, address);
     }
 
-    /// Loads a constant. Returns the kind of the bytes at its end.
+    /// Loads a constant. Returns the kind of the last bytes written, which hold the constant.
     fn shortest(&mut self, to: Reg, value: u64) -> Kind {
         if u32::try_from(value).is_ok() {
             if to.0 >= 8 {
@@ -502,14 +502,14 @@ impl Asm {
         self.encode(None, false, &[0xff], (4, false), (place.into(), false));
     }
 
-    /// Loads a value into RAX that will be filled in later. Returns the offset of its eight bytes.
+    /// Loads RAX with a constant that is filled in later. Returns the offset of the constant's eight bytes.
     pub fn constant_told_later(&mut self) -> usize {
         self.raw(&[0x48, 0xb8]);
         self.raw(&[0; 8]);
         self.bytes.len() - 8
     }
 
-    /// The low half of a product with a constant.
+    /// Multiplies by a constant and keeps the low half of the product.
     pub fn multiply(&mut self, to: Reg, from: Reg, factor: u32) {
         self.encode(None, false, &[0x69], (to.0, false), (from.into(), false));
         self.imm32(factor as i32);

@@ -30,13 +30,13 @@ pub(super) enum Operands {
 pub(super) struct Bits {
     pub vex: Vex,
     pub operands: Operands,
-    /// The flags, as in AH after LAHF, that keep the host's values. If the set is empty, the instruction
-    /// changes no flags.
+    /// The flags, as in AH after LAHF, that the host's instruction computes. All other flags become clear. If the set
+    /// is empty, the instruction changes no flags.
     pub flags: u8,
 }
 
 impl Bits {
-    /// The instruction, if it is in this set and the host has it.
+    /// The instruction, if it is one of these BMI instructions and the host's processor has it.
     pub fn of(instruction: &Instruction) -> Option<Bits> {
         use Operands::*;
         let [defined, zero] = [S | Z | C, Z];
@@ -68,7 +68,7 @@ impl Bits {
         self.flags == 0
     }
 
-    /// The number of operands that it writes, from the first on.
+    /// The number of operands that the instruction writes, from the first on.
     pub fn destinations(self) -> u32 {
         if self.operands == Operands::Product { 2 } else { 1 }
     }

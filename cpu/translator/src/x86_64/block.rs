@@ -31,8 +31,8 @@ use crate::frame::{EXPECTED, Frame, SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
 use crate::jumps::{JUMP_BITS, JUMP_FACTOR, JumpSlot};
 use crate::{Part, Parts, Source, Undefined};
 
-/// The error for an instruction that cannot be written after all. The interpreter will execute the
-/// instruction.
+/// The error for a block with an instruction that turns out not to be translatable. The interpreter will execute the
+/// block.
 #[derive(Debug)]
 pub(super) struct Cannot;
 
@@ -42,7 +42,7 @@ pub(super) const fn field(offset: usize) -> Mem {
 }
 
 pub(super) const FLAGS: Mem = field(offset_of!(Frame, flags));
-/// The byte that LAHF gives.
+/// The byte of [`Frame::flags`] that takes AH after LAHF.
 const FLAGS_HIGH: Mem = field(offset_of!(Frame, flags) + 1);
 pub(super) const SLOTS_POINTER: Mem = field(offset_of!(Frame, slots));
 const JUMPS_POINTER: Mem = field(offset_of!(Frame, jumps));
@@ -63,7 +63,8 @@ const JUMP_TARGET: i32 = offset_of!(JumpSlot, target) as i32;
 /// The bit in which the addresses of a page's two slots differ.
 const SECOND_BIT: i32 = (SECOND_SLOT * size_of::<TlbSlot>()) as i32;
 
-/// Sets RCX to the address of the first slot for the target in RAX, as [`crate::jumps::slot_of`] computes it.
+/// Writes code that sets RCX to the address of the first slot for the target in RAX, as [`crate::jumps::slot_of`]
+/// computes the address.
 fn jump_slot(asm: &mut Asm) {
     const SLOT_SHIFT: u32 = size_of::<JumpSlot>().trailing_zeros();
     asm.multiply(RCX, RAX, JUMP_FACTOR);
@@ -72,8 +73,8 @@ fn jump_slot(asm: &mut Asm) {
     asm.alu(B8, alu::ADD, RCX, JUMPS_POINTER);
 }
 
-/// Sets a register to the address of the first TLB slot for the linear address in RAX, in the first array of slots. An
-/// offset selects the other arrays. Clobbers flags.
+/// Writes code that sets a register to the address of the first TLB slot for the linear address in RAX. The slot is in
+/// the first array of slots; an offset selects the other arrays. Clobbers flags.
 fn slot_address(asm: &mut Asm, to: Reg) {
     const SLOT_SHIFT: u8 = 12 - size_of::<TlbSlot>().trailing_zeros() as u8;
     if is_x86_feature_detected!("bmi2") {
@@ -86,8 +87,9 @@ fn slot_address(asm: &mut Asm, to: Reg) {
     asm.alu(B8, alu::ADD, to, SLOTS_POINTER);
 }
 
-/// Writes code that jumps to the target in RAX if it is remembered and its page is still mapped as it was then.
-/// Otherwise EAX becomes the exit's code, which is in the frame, and execution continues.
+/// Writes code that looks up the target in RAX in the jump table. If the target is found and its page is still mapped
+/// as before, the code jumps to the target. Otherwise the code loads EAX with the exit's code from the frame, and falls
+/// through.
 pub(super) fn jump_or_exit(asm: &mut Asm) {
     jump_slot(asm);
     asm.alu(B8, alu::CMP, RAX, at(RCX, JUMP_RIP));
@@ -117,7 +119,7 @@ fn missed(write: bool) -> Mem {
     field(offset_of!(Frame, missed) + 8 * usize::from(write))
 }
 
-/// The field with the slots of privileged code while RFLAGS.AC is clear, or while it is set.
+/// The field that points to the slots of privileged code while RFLAGS.AC is clear, or while it is set.
 pub(super) fn slots_by_ac(ac: bool) -> Mem {
     field(offset_of!(Frame, slots_by_ac) + 8 * usize::from(ac))
 }
@@ -171,7 +173,7 @@ fn in_frame(n: usize) -> Mem {
     field(offset_of!(Frame, regs) + 8 * n)
 }
 
-/// The counter's field while generated code does not run.
+/// The field that holds the counter while generated code does not run.
 pub(super) const COUNTER: Mem = field(offset_of!(Frame, counter));
 
 /// A written block, with the data to enter, exit and link it.
@@ -183,7 +185,7 @@ pub(super) struct Written {
     pub instructions: u8,
     /// Whether the code is valid wherever the guest's code is mapped.
     pub movable: bool,
-    /// Offset of the exit before its first instruction.
+    /// Offset of the exit before the block's first instruction.
     pub dead: usize,
     /// The exits to the next blocks: fall-through, and taken.
     pub edges: [Edge; 2],
@@ -208,7 +210,7 @@ pub(super) struct Reentry {
     pub behind: Option<NonZeroU32>,
 }
 
-/// An offset where code can be entered, which is never a block's first byte.
+/// An offset at which code can be entered, in four bytes. `None` for offset 0, where nothing but the block's entry is.
 fn short(offset: usize) -> Option<NonZeroU32> {
     NonZeroU32::new(u32::try_from(offset).ok()?)
 }
@@ -241,8 +243,8 @@ enum Way {
     Edge(u8),
     /// To a known address in another page.
     Far(u8, u64),
-    /// To the second slot of a target, whose first slot is at RCX. If the target is there, returns to an offset.
-    /// Otherwise exits to the interpreter, which executes the instruction.
+    /// To the second slot of a target in the jump table. RCX is the address of the first slot. If the second slot has
+    /// the target, returns to the first offset. Otherwise exits to the interpreter, which executes the instruction.
     SecondSlot(usize, usize),
     /// To the second slot of the target's page. RAX holds the page, and RDX the address of its first slot. Continues as
     /// [`Way::SecondSlot`] does.
@@ -262,16 +264,16 @@ pub(super) struct BlockWriter<'a> {
     pub asm: Asm,
     source: &'a Source<'a>,
     site: &'a Site,
-    /// Exits, the jumps that lead to them, and the recipe of the flags that are not in the frame there.
+    /// Each exit, the jumps that lead to it, and the recipe of the flags if the frame does not have them at this exit.
     ways: Vec<(Way, Vec<Fixup>, Option<Recipe>)>,
-    /// Jumps out of the current instruction.
+    /// Jumps from the current instruction to its exit.
     leaving: Vec<Fixup>,
-    /// Whether the current instruction has other exits, whose jumps first lead to other code.
+    /// Whether the current instruction can also exit after a failed look into the page's second TLB slot.
     leaves_later: bool,
     /// Flags that are valid in the host's register, and in the frame.
     in_host: u8,
     in_frame: u8,
-    /// Whether the recipe of the current instruction needs its operand.
+    /// Whether the recipe of the current instruction's flags needs a saved operand.
     keeps: bool,
     /// The recipe of the flags, if they are not in the frame before the current instruction.
     unsettled: Option<Recipe>,
@@ -296,11 +298,11 @@ pub(super) struct BlockWriter<'a> {
     in_twin: Vec<usize>,
 }
 
-/// Offsets of code outside blocks that blocks jump to, and the settings of the translator.
+/// Offsets of the code outside blocks that blocks jump to, and the settings of the translator.
 pub(super) struct Site {
-    /// The common exit of all generated code.
+    /// Offset of the common exit of all generated code.
     pub exit: usize,
-    /// The code of [`jump_or_exit`].
+    /// Offset of the code of [`jump_or_exit`].
     pub lookup: usize,
     /// The treatment of results that the host's instructions leave undefined.
     pub undefined: Undefined,
@@ -308,7 +310,7 @@ pub(super) struct Site {
     pub parts: Parts,
 }
 
-/// Translates a block; `None` if that is not worth it.
+/// Translates a block; `None` if the interpreter would have to execute most of the block's instructions anyway.
 pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> Option<Written> {
     let kinds: Vec<Option<Kind>> = source.instructions.iter().map(kind_of).collect();
     let has = |part| site.parts.has(part);
@@ -357,7 +359,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
     Some(Written { changes, movable, ..written })
 }
 
-/// Removes entrances that rely on earlier checks, for a block without a twin to continue in.
+/// Removes the entrances that rely on earlier checks, from a block that has no twin to continue in.
 fn forget_checked(entrances: &mut [Entrance], groups: &Groups) {
     for (n, entrance) in entrances.iter_mut().enumerate() {
         entrance.at = entrance.at.filter(|_| groups.can_begin_at(n));
@@ -368,7 +370,8 @@ fn forget_checked(entrances: &mut [Entrance], groups: &Groups) {
 /// Whether a block's code would be the same, except for relocations, wherever the guest's code is mapped.
 fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
     let relative = |i: &Instruction| i.memory_base() == Register::RIP;
-    // Groups measure the distances of accesses, which change if only some addresses move.
+    // The distances of accesses in a group must stay the same. Addresses relative to RIP move with the code, and
+    // absolute addresses do not.
     let absolute = |i: &Instruction| {
         let has_memory = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory);
         has_memory && i.memory_base() == Register::None && i.memory_index() == Register::None
@@ -382,7 +385,7 @@ fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
     source.second_page.is_none() && !branches_nowhere && !(has(&relative) && has(&absolute))
 }
 
-/// Where an instruction's code is, and whether it can be entered there.
+/// Where an instruction's code can be entered, and whether the code can exit.
 #[derive(Clone, Copy, Default)]
 struct Entrance {
     /// Whether the instruction's code can exit to the interpreter.
@@ -393,7 +396,7 @@ struct Entrance {
 }
 
 impl BlockWriter<'_> {
-    /// Writes the block and its exits. If the block has a twin, writes it from the given instruction on.
+    /// Writes the block and its exits. If the block has a twin, writes the twin from the given instruction on.
     fn block(
         mut self,
         plan: &[Step],
@@ -460,8 +463,8 @@ impl BlockWriter<'_> {
             self.unsettled = step.before.filter(|_| self.in_frame != set::ALL);
             self.keeps = step.keeps;
             if self.twin {
-                // The block can continue here with its flags in the frame. The checks made so far are
-                // unknown here.
+                // Execution can arrive at this instruction of the twin from outside, with its flags in the frame. So
+                // nothing is known about earlier checks.
                 self.vectors_checked = false;
                 if step.effect(&instruction, step.needed).is_none_or(|effect| effect.exits) {
                     self.in_host = 0;
@@ -595,21 +598,23 @@ impl BlockWriter<'_> {
         self.way(Way::Instruction(0), elsewhere);
     }
 
-    /// Finds the first slot for fetches from a page: RDX plus the returned offset.
+    /// Writes code that sets RDX. RDX plus the returned offset is then the address of the first slot for fetches from
+    /// the page.
     fn slot_of(&mut self, page: u64) -> i32 {
         self.asm.load(B8, RDX, SLOTS_POINTER);
         let slot = (page >> 12) as usize % SLOTS;
         TlbSlots::EXEC + (slot * size_of::<TlbSlot>()) as i32
     }
 
-    /// Jumps directly to the linked code of a target in another page, if that page is still mapped as it was then.
+    /// Jumps directly to the linked code of a target in another page, if that page is still mapped as it was when
+    /// linked.
     fn jump_if_linked(&mut self, edge: u8, target: u64) {
         debug_assert_eq!(self.in_frame, set::ALL, "flags are lost where the block is left");
         let place = self.slot_of(target);
         self.asm.address(RAX, target & !0xfff);
         self.asm.compare_slot(RAX, at(RDX, place + TlbSlot::PAGE));
         let another = self.asm.jcc(cc::NE);
-        // At first the constant is no page's addend.
+        // Until the exit is linked, the constant equals no page's addend.
         let addend = self.asm.constant_told_later();
         self.asm.compare_slot(RAX, at(RDX, place + TlbSlot::ADDEND));
         let same = self.asm.jcc(cc::E);
@@ -689,7 +694,7 @@ impl BlockWriter<'_> {
         self.ended = true;
     }
 
-    /// Jumps to the guest address in RAX, or exits to the interpreter if its code is not known. `commit`
+    /// Jumps to the guest address in RAX, or exits to the interpreter if this address's code is not known. `commit`
     /// writes code to run before the jump. `commit` must not change RCX.
     pub fn jump_to_rax(&mut self, commit: impl FnOnce(&mut Self)) {
         jump_slot(&mut self.asm);

@@ -1,10 +1,10 @@
 //! The exit protocol between generated code and the rest of the translator: the exit's code, and the counter.
 
-/// Stands for "before the first instruction" in an exit's code, in place of an instruction's number.
+/// The number of the exit before the first instruction, in place of an instruction's number.
 pub(super) const ENTRY: u8 = 63;
-/// The edge of a taken branch.
+/// The number of the edge of a taken branch.
 pub(super) const EDGE_TAKEN: u8 = 62;
-/// The edge to the next instruction.
+/// The number of the edge to the next instruction.
 pub(super) const EDGE_ON: u8 = 61;
 /// The largest number of blocks that an exit's code can distinguish.
 pub(super) const MAX_BLOCKS: u32 = 1 << 26;

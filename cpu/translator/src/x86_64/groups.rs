@@ -1,9 +1,9 @@
 //! Groups of accesses in a block. Accesses whose addresses differ by known constants share one TLB check.
 //!
-//! The first access of a group checks the page of the whole group. This access stores the difference between
-//! host and guest addresses in the frame. If the group crosses pages, or the TLB does not have the page, the
-//! block continues in its twin, which checks every access. A check stays valid as long as only generated code
-//! runs, because only its STAC and CLAC can change how a page is mapped.
+//! The first access of a group checks the page of the whole group. This access stores the difference between host and
+//! guest addresses in the frame. If the group crosses pages, or the TLB does not have the page, the block continues in
+//! its twin, which checks every access. A check stays valid as long as only generated code runs. Of the instructions in
+//! generated code, only STAC and CLAC can change which pages may be accessed.
 
 use iced_x86::{Instruction, OpKind, Register};
 
@@ -97,12 +97,12 @@ impl Groups {
         if saved < LEAST_SAVED { Groups::none(source) } else { found }
     }
 
-    /// The first instruction that checks for others.
+    /// The first instruction that checks a page for its group.
     pub fn first(&self) -> Option<usize> {
         self.roles.iter().position(|role| matches!(role, Role::First { .. }))
     }
 
-    /// Whether an instruction can be restarted without earlier checks.
+    /// Whether the block can be entered before instruction `n` without the checks of earlier instructions.
     pub fn can_begin_at(&self, n: usize) -> bool {
         self.spans.iter().all(|&(first, last)| n <= first || n > last)
     }
@@ -111,12 +111,12 @@ impl Groups {
 /// A group under construction.
 struct Group {
     address: Address,
-    /// Offset of the first access; and, relative to it, the lowest byte and the end of the highest.
+    /// Offset of the first access. `low` and `high` are the group's lowest byte and its end, relative to `offset`.
     offset: i64,
     low: i64,
     high: i64,
     write: bool,
-    /// Instructions, how many bytes they access, and whether they write them.
+    /// For each access: its instruction, how many bytes it accesses, and whether it writes.
     members: Vec<(usize, i64, bool)>,
     open: bool,
 }
@@ -154,7 +154,8 @@ fn enter(groups: &mut Vec<Group>, n: usize, access: &Access) {
     });
 }
 
-/// The number of an unknown value: a register's value at the block's start, or one that the block gave it.
+/// The number of an unknown value: a register's value at the block's start, or a value that an instruction of the block
+/// computes.
 type Unknown = u32;
 
 /// The unknown parts of an address. The known offset is not part of this type.
@@ -316,7 +317,7 @@ impl Values {
     }
 }
 
-/// Whether an instruction with a memory operand may write it.
+/// Whether an instruction with a memory operand may write to the operand.
 fn writes(i: &Instruction, kind: Kind) -> bool {
     match kind {
         Kind::Alu(alu::CMP) | Kind::Test | Kind::BitTest(4) => false,

@@ -32,7 +32,8 @@ impl BlockWriter<'_> {
             Kind::Test => self.test(i, &effect),
             Kind::Inc | Kind::Dec => {
                 let one = if kind == Kind::Inc { 0 } else { 1 };
-                // CF does not change, so it must be known to be written back.
+                // The instruction does not change CF. If later code needs CF, the host's flags must have CF, because
+                // all flags are written to the frame.
                 let carry = self.needed() & set::C != 0;
                 self.one_operand(i, 0xff, one, carry)?;
                 self.flags_set(&effect);
@@ -468,7 +469,7 @@ impl BlockWriter<'_> {
         Ok(())
     }
 
-    /// PUSHFQ: combines RFLAGS from the arithmetic flags and the others. RF and VM are pushed as zero.
+    /// PUSHFQ: combines RFLAGS from the arithmetic flags and the other bits. RF and VM are pushed as zero.
     fn push_flags(&mut self) -> Result<(), Cannot> {
         const RF_AND_VM: i32 = 3 << 16;
         let top = self.stack_operand(GUEST_RSP, -8, true)?;
@@ -562,7 +563,7 @@ impl BlockWriter<'_> {
         let to = if memory.is_some() { RCX } else { self.in_register(self.register(i, 0), RCX) };
         self.keep_for_recipe(to);
         let wanted = self.needed() & effect.kills != 0;
-        // RAX is the address of a memory operand, so OF goes to DL.
+        // RAX holds the address of a memory operand, so OF goes to DL.
         let overflow = if memory.is_some() { RDX } else { RAX };
         if wanted && count != 1 {
             if which == 7 {
@@ -605,7 +606,7 @@ impl BlockWriter<'_> {
         let nothing = self.asm.jcc(cc::E);
         self.asm.load(size, RAX, to);
         self.asm.shift_imm(size, which, RAX, 1);
-        // OF of a shift by one. SAR leaves OF clear.
+        // OF becomes the OF of a shift by one, whatever the count. SAR leaves OF clear.
         self.asm.setcc(0, RAX);
         self.asm.shift_cl(size, which, to);
         self.asm.byte(0x9f);
@@ -661,7 +662,7 @@ impl BlockWriter<'_> {
         self.asm.setcc(0, RCX);
         self.asm.sized(size, 0x85, low.0, low, true);
         self.asm.byte(0x9f);
-        // SF and PF of AH; CF below them, OF in AL.
+        // AH keeps SF and PF and takes CF below them, and AL takes OF.
         self.asm.alu_imm(B4, alu::AND, RAX, 0x8400);
         self.asm.extend(0xb6, B4, RCX, B1, RCX);
         self.asm.alu(B4, alu::OR, RAX, RCX);

@@ -17,7 +17,7 @@ pub(super) mod set {
     pub const ALL: u8 = 63;
 }
 
-/// The flags that a condition reads, by its encoding.
+/// The flags that a condition reads, by the condition's encoding.
 pub(super) fn looked_at(cc: u8) -> u8 {
     match cc >> 1 {
         0 => set::O,
@@ -377,8 +377,8 @@ fn bit_test(instruction: &Instruction, which: u8) -> Option<Kind> {
 }
 
 impl Kind {
-    /// Whether nothing but the page fault of its first access can precede that access. Then the instruction can be
-    /// tried again once the TLB has the page. Operands in XMM registers may have to be aligned.
+    /// Whether the instruction's first access can fail only because of a page. If so, the instruction can be tried
+    /// again once the TLB has the page. An access of an instruction on XMM registers may also have to be aligned.
     pub fn begins_with_its_access(self) -> bool {
         !matches!(self, Kind::Vector(_))
     }

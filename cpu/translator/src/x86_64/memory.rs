@@ -8,7 +8,7 @@ use nix::sys::mman::{
     MRemapFlags, MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, mprotect, mremap, munmap,
 };
 
-/// After this many bytes of new code, the pages of the writable mapping are given back.
+/// After this many bytes of new code, the host's pages are removed from the writable mapping.
 const GIVEN_BACK_AFTER: usize = 1 << 20;
 
 /// Room for code.
@@ -80,8 +80,8 @@ impl CodeMemory {
         }
     }
 
-    /// Removes the host's pages from the writable mapping. The pages stay in the executable mapping.
-    /// Otherwise the process would be charged twice for each page.
+    /// Removes the host's pages from the writable mapping. The executable mapping keeps the same pages. Otherwise the
+    /// host would count each page twice as this process's memory.
     #[cold]
     fn give_back(&mut self) {
         self.given_back = self.used;

@@ -41,20 +41,19 @@ const CALLEE_SAVED: [Reg; 6] = [RBX, RBP, Reg(12), Reg(13), Reg(14), R15];
 struct Block {
     rip: u64,
     token: u32,
-    /// Host address minus virtual address of its guest bytes, once known.
+    /// Host address minus virtual address of the block's guest bytes, once known.
     addend: Option<u64>,
     /// Offset of the block's code.
     entry: u32,
-    /// Offset of the exit before its first instruction.
+    /// Offset of the exit before the block's first instruction.
     dead: u32,
     instructions: u8,
     branches: u8,
     alive: bool,
-    /// Registers that a recipe must not need, for an entry with a recipe in place of the flags. `None` if no recipe is
-    /// accepted.
+    /// Registers that a recipe must not need if it is in place of the flags when the block is entered. `None` if the
+    /// block accepts no recipe.
     changes: Option<u16>,
-    /// Targets of the edges, relative to `rip`: next, and taken. Also returns whether each exit can be
-    /// linked.
+    /// Targets of the edges, relative to `rip`: next, and taken. `linkable` says which of the edges can be linked.
     ahead: [u64; 2],
     linkable: [bool; 2],
     /// The places where the block can be entered again.
@@ -101,7 +100,7 @@ impl Translation {
 }
 
 impl Block {
-    /// Whether the block can be entered with a recipe that needs some registers.
+    /// Whether the block can be entered with a recipe that needs the given registers.
     fn takes(&self, recipe: u16) -> bool {
         self.changes.is_some_and(|changes| changes & recipe == 0)
     }
@@ -137,7 +136,7 @@ impl Translator {
         self.site.parts
     }
 
-    /// Translates a block; `None` if that is not worth it.
+    /// Translates a block; `None` if the interpreter would have to execute most of the block's instructions anyway.
     pub fn translate(&mut self, source: &Source<'_>) -> Option<Translation> {
         let count = source.instructions.len();
         if count == 0 || count > MAX_INSTRUCTIONS {
@@ -312,7 +311,8 @@ impl Translator {
         self.code.write(entry, asm.bytes());
     }
 
-    /// Remembers a block's code for its address, valid while its page is mapped as in this TLB slot.
+    /// Remembers a block's code as the target for the block's address. The entry is valid while the TLB maps the
+    /// block's page as `page` does.
     #[inline]
     pub fn remember(&mut self, entry: Entry, page: &TlbSlot) {
         if !self.is_alive(entry) {

@@ -25,7 +25,8 @@ impl BlockWriter<'_> {
         self.clobbered();
     }
 
-    /// STI, unless an interrupt waits: the interpreter delivers it after the next instruction.
+    /// STI. Exits to the interpreter if an interrupt is pending: the interpreter delivers it after the next
+    /// instruction.
     pub fn allow_interrupts(&mut self) {
         self.leave_if_not_privileged();
         self.asm.test_imm(B4, SYSTEM_FLAGS, IF);

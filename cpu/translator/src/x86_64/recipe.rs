@@ -156,7 +156,7 @@ pub(super) struct Recipes {
 }
 
 impl Recipes {
-    /// The value that the frame holds in place of the flags of a recipe.
+    /// The value that stands for a recipe in the frame, in place of the flags.
     pub fn name(&mut self, recipe: Recipe) -> u32 {
         let list = &mut self.list;
         let number = *self.numbers.entry(recipe).or_insert_with(|| {
@@ -298,7 +298,7 @@ mod tests {
         let names = [first, second, first].map(|recipe| recipes.name(recipe));
         assert!(names[0] == names[2] && names[0] != names[1]);
         assert_eq!(recipes.flags(names[0], &[1, 2]), first.flags(&[1, 2]));
-        // EAX left other bits above the byte from LAHF.
+        // The bits above the byte from LAHF are old bits of EAX.
         assert_eq!(recipes.flags(0xffff_ff03, &[1, 2]), FlagImage(0xffff_ff03));
     }
 }

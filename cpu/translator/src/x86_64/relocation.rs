@@ -1,6 +1,6 @@
-//! Relocations: the places in a block's code that depend on its own address, or on the guest address of the
-//! block. All other code of a block is the same everywhere. So a library that each process maps at another
-//! address is translated once.
+//! Relocations: the places in a block's code that depend on the code's own address, or on the guest address of the
+//! block. All other code of a block is the same everywhere. So a library that each process maps at another address is
+//! translated once.
 
 use super::exits::exit_code;
 use crate::frame::{SLOTS, TlbSlot, TlbSlots};
@@ -8,7 +8,7 @@ use crate::frame::{SLOTS, TlbSlot, TlbSlots};
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// The kind of some bytes of code.
+/// What some bytes of code contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// An address that moves with the guest's code: eight bytes, or four that are extended.
@@ -69,7 +69,7 @@ impl Relocations {
         self.list.push(Relocation { kind, end: end as u32 });
     }
 
-    /// Notes a guest address that the code contains.
+    /// Notes a guest address that the code contains, because the address limits how far the code can move.
     pub fn note_address(&mut self, address: u64) {
         self.lowest = self.lowest.min(address as i64);
         self.highest = self.highest.max(address as i64);

@@ -13,7 +13,7 @@ const XMM0: u8 = 0;
 const XMM1: u8 = 1;
 
 impl BlockWriter<'_> {
-    /// Writes an instruction with a form.
+    /// Writes the code of an instruction on XMM registers.
     pub fn vector(&mut self, instruction: &Instruction, form: Form) -> Result<(), Cannot> {
         self.leave_if_vectors_are_blocked();
         let register = |n: u32| instruction.op_register(n).number() as u8;

@@ -33,7 +33,8 @@ pub(super) fn build(pci: PciRevision, oem_id: [u8; 6], oem_table_id: [u8; 8], oe
     dsdt.as_slice().to_vec()
 }
 
-/// Whether the guest uses the I/O APIC: 0 for the 8259 pair, until it calls `_PIC` (section 5.8.1).
+/// The variable that says which interrupt controller the guest uses: 0 for the 8259 pair, 1 for the I/O APIC. The guest
+/// sets the variable through `_PIC` (section 5.8.1).
 const MODEL: &str = "PICM";
 
 fn interrupt_model(aml: &mut Vec<u8>) {
@@ -92,8 +93,8 @@ fn pci_host_bridge(pci: PciRevision, aml: &mut Vec<u8>) {
         .to_aml_bytes(aml);
 }
 
-/// The interrupt routing table. Pin `p` (0 for INTA) of slot `s` is pin `(s + p) % 4` of the bus, the usual
-/// swizzle; `interrupt` gives that pin's interrupt.
+/// The interrupt routing table. Pin `p` (0 for INTA) of slot `s` is connected to pin `(s + p) % 4` of the bus, the
+/// usual swizzle. `interrupt` gives the interrupt of the bus's pin.
 fn interrupt_routing(interrupt: impl Fn(u8) -> u8) -> PackageBuilder {
     let mut table = PackageBuilder::new();
     for slot in 0..PCI_SLOTS {

@@ -1,10 +1,10 @@
 //! The ACPI tables (ACPI 6.5, chapters 5 and 6). The tables describe to the guest the interrupt controllers,
 //! power management, the PCI bus and the ISA devices of the board in `devices::layout`.
 //!
-//! The tables are constants: every guest gets the same bytes at the same addresses. A guest with PCI
-//! functions of the host has an additional table (DMAR), and a machine with an older PCI bus an older DSDT.
-//! The tables deliberately leave out GPEs, a second processor, HPET, and sleep states other than "off". The
-//! only methods choose the routing of interrupts.
+//! The tables are constants: every guest gets the same bytes at the same addresses. There are two exceptions. A guest
+//! with PCI functions of the host has an additional table (DMAR). A machine with an older PCI bus has an older DSDT.
+//! The tables deliberately leave out GPEs, a second processor, HPET, and sleep states other than "off". The only
+//! methods choose the routing of interrupts.
 //!
 //! ```text
 //! 0xE0000  RSDP, RSDT, XSDT, FADT, MADT, DSDT   ACPI reclaim memory (a scan of the firmware area finds
@@ -29,7 +29,7 @@ use vm_memory::{Bytes, GuestAddress};
 pub struct AcpiTables {
     /// Guest-physical address of the RSDP.
     pub rsdp: u64,
-    /// Whole pages with tables, which the guest may reuse after reading them.
+    /// Whole pages with tables. The guest may reuse these pages after reading the tables.
     pub reclaim: Range<u64>,
     /// Whole pages that the guest must not use (the FACS).
     pub nvs: Range<u64>,

@@ -39,7 +39,7 @@ pub fn rsdp() -> Vec<u8> {
     rsdp
 }
 
-/// The RSDP of ACPI 1.0, for guests that get a copy and know no other.
+/// The RSDP of ACPI 1.0, for guests that get a copy of the RSDP and know only ACPI 1.0.
 pub fn rsdp_v1() -> Vec<u8> {
     rsdp_of_revision(0)
 }
@@ -53,7 +53,7 @@ fn rsdp_of_revision(revision: u8) -> Vec<u8> {
     rsdp
 }
 
-/// The checksum byte: in the place of a 0 it makes the sum of all bytes 0.
+/// The checksum byte for bytes whose own checksum byte is still 0. With this byte in place, the sum of all bytes is 0.
 fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte))
 }

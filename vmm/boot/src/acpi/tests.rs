@@ -165,7 +165,8 @@ fn a_guest_with_functions_of_the_host_has_an_iommu_for_them() {
     assert!(image.parts.windows(2).zip(&ends).all(|(pair, end)| *end <= pair[1].0));
 }
 
-/// A guest on the 8259 pair (`nolapic`) finds its lines by the same table; older machines keep theirs.
+/// A guest on the 8259 pair (`nolapic`) finds its interrupt lines in the same routing table. A machine with an older
+/// PCI bus keeps its older table.
 #[test]
 fn routing_follows_the_interrupt_model_since_the_second_revision() {
     let has = |pci, what: &[u8]| {

@@ -176,7 +176,7 @@ impl Random {
         (self.next() % limit as u64) as usize
     }
 
-    /// Overwrites 1, 2, 4 or 8 bytes with a value that is hard for headers, or cuts the file.
+    /// Overwrites 1, 2, 4 or 8 bytes with a value that header parsers may handle wrongly, or cuts the file.
     fn mutate(&mut self, file: &mut Vec<u8>) {
         let value = match self.below(5) {
             0 => 0,

@@ -274,7 +274,8 @@ fn multiboot2_tags_describe_everything() {
     assert_eq!(body(15)[0], bytes_at(&ram, crate::acpi::TABLES_START, 36));
 }
 
-/// Like GRUB on a PC without EFI, framebuffer and others: GNU Mach for amd64 requests all of them.
+/// GNU Mach for amd64 requests every type of information. The loader starts such a kernel, as GRUB does on a PC without
+/// EFI and without a framebuffer.
 #[test]
 fn multiboot2_kernels_may_ask_for_all_that_the_specification_names() {
     let ram = ram(32);

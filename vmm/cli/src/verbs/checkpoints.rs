@@ -213,7 +213,7 @@ fn add(recording: &Recording<Instructions>, position: PositionSpec) -> Result<i3
     Ok(exit_code::DONE)
 }
 
-/// Adds checkpoints along a part of the recording, so that every place in it is near one.
+/// Adds checkpoints along a part of the recording, so that every place in this part is near a checkpoint.
 fn add_many(
     recording: &Recording<Instructions>,
     every: Distance,
@@ -232,7 +232,7 @@ fn add_many(
     ended.map(|()| exit_code::DONE)
 }
 
-/// Adds a checkpoint where the timeline stands, and one at each such distance up to `end`.
+/// Adds a checkpoint at the timeline's position, and then one at each multiple of the distance `every` up to `end`.
 fn take_along(
     timeline: &mut Timeline,
     every: Distance,
@@ -246,7 +246,7 @@ fn take_along(
         }
         let next = match timeline.resolve(PositionSpec::After(every), &mut || wait.poll()) {
             Ok(next) if next <= end && next > timeline.position() => next,
-            // The recording ends before that place.
+            // The next position would be behind `end`, or behind the recording's end.
             Ok(_) | Err(Error::Position(_)) => return Ok(()),
             Err(error) => return Err(error),
         };

@@ -16,7 +16,7 @@ pub struct Args {
     shell: Shell,
 }
 
-/// `program` is the whole command line.
+/// `program` describes the whole command line of ttvm.
 pub fn run(args: &Args, mut program: Command) -> Result<i32, Error> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut program, "ttvm", &mut script);

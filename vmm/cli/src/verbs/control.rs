@@ -9,7 +9,7 @@ use machine::error::{Error, exit_code};
 
 use crate::watch::{FAILED, OK};
 
-/// The longest wait for an answer; the other end answers earlier.
+/// The longest wait for an answer. The process that runs the guest answers earlier.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest answer.
 const MAX_ANSWER_BYTES: u64 = 64 << 10;

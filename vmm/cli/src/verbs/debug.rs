@@ -19,7 +19,7 @@ const COMMANDS: [&str; 3] = [
     include_str!("../../../../gdb/commands/ttvm_symbols.py"),
     include_str!("../../../../gdb/commands/tt.py"),
 ];
-/// The environment variable that gives gdb these commands: nothing to clean up afterwards.
+/// gdb gets these commands from this environment variable. Unlike a file, the variable needs no cleaning up.
 const COMMANDS_VARIABLE: &str = "TTVM_GDB_COMMANDS";
 /// The default address at which to wait for gdb.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:1234";
@@ -88,7 +88,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let opened = Opened::open(path)?;
     let engine = args.engine.for_replay(opened.manifest())?;
     let folder = private_folder()?;
-    // The gdb of --gdb has them already, but others may connect to its address.
+    // The gdb that --gdb starts has the commands already, but a gdb that the user starts may connect too.
     let commands = write_commands(folder.path())?;
     let listener = listener(args, folder.path())?;
     let gdb = args.gdb.then(|| gdb_command(args, listener.gdb_address()));
@@ -119,7 +119,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let companion = Mutex::new(Some(companion));
     serve(&recording, &listener, &options, &|report| tell(args, &companion, report))?;
     if args.gdb {
-        // The session is over, but gdb may still run; we end with gdb.
+        // The session is over, but gdb may still run. This process ends when gdb ends.
         loop {
             std::thread::park();
         }
@@ -127,13 +127,13 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-/// Prints what happened. Starts gdb when it can connect; it then has the terminal.
+/// Prints what happened. Starts gdb when the server is ready. From then on gdb has the terminal.
 fn tell(args: &Args, companion: &Mutex<Option<Companion>>, report: Report) {
     match report {
         Report::Ready(_) if args.gdb => {
             let companion = companion.lock().unwrap_or_else(PoisonError::into_inner).take();
             let companion = companion.expect("it is ready once");
-            // gdb's end is this process's end, without waiting for other sessions.
+            // When gdb ends, this process ends too, and does not wait for other sessions.
             std::thread::spawn(move || exit(companion.run_gdb()));
         }
         Report::Ready(address) => say(&format!("ttvm: ready; in gdb: target remote {address}")),
@@ -141,7 +141,7 @@ fn tell(args: &Args, companion: &Mutex<Option<Companion>>, report: Report) {
         Report::Moving(number, text) if std::io::stderr().is_terminal() => {
             say(&format!("ttvm: session {number}: {text}"));
         }
-        // Standard error is no terminal: progress would only fill a file.
+        // Standard error is not a terminal, and progress messages would only fill a file.
         Report::Moving(..) => {}
         Report::Began(number) => say(&format!("ttvm: session {number}: gdb is connected")),
         Report::Ended(number, end) => say(&format!("ttvm: session {number}: {end}")),

@@ -1,5 +1,4 @@
-//! `ttvm drgn`: runs drgn on the machine at one position. drgn reads a core file without a name, which takes no disk
-//! space.
+//! `ttvm drgn`: runs drgn on the machine at one position. drgn reads a core file that exists only in memory.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

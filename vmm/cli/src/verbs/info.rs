@@ -178,7 +178,7 @@ fn checkpoint_info<U: Unit>(store: &Store, recording: &Recording<U>, begins_ns: 
     let passed_ns = end.time_ns.saturating_sub(begins_ns);
     let starts = [begin].into_iter().chain(points.iter().copied());
     let longest = starts.zip(ends).max_by_key(|(from, to)| {
-        // Between two exits there may be any number of instructions.
+        // Any number of instructions may lie between two exits.
         U::cost(to.count.saturating_since(from.count), to.time_ns.saturating_sub(from.time_ns))
     });
     let longest = longest.map(|(from, to)| Place::between(from, to));

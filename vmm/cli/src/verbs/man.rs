@@ -17,7 +17,7 @@ pub struct Args {
     directory: PathBuf,
 }
 
-/// `program` is the whole command line.
+/// `program` describes the whole command line of ttvm.
 pub fn run(args: &Args, program: Command) -> Result<i32, Error> {
     std::fs::create_dir_all(&args.directory).map_err(Error::file("create", &args.directory))?;
     clap_mangen::generate_to(program, &args.directory).map_err(Error::file("write", &args.directory))?;

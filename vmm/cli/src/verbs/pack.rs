@@ -59,7 +59,7 @@ fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
             "--last needs a recording that counts instructions, and this one counts exits: leave --last out";
         return Err(Error::Unsupported(why.to_string()));
     };
-    // Fail before the work, not after it.
+    // Test now whether the packed file can be written, because cutting takes long.
     drop(NewFile::begin(&args.output)?);
     let beside = args.output.parent().filter(|parent| !parent.as_os_str().is_empty());
     let beside = beside.unwrap_or(Path::new("."));

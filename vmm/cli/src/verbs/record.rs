@@ -86,7 +86,7 @@ fn record_from<U: Unit, I: Inputs<U>>(
     needs.written.push(args.output.clone());
     let (mut guest, live);
     let recording = if planned.may_fail() {
-        // From here on the console handles signals, and ends the run.
+        // From now on the console handles signals, and ends the run.
         folder.leave_signals();
         args.sandbox.lock_in(&needs)?;
         folder.keep();
@@ -94,7 +94,8 @@ fn record_from<U: Unit, I: Inputs<U>>(
         args.machine.prepare(&mut guest.machine);
         guest.record_in_empty(&args.output)?
     } else {
-        // In the sandbox, the process could not remove the folder. So the recording's files are made before.
+        // In the sandbox, the process could not remove the folder. So it makes the recording's files before it enters
+        // the sandbox.
         (guest, live) = planned.begin()?;
         args.machine.prepare(&mut guest.machine);
         let recording = guest.record_in_empty(&args.output)?;

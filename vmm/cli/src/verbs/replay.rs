@@ -103,7 +103,7 @@ fn replay<U: Unit>(
     let mut replay = Replay::on(engine, recording, scrutiny, printer(Shown::of(args), marks.clone()))?;
     let result = replay.run(until, |at| progress::show(&bar, at.number()));
     bar.finish_and_clear();
-    // Write the statistics of a failed replay too: they are wanted then.
+    // Write the statistics even if the replay failed, because a user also wants the statistics of a failed replay.
     let written = args.stats.write(marks, &replay.machine);
     let end = result?;
     written?;

@@ -81,7 +81,7 @@ impl LateArgs {
         Ok(())
     }
 
-    /// The socket, which refuses clients for now.
+    /// Makes the control socket. The socket refuses clients until [`serve`] opens it.
     fn listener(&self) -> Result<Option<Listener>, Error> {
         let Some(path) = &self.control else { return Ok(None) };
         Listener::reserve(&format!("unix:{}", path.display()), Reach::ThisUser).map(Some).map_err(trouble)
@@ -141,7 +141,7 @@ fn run_watched(args: &Args, source: Option<Source>, marks: &Marks) -> Result<i32
     say(&format!("ttvm: {}", live.pacing()));
     let watch = Watch::new(output.clone());
     listener.map_or(Ok(()), |listener| serve(listener, watch.clone()))?;
-    // The other thread serves the clients.
+    // The control socket's thread serves the clients, so this thread gives up its access to clients.
     sandbox::narrow(&Needs { clients: false, ..needs })
         .map_err(|error| Error::Unsupported(error.to_string()))?;
     let watcher = Watcher::new(watch.clone(), record_when.as_deref());

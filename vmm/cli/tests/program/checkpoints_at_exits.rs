@@ -101,7 +101,7 @@ fn a_checkpoint_that_lies_is_found_and_what_engines_differ_in_is_no_lie() {
         (Some(page), &|_| (), Some("the page of RAM at 0x200000 differs")),
         (None, &|state| state.cpu.gpr[3] ^= 2, Some("the CPU's state differs")),
         (None, &type_x, Some("what the console showed")),
-        // Found when the run's end is compared.
+        // The replay finds this change when it compares the run's end.
         (None, &|state| state.outcome = Some(machine::Outcome::Reset), Some("the CPU's state differs")),
         (None, &|state| (state.counts.steps, state.counts.branches) = (5, 5), None),
     ];
@@ -249,7 +249,7 @@ fn damaged_checkpoints_lead_to_no_other_state() {
         std::fs::write(file, &bytes).unwrap();
         from_exit(opened(&recording), from, |_| {}).unwrap();
     }
-    // Damaged checkpoints behind the place are left out.
+    // Damaged checkpoints behind the position are left out, so these rounds do not fail.
     assert!((4..40).contains(&refused), "{refused} refused");
 }
 
@@ -283,7 +283,7 @@ fn damaged_recounted_logs_are_made_again() {
                     assert_eq!(arrived, hashes, "{what}");
                     travelled += 1;
                 }
-                // A page may be damaged; this is noticed when the page is needed.
+                // The change may damage a page. The replay notices the damage when it needs the page.
                 Err(error) => {
                     told(&error, &what);
                     std::fs::remove_dir_all(&folder).unwrap();
@@ -293,7 +293,7 @@ fn damaged_recounted_logs_are_made_again() {
         }
         assert!(travelled > 20, "{travelled}");
     }
-    // The recounted log of another recording is not used.
+    // A recounted log that belongs to another recording is not used.
     std::fs::remove_dir_all(folder(&recording.path, Exits(0))).unwrap();
     let (other, _) = record_with_checkpoints(directory.path(), 13);
     in_instructions(opened(&other), |_| {}).unwrap();

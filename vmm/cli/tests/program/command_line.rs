@@ -222,7 +222,7 @@ fn what_a_run_and_a_recording_and_a_replay_did_is_written_for_scripts() {
         let stats = stats(&[verb, options].concat());
         assert_eq!(stats["insns"], 10_000, "{verb:?}");
         assert!(stats["cpu_ns"].as_u64() > Some(0), "{verb:?}");
-        // The software CPU keeps no other statistics, and this guest prints no marks.
+        // The software CPU keeps no statistics in `engine`, and this guest prints no marks.
         assert!(
             stats.get("engine").is_none() && stats["marks"] == serde_json::json!([]),
             "{verb:?}: {stats}"
@@ -257,7 +257,7 @@ fn what_ended_a_run_is_named() {
     }
 }
 
-/// For example, while its images are copied.
+/// A signal can arrive before a recording begins, for example while its images are copied.
 #[test]
 fn a_recording_that_a_signal_keeps_from_beginning_leaves_nothing() {
     use nix::sys::signal::Signal;

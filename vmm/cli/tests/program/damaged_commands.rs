@@ -33,7 +33,7 @@ fn files(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
 }
 
-/// Swaps two files or parts of one, or damages one. Returns the new contents of the changed files.
+/// Swaps two files, swaps two parts of one file, or changes one file. Returns the new contents of the changed files.
 fn damage(files: &[(PathBuf, Vec<u8>)], numbers: &mut Numbers) -> Vec<(PathBuf, Vec<u8>)> {
     let mut one = || numbers.below(files.len() as u64) as usize;
     let (at, other) = (one(), one());

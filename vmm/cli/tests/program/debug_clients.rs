@@ -170,7 +170,7 @@ fn a_client_too_many_hears_why_and_comes_in_when_another_has_left() {
     assert!(one_more.request("qSupported").starts_with("E.8 gdbs are connected"));
     assert_eq!(one_more.0.read(&mut [0]).unwrap(), 0, "it is hung up on");
     server.says("refused another gdb");
-    // A silent client that stays connected must not keep the next from its answer.
+    // A silent client that stays connected must not keep the next client from its answer.
     let silent = TcpStream::connect(&server.address).unwrap();
     let mut other = Client(TcpStream::connect(&server.address).unwrap());
     assert!(other.request("qSupported").starts_with("E.8 gdbs are connected"));

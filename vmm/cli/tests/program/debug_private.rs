@@ -69,7 +69,7 @@ fn nothing_is_left_when_the_server_ends_by_itself() {
     drop(UnixStream::connect(path.join("socket")).unwrap());
     assert!(server.process.wait().unwrap().success());
     assert_eq!(left_behind(path), [] as [PathBuf; 0]);
-    // An error after the address is taken: the recording has no such place.
+    // The server fails after it has taken the address, because the recording has no event 999.
     let mut server = Server::start(path, &["--listen", "unix:socket", "--at", "event:999"]);
     assert_eq!(server.process.wait().unwrap().code(), Some(2));
     assert_eq!(left_behind(path), [] as [PathBuf; 0]);

@@ -213,7 +213,7 @@ fn a_disk_without_room_for_the_starting_state_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     record_calls(path, "r.ttvm", 3_000, None);
-    // The limit allows no file a single byte.
+    // With this limit, no file may have even one byte.
     let line = format!(
         "trap '' XFSZ; ulimit -f 0; exec {} record --snapshot-from r.ttvm --at 50% -o n.ttvm 2>&1 | cat",
         env!("CARGO_BIN_EXE_ttvm")

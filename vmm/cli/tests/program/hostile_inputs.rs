@@ -21,8 +21,8 @@ use tiny_guest::{Numbers, change, record_with_checkpoints, stopped, typed};
 
 /// The limits of each command, for prlimit(1).
 const LIMITS: [&str; 2] = ["--as=2000000000", "--cpu=400"];
-/// A replay of exits that never come ends after this number of instructions. Without the variable, the number is 2^32. That many
-/// jumps of the interpreter take 75 s in a release build.
+/// A replay that waits for the next exit fails after this number of instructions. The default is 2^32, and 2^32 jumps
+/// of the interpreter take 75 s in a release build.
 const MOST_STEPS_WITHOUT_EXIT: (&str, &str) = ("TTVM_MOST_STEPS_WITHOUT_EXIT", "16777216");
 /// The recording into which a packed file is first unpacked.
 const UNPACKED: &str = "unpacked.ttvm";
@@ -31,7 +31,8 @@ fn variable(name: &str, usual: u64) -> u64 {
     std::env::var(name).map_or(usual, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }
 
-/// The recordings from which inputs are made: one of each unit, and both packed.
+/// The recordings from which inputs are made: one counts instructions, one counts exits, and both also exist as packed
+/// files.
 fn make_bases(directory: &Path) -> Vec<PathBuf> {
     let keys = typed(&[(20_000, "a"), (40_000, "bc")]);
     record_with_checkpoints(directory, "a.ttvm", 10_000, keys, &[30_001, 50_000]);
@@ -85,7 +86,7 @@ fn odd_number(numbers: &mut Numbers) -> u64 {
     }
 }
 
-/// Replaces a log by one with other records and right checksums.
+/// Replaces a log by a log with other records and right checksums.
 fn rewrite_log<C: Unit>(recording: &Recording<C>, change: impl FnOnce(&mut Vec<LogRecord<C>>)) {
     let mut records = recording.log.records().unwrap();
     change(&mut records);

@@ -94,7 +94,7 @@ impl<'a> Scanner<'a> {
         taken
     }
 
-    /// Takes all up to and with the text, or the rest.
+    /// Takes everything up to and including the text `end`. Takes all the rest if `end` does not occur.
     fn take_through(&mut self, end: &str) -> &'a str {
         let bytes = self.rest.find(end).map_or(self.rest.len(), |at| at + end.len());
         self.take(bytes)
@@ -147,7 +147,7 @@ impl<'a> Scanner<'a> {
         self.literals.truncate(before);
     }
 
-    /// Python's: the help of a gdb command, or a comment for developers.
+    /// Skips a docstring of Python: the help of a gdb command, or a comment for developers.
     fn docstring(&mut self) {
         self.take(3);
         self.take_through("\"\"\"");
@@ -167,7 +167,7 @@ impl<'a> Scanner<'a> {
         self.keep(&literal[1..literal.len().max(2) - 1]);
     }
 
-    /// A character or a lifetime.
+    /// Skips a character literal or a lifetime.
     fn character(&mut self) {
         let mut letters = self.rest.char_indices().skip(1);
         let bytes = match (letters.next(), letters.next()) {

@@ -44,12 +44,13 @@ fn command(directory: &Path, line: &str) -> Command {
     command
 }
 
-/// Starts `ttvm`. Nothing is typed, although it could be, and nobody reads the output.
+/// Starts `ttvm`. The standard input stays open but empty, and nobody reads the output.
 fn start(directory: &Path, line: &str) -> Running {
     Running(command(directory, line).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
 }
 
-/// The status of each thread in /proc, once the first has the wanted lines. `None` if the process ends before.
+/// The status of each thread in /proc, once the first thread's status has the wanted lines. `None` if the process ends
+/// before.
 fn statuses(running: &mut Running, wanted: &[&str]) -> Option<Vec<String>> {
     let process = format!("/proc/{}", running.0.id());
     while running.0.try_wait().unwrap().is_none() {

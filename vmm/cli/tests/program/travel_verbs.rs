@@ -233,7 +233,7 @@ fn a_place_where_the_guest_sleeps_is_the_same_to_all() {
         assert_eq!((&state["instruction"], &state["guest_seconds"]), (&line["instruction"], &seconds.into()));
         shown.push((line["instruction"].as_u64().unwrap(), seconds));
     }
-    // All of this happened while the guest slept.
+    // All events after the first happened while the guest slept.
     assert!(shown[1..].iter().all(|&(at, _)| at == shown[1].0), "{shown:?}");
     let info = json(directory.path(), &["info", "r.ttvm", "--json"]);
     let state = json(directory.path(), &["state", "r.ttvm", "--json"]);

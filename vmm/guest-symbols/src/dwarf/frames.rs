@@ -1,10 +1,11 @@
 //! Unwind information for debuggers (`.debug_frame`), made from the kernel's own tables (ORC).
 //!
-//! [`orc`](crate::orc) has the format of these tables. Of a caller's registers the tables know only the stack pointer,
-//! RBP and the return address, so the others are marked as lost. An interrupted function has all of its registers
-//! saved, or still has them. Interrupt handling code is described as if the kernel's IRET had called it, because it
-//! returns there. Only the IRET itself leads to the interrupted function, and has a signal handler's frame, because its
-//! return address does not follow a call. So functions have their names, and breakpoints of `finish` are reached.
+//! [`orc`](crate::orc) has the format of these tables. The tables give only a caller's stack pointer, RBP and return
+//! address, so the caller's other registers are marked as lost. An interrupted function has all of its registers saved,
+//! or still has them. Interrupt handling code returns to the kernel's IRET. So this section describes that code as if
+//! the IRET had called it. Only the IRET's own entry leads to the interrupted function. The entry is marked as a signal
+//! handler's frame, because the interrupted function made no call. So gdb names each function correctly, and
+//! breakpoints of `finish` are reached.
 //!
 //! ```text
 //! #0  __sysvec_apic_timer_interrupt ()
@@ -14,7 +15,7 @@
 //! #4  default_idle ()
 //! ```
 //!
-//! Programs have an entry without a caller, because debuggers would guess one.
+//! User programs have an entry without a caller, because debuggers would otherwise guess a caller.
 
 use std::iter;
 use std::ops::Range;
@@ -31,12 +32,12 @@ use crate::kallsyms::IMAGE;
 use crate::orc::{Entry, Kind, Unwinder, register, saved};
 use crate::symbols::Symbols;
 
-/// Where interrupts and exceptions return.
+/// The symbol of the instruction with which interrupts and exceptions return.
 const IRET: &str = "native_irq_return_iret";
-/// IRET has two bytes. Debuggers look up a return address one byte before it.
+/// IRET has two bytes. Debuggers look up a function by the byte before its return address.
 const IRET_BYTES: u64 = 2;
-/// The addresses of programs. gdb looks up the symbol at the first address, and warns if it is a variable's. Offsets of
-/// per-CPU variables may be such addresses, but no offset is odd.
+/// The addresses of user programs. gdb looks up the symbol at the first address, and warns if the symbol is a variable.
+/// An offset of a per-CPU variable may be such an address, but no such offset is odd.
 const PROGRAMS: Range<u64> = 0x1001..0x7fff_ffff_f000;
 /// Rows in one entry. Debuggers read all rows up to the row that they look for.
 const MAX_ROWS: usize = 64;
@@ -83,8 +84,8 @@ const LOST: [Register; 14] = [
 
 /// Limit on all rows. A kernel has fewer rows.
 const MAX_ROWS_OF_ALL: usize = 1 << 20;
-/// The entry for programs, which nothing called. The entry is written byte by byte: a program may be
-/// anywhere, and `gimli` does not take such a length.
+/// The entry for user programs, which nothing called. The entry is written byte by byte: its range is the whole space
+/// of user programs, and `gimli` does not take such a length.
 const PROGRAMS_ENTRIES: [&[u8]; 2] = [
     // Version 4, no augmentation, addresses of 8 bytes, no segments, factors 1 and -1, return address in RIP. Then
     // DW_CFA_def_cfa(RSP, 8), DW_CFA_undefined(RIP), and zeroes.
@@ -172,7 +173,7 @@ impl Frames {
         Frames { table, called, entered, returning, first, iret, open: None }
     }
 
-    /// Adds the rule of the tables for a range of code.
+    /// Adds the rule from the kernel's tables for a range of code.
     fn add(&mut self, code: Range<u64>, entry: Entry) {
         // The format has 32 bits for the length, and no kernel's table has such a long range.
         if code.end - code.start > u64::from(u32::MAX) {
@@ -202,7 +203,7 @@ impl Frames {
         self.table.add_fde(common, entry);
     }
 
-    /// Adds a row for called code, to the open entry if the code follows it.
+    /// Adds a row for called code: to the open entry if the code follows that entry's code, otherwise to a new entry.
     fn add_row(&mut self, code: Range<u64>, entry: Entry, frame: Rule) {
         let follows = |open: &Open| {
             open.code.end == code.start
@@ -259,8 +260,8 @@ fn without(code: Range<u64>, part: Option<Range<u64>>) -> impl Iterator<Item = R
     pieces.into_iter().filter(|piece| !piece.is_empty())
 }
 
-/// The frame's address (CFA), this many bytes above the stack pointer of the tables. `None` if the tables do
-/// not have the function.
+/// The frame's address (CFA), this many bytes above the stack pointer that the kernel's tables give. `None` if the
+/// tables do not have the function.
 fn frame(entry: &Entry, above: i32) -> Option<Rule> {
     let offset = i32::from(entry.sp_offset);
     Some(match entry.sp_register {

@@ -26,8 +26,8 @@ pub struct DebugInfo {
 }
 
 impl DebugInfo {
-    /// Types, variables and frames of the kernel with these symbols, and types and frames of its modules. Frames end at
-    /// programs.
+    /// Types, variables and frames of the kernel with these symbols, and types and frames of its modules. Stacks end at
+    /// user programs.
     pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::beside_programs(guest, symbols);
         let frames = info.sections.iter_mut().find(|(name, _)| *name == frames::SECTION);
@@ -35,8 +35,8 @@ impl DebugInfo {
         info
     }
 
-    /// Does the same, for use beside the files of programs. The programs' files and [`DebugInfo::end_at_programs`]
-    /// describe where the programs' frames end.
+    /// As [`DebugInfo::of_kernel`], for use beside the files of user programs. The programs' files and
+    /// [`DebugInfo::end_at_programs`] describe where the programs' stacks end.
     pub fn beside_programs(guest: &dyn GuestView, symbols: &Symbols) -> DebugInfo {
         let mut info = DebugInfo::default();
         let types = types(guest, symbols, |kernel, _| {
@@ -63,8 +63,8 @@ impl DebugInfo {
         info
     }
 
-    /// The entry that ends the stack at programs. Debuggers use the first file that knows an address, so this file must
-    /// be the last.
+    /// The entry that ends the stack at user programs. Debuggers use the first file that has an entry for an address,
+    /// so this file must be the last.
     pub fn end_at_programs() -> DebugInfo {
         let mut bytes = Vec::new();
         frames::add_programs(&mut bytes);

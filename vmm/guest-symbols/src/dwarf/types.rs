@@ -1,9 +1,9 @@
 //! Types: each record of the kernel's type information becomes an entry of one unit.
 //!
 //! The type information of a hostile guest may contain anything. The number of entries and the bytes of their names
-//! have limits, beyond which there are no types at all. Debuggers follow chains of types (a pointer to a constant of a
-//! typedef of ...) by recursion. A chain that is longer than any compiler's, or circular, has no entries; references to
-//! it become `void`.
+//! have limits. Beyond a limit, the unit has no types at all. Debuggers follow chains of types (a pointer to a constant
+//! of a typedef of ...) by recursion. A chain that is longer than any compiler's, or circular, has no entries;
+//! references to such a chain become `void`.
 
 use std::collections::BTreeSet;
 
@@ -95,7 +95,7 @@ fn tag(shape: &Shape<'_>) -> Option<DwTag> {
     })
 }
 
-/// Whether the chain from a type ends.
+/// Whether the chain from a type ends within [`MAX_CHAIN`] types.
 fn is_grounded(btf: &Btf<'_>, number: u32) -> bool {
     let mut at = number;
     (0..MAX_CHAIN).any(|_| match btf.leads_to(at) {

@@ -1,5 +1,5 @@
-//! Variables with types. Type information has the types of per-CPU variables. For other variables a table has
-//! the types; it lists the variables that people and gdb scripts read first.
+//! Variables with types. Type information has the types of per-CPU variables. [`KNOWN`] has the types of other
+//! variables: the variables that people and gdb scripts read first.
 //!
 //! The address of a per-CPU variable is an offset (see [`Symbol::address`](crate::Symbol::address)). A CPU's own copy
 //! is at `(char *)&NAME + __per_cpu_offset[CPU]`.
@@ -14,7 +14,7 @@ use crate::btf::{Btf, Shape};
 use crate::sections::Access;
 use crate::symbols::{Symbol, Symbols};
 
-/// Variables and their types, as written in C. `[]` means as many elements as fit.
+/// Variables and their types, as written in C. `[]` means as many elements as the variable has room for.
 const KNOWN: [(&str, &str); 78] = [
     ("__cpu_active_mask", "struct cpumask"),
     ("__cpu_online_mask", "struct cpumask"),
@@ -96,7 +96,7 @@ const KNOWN: [(&str, &str); 78] = [
     ("workqueues", "struct list_head"),
 ];
 
-/// gdb does not print larger arrays. The end of many variables is unknown.
+/// Limit on an array, because gdb does not print larger arrays. The real end of many variables is unknown.
 const MAX_ARRAY_BYTES: u64 = 1 << 16;
 
 /// Adds the variables, as long as there is room.
@@ -130,7 +130,7 @@ fn by_name<'a>(btf: &Btf<'a>) -> (Types, Variables<'a>) {
             Shape::Structure { is_union: false, size, .. } => (format!("struct {name}"), size),
             Shape::Enumeration { size, .. } => (format!("enum {name}"), size),
             Shape::Integer { size, .. } => (name.replace("long unsigned int", "unsigned long"), size),
-            // The typedefs in the table that arrays use have eight bytes.
+            // Each typedef that an array in the table uses has eight bytes.
             Shape::Typedef(_) => (name.to_string(), 8),
             Shape::Variable(kind) => {
                 variables.insert(name, kind);
@@ -150,7 +150,7 @@ fn element(text: &str) -> &str {
     text.trim_end_matches([' ', '*', '[', ']'])
 }
 
-/// Makes the type with this text in the table, for a variable of this size.
+/// Makes the type that this text of the table means, for a variable of this size.
 fn made(unit: &mut TypeUnit, btf: &Btf<'_>, types: &Types, text: &str, size: u64) -> Option<UnitEntryId> {
     let (inner, is_array) = match text.strip_suffix("[]") {
         Some(inner) => (inner, true),
@@ -172,8 +172,8 @@ fn made(unit: &mut TypeUnit, btf: &Btf<'_>, types: &Types, text: &str, size: u64
     }
 }
 
-/// The kernel's only variable with a name. The variable's section decides, not its class: Linux 7 gives much
-/// data the class of code.
+/// The kernel's variable with a name, if only one has the name. The variable's section decides, not its class: Linux 7
+/// gives much data the class of code.
 fn variable<'a>(symbols: &'a Symbols, name: &str) -> Option<&'a Symbol> {
     let is_data = |section: usize| symbols.sections()[section].access != Access::Code;
     let is_variable = |symbol: &&Symbol| symbol.module.is_none() && symbol.section.is_none_or(is_data);

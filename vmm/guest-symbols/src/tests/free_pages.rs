@@ -16,7 +16,7 @@ const PAGE_BYTES: u32 = 0x40;
 const LINK: u64 = 8;
 const ZONES: u64 = 0x20;
 const ZONE_BYTES: u64 = 0x100;
-/// With this the first list's head lies as far from the table as an entry could.
+/// This offset puts the first list's head where a block of the list could be: a whole number of entries from the table.
 const AREAS: u64 = 0x28;
 const AREA_BYTES: u64 = 0x28;
 const HEAD_BYTES: u64 = 0x10;

@@ -92,7 +92,7 @@ fn kernel(with_tree: bool) -> (Pages, Symbols) {
         let [first, second] = LEAVES.map(|leaf| entry(leaf, 1));
         write_node(&mut memory, ROOT, &[(0x5f_ffff, first), (u64::MAX, second)]);
         write_node(&mut memory, LEAVES[0], &[(0x3f_ffff, 0), (0x40_0fff, area(0)), (0x5f_ffff, area(1))]);
-        // The last slot has one of the tree's own marks, behind the end of the node.
+        // The last slot has one of the tree's own marks, after the end of the node.
         let slots = [(0x60_0fff, area(2)), (0x7fff_0000_0fff, area(3)), (0, 0), (0, 0x10)];
         write_node(&mut memory, LEAVES[1], &slots);
     } else {

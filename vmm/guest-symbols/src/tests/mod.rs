@@ -338,7 +338,7 @@ fn types_6_1() -> Types {
     types
 }
 
-/// Does the same with the array `mem` of Linux 6.4.
+/// As [`types_6_1`], with the array `mem` of Linux 6.4.
 fn types_6_4() -> Types {
     let mut types = Types::new();
     types.record("int", 1 << 24, 4, &[0]);

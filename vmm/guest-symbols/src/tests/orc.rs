@@ -222,7 +222,8 @@ fn a_stack_that_leads_in_circles_ends() {
     assert_eq!((walk.frames.len(), walk.end), (2, End::Lost));
 }
 
-/// A function that does not return is called last: the call returns to where the next function begins, whose row is another.
+/// The last instruction of a function may be a call that never returns. The call's return address is then the start of
+/// the next function, which has another row.
 #[test]
 fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
     for is_old in [true, false] {
@@ -257,8 +258,7 @@ fn a_frame_has_the_name_of_the_function_that_called() {
     assert_eq!((here(begin).inside(), returns(begin).inside()), (begin, begin - 1));
 }
 
-/// Of a caller's registers only the stack pointer and RBP are known. All registers are known of interrupted
-/// code.
+/// Of a caller, only the stack pointer and RBP are known. Of interrupted code, all registers are known.
 #[test]
 fn registers_that_nobody_saved_lead_nowhere() {
     const R10: u16 = 6;

@@ -42,7 +42,7 @@ fn from_config(config: &[u8; 256], bar_bytes: impl Fn(u8) -> u64) -> Result<PciD
     let bars = bars.collect::<Result<Vec<_>, String>>()?;
     let (mut msi, mut msix) = (None, None);
     let mut at = if config[STATUS] & HAS_CAPABILITIES != 0 { config[CAPABILITIES] & !3 } else { 0 };
-    // A circular list ends, too.
+    // A circular list of capabilities ends, too, because this loop has a limit.
     for _ in 0..48 {
         let here = usize::from(at);
         if !(0x40..=0xF4).contains(&here) {
@@ -63,8 +63,8 @@ fn from_config(config: &[u8; 256], bar_bytes: impl Fn(u8) -> u64) -> Result<PciD
         }
         at = config[here + 1] & !3;
     }
-    // The model's capability is a little longer than some real ones. Without room, the capability is left
-    // out.
+    // The emulated capability is a little longer than the MSI capability of some devices. If it does not fit before the
+    // next capability, it is left out.
     if let (Some(short), Some(next)) = (msi, &msix)
         && next.capability > short
         && next.capability - short < 16

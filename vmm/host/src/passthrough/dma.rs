@@ -1,9 +1,9 @@
-//! The function's shadow of guest RAM, and the copying between the two.
+//! A copy of guest RAM for a function, the shadow, and the copying between shadow and RAM.
 //!
-//! Each page that the function may see has three copies. Only the guest and events change RAM; the function
-//! also changes the shadow. The base has the contents of RAM and shadow when they were last equal. A
-//! difference between shadow and base is the function's write; a difference between RAM and base is the
-//! guest's. So each side's bytes go to the other, even if both write to one page.
+//! Each page that the function may see exists three times: in RAM, in the shadow and in the base. Only the guest and
+//! events change RAM; the function also changes the shadow. The base has the contents of RAM and shadow when they were
+//! last equal. A difference between shadow and base is the function's write. A difference between RAM and base is the
+//! guest's write. So each side's bytes go to the other side, even if both write to one page.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ const MOST_PASSES: usize = 16;
 
 /// A page in the shadow.
 struct Page {
-    /// The number of addresses at which the function sees the page, and the number of these where the
-    /// function may write.
+    /// The number of addresses at which the function sees the page, and the number of addresses at which the function
+    /// may write the page.
     uses: u32,
     writable: u32,
     since: u64,
@@ -31,7 +31,8 @@ pub(super) struct Shadow {
     base: Vec<u8>,
     /// The pages, by offset in RAM.
     pages: BTreeMap<u64, Page>,
-    /// The pages, by the time when the function first saw them: rings come before the buffers that they name.
+    /// The pages, by the time when the function first saw them. Rings come before the buffers whose addresses they
+    /// contain.
     by_age: BTreeMap<u64, u64>,
     next_age: u64,
 }
@@ -69,7 +70,8 @@ impl Shadow {
         page.writable += u32::from(may_write);
     }
 
-    /// Hides a page from the function at one of its addresses. The function's writes to it must have been taken.
+    /// Hides a page from the function at one of its addresses. The caller must have taken the function's writes to the
+    /// page.
     pub fn hide(&mut self, offset: u64, may_write: bool) {
         let Some(page) = self.pages.get_mut(&offset) else { return };
         page.uses -= 1;
@@ -82,9 +84,9 @@ impl Shadow {
 
     /// Takes the function's writes since the last call.
     ///
-    /// The function may be writing during this call: first data and then the descriptor that announces it. So
-    /// memory is read again until a pass finds nothing. After such a pass, every write before a found write
-    /// has been found too.
+    /// The function may be writing during this call: first data and then the descriptor that announces the data. So
+    /// memory is read again until a pass finds no new write. Then all data before a found descriptor has been found,
+    /// too.
     pub fn take_written(&mut self, ram: &RamView) -> Vec<DmaV1> {
         let mut writes = Vec::new();
         for _ in 0..MOST_PASSES {
@@ -101,11 +103,12 @@ impl Shadow {
         writes
     }
 
-    /// Shows the guest's writes to the function. The taken writes of the function must be in RAM.
+    /// Shows the guest's writes to the function. The function's writes must be taken, and be in RAM.
     ///
-    /// The function may be reading during this call, from a ring to the buffers that the ring names. So named data is
-    /// shown first ([`named_first`]). Buffers come before rings, which are older. All new data is listed before the
-    /// first chunk is shown. `offset_of` maps the function's addresses to offsets in RAM.
+    /// The function may be reading during this call, from a ring to the buffers whose addresses the ring contains. So
+    /// the data at an address is shown before the chunk that contains the address ([`named_first`]). Otherwise buffers
+    /// come before rings, which are older. All new data is listed before the first chunk is shown. `offset_of` maps the
+    /// function's addresses to offsets in RAM.
     pub fn show_written(&mut self, ram: &RamView, offset_of: impl Fn(u64) -> Option<u64>) {
         for New { at, chunk } in named_first(self.news(ram), offset_of) {
             let base = &mut self.base[at..at + CHUNK_BYTES];

@@ -16,7 +16,7 @@ const END: u64 = 1 << 39;
 
 /// See the module documentation.
 pub(super) struct LiveFunction {
-    /// The function; `None` once it is lost, and the host has it back.
+    /// The function. `None` once the function has failed and was given back to the host.
     function: Option<Function>,
     address: String,
     slot: u8,
@@ -24,13 +24,13 @@ pub(super) struct LiveFunction {
     shadow: Shadow,
     /// The pages that the function sees, by its addresses.
     mapped: BTreeMap<u64, Shown>,
-    /// Whether the line has interrupted, and is masked until the guest touches the function.
+    /// Whether the interrupt line has interrupted, and is masked until the guest touches the function.
     line_masked: bool,
     told_unmapped: bool,
 }
 
 impl LiveFunction {
-    /// Takes over a function. The function may interrupt by its line, and sees no memory.
+    /// Takes over a function. At first the function may interrupt by its line, and sees no memory.
     pub fn new(mut function: Function, slot: u8, ram_bytes: u64) -> Result<LiveFunction, Error> {
         // A function may have no line.
         let _ = function.set_interrupts(Interrupts::Line);
@@ -56,7 +56,7 @@ impl LiveFunction {
         self.function.as_ref().map(AsFd::as_fd)
     }
 
-    /// Reads for the guest.
+    /// Reads from the function for the guest.
     pub fn read(&mut self, bar: Option<u8>, offset: u32, size_bytes: u8) -> u64 {
         let mut bytes = [0; 8];
         let Some(function) = &self.function else { return u64::MAX };
@@ -68,7 +68,7 @@ impl LiveFunction {
         u64::from_le_bytes(bytes)
     }
 
-    /// Writes for the guest.
+    /// Writes to the function for the guest.
     pub fn write(&mut self, bar: Option<u8>, offset: u32, data: &[u8]) {
         match self.function.as_ref().map(|function| function.write(bar, offset, data)) {
             Some(Ok(())) => self.touched(bar),
@@ -125,8 +125,8 @@ impl LiveFunction {
         self.shadow.show_written(ram, offset_of);
     }
 
-    /// Follows a change of the guest's tables. Returns the function's earlier writes, because it may have written to
-    /// pages that are taken away.
+    /// Follows a change of the guest's IOMMU tables. Returns the function's writes up to now, because the function may
+    /// have written to pages that are now hidden.
     pub fn translate(&mut self, ram: &RamView, root: Option<u64>, first: u64, pages: u64) -> Vec<DmaV1> {
         let end = if pages == 0 { END } else { first.saturating_add(pages * PAGE_BYTES as u64).min(END) };
         let root = root.filter(|_| self.function.is_some());

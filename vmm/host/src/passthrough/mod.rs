@@ -1,8 +1,9 @@
 //! Passed-through devices of the host: PCI functions by VFIO, and I/O ports.
 //!
-//! A function does not see the guest's RAM. The function sees a shadow of the pages that the guest's IOMMU
-//! tables show it ([`tables`]), and [`dma`] copies between RAM and shadow. Data goes to the function before
-//! the guest's write reaches it, and to the guest as events. See `vmm/host/PASSTHROUGH.md`.
+//! A function does not see the guest's RAM. The function sees a shadow of the pages that the guest's IOMMU tables show
+//! to it ([`tables`]). [`dma`] copies between RAM and shadow. The guest's data goes to the shadow before a register
+//! write of the guest reaches the function. The function's data goes to the guest as events. See
+//! `vmm/host/PASSTHROUGH.md`.
 
 mod describe;
 mod dma;
@@ -28,7 +29,7 @@ pub use ports::ALLOWED_PORTS;
 
 /// The largest number of bytes of memory in one event: a record of the log is at most 1 MiB.
 const MOST_BYTES: usize = 256 << 10;
-/// Intervals for a busy guest: between checks for interrupts, and between comparisons of memory.
+/// Intervals while the guest is busy: between two checks for interrupts, and between two comparisons of memory.
 const LOOK: Duration = Duration::from_micros(20);
 const SCAN: Duration = Duration::from_micros(500);
 
@@ -96,7 +97,7 @@ enum Device {
 pub(super) struct LiveDevices {
     devices: Vec<Device>,
     ram: RamView,
-    /// The rest of an answer or of unasked input, which is still to be delivered.
+    /// Parts of an answer, or of unasked input, that have not been delivered yet.
     waiting: VecDeque<DeviceInputV1>,
     looked: Instant,
     scanned: Instant,
@@ -187,7 +188,7 @@ impl Devices for LiveDevices {
         }
         self.scanned = now;
         let ram = self.ram.clone();
-        // Memory is compared after the interrupts are read, so writes before the interrupts are found.
+        // Memory is compared after the interrupts are read, so the comparison finds all writes before the interrupts.
         let dma: Vec<DmaV1> =
             self.functions_mut().flat_map(|(_, function)| function.take_written(&ram)).collect();
         if dma.is_empty() && interrupts.is_empty() {
@@ -209,7 +210,8 @@ impl Devices for LiveDevices {
                 match self.devices.get_mut(usize::from(device)) {
                     Some(Device::Function(function)) => {
                         input.value = Some(function.read(bar(region), offset, size_bytes));
-                        // Writes of the function before the read are found, because memory is compared after the read.
+                        // Memory is compared after the register is read, so the comparison finds all writes before the
+                        // read.
                         input.dma = function.take_written(&ram);
                     }
                     Some(Device::Ports(ports)) => input.value = Some(ports.read(offset, size_bytes)),
@@ -217,8 +219,8 @@ impl Devices for LiveDevices {
                 }
             }
             AskV1::Translate { root, first, pages } => {
-                // The guest's driver has filled a buffer, and will name it in a ring next. The buffer may lie in a page
-                // that the function already sees.
+                // The guest's driver has filled a buffer, and will put its address into a ring next. The buffer may lie
+                // in a page that the function already sees.
                 if self.waiting.is_empty() {
                     self.functions_mut().for_each(|(_, function)| function.show_written(&ram));
                 }
@@ -229,8 +231,8 @@ impl Devices for LiveDevices {
             }
             AskV1::Write { .. } | AskV1::Interrupts { .. } => {}
         }
-        // Waiting input was seen before this answer and comes before the guest's question, so it becomes part of the
-        // answer.
+        // Waiting input was seen before this answer, and has not been delivered before the guest's question. So it
+        // becomes part of the answer.
         for earlier in std::mem::take(&mut self.waiting).into_iter().rev() {
             input.dma.splice(0..0, earlier.dma);
             input.interrupts.splice(0..0, earlier.interrupts);
@@ -281,7 +283,7 @@ fn bar(region: RegionV1) -> Option<u8> {
 fn in_pieces(mut input: DeviceInputV1) -> VecDeque<DeviceInputV1> {
     let (mut pieces, mut piece, mut bytes) = (VecDeque::new(), Vec::new(), 0);
     for write in std::mem::take(&mut input.dma) {
-        // A write costs some bytes more than its data.
+        // Each write costs some bytes in addition to its data.
         let cost = write.bytes.len() + 16;
         if bytes + cost > MOST_BYTES {
             let dma = std::mem::take(&mut piece);

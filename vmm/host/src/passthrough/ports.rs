@@ -1,5 +1,5 @@
-//! I/O ports of the host, by /dev/port. The host gives programs no interrupts of such a device. A serial port is polled
-//! for its interrupts ([`super::serial`]); for other ports the guest's driver polls.
+//! I/O ports of the host, by /dev/port. The host gives programs no interrupts of a device at these ports. The recorder
+//! polls a serial port to find its interrupts ([`super::serial`]). At other ports, the guest's driver must poll.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -27,7 +27,7 @@ const SERIAL_PORTS: [(u16, u16); 3] = [(0x2e8, 0x2ef), (0x2f8, 0x2ff), (0x3e8, 0
 /// See the module documentation.
 pub(super) struct LivePorts {
     ports: HostPorts,
-    /// Polls for interrupts, if the device has one in the guest.
+    /// Polls for interrupts, if the guest's device has an interrupt.
     serial: Option<Serial>,
 }
 
@@ -74,7 +74,7 @@ impl LivePorts {
         }
     }
 
-    /// Whether the device must be polled for interrupts.
+    /// Whether the recorder must poll the device for interrupts.
     pub fn is_watched(&self) -> bool {
         self.serial.as_ref().is_some_and(Serial::is_watched)
     }

@@ -2,9 +2,9 @@
 //! datasheet).
 //!
 //! The host gives programs no interrupt of an ISA port. The port's interrupt identification register (IIR) shows
-//! whether it interrupts, including FIFO levels and time-outs. Reading that register has one side effect: if it names
-//! the transmitter as the cause, it clears that cause. So the recorder keeps a cause that its poll has cleared, for the
-//! guest's next read. Polling reads no other register.
+//! whether the port interrupts, including FIFO levels and time-outs. Reading IIR has one side effect: if IIR names the
+//! transmitter as the cause, the read clears this cause. So the recorder keeps a cause that its poll has cleared, for
+//! the guest's next read. Polling reads no other register.
 //!
 //! ```text
 //!         it wants to interrupt: event        the guest touches it, and it still wants
@@ -30,13 +30,13 @@ const IIR_NONE: u8 = 0x01;
 const IIR_TRANSMITTER: u8 = 0x02;
 const IIR_MODEM: u8 = 0x00;
 const LCR_DIVISOR: u8 = 0x80;
-/// With this LCR value enhanced ports have another register in the place of IIR.
+/// If LCR has this value, enhanced ports have another register at the address of IIR.
 const LCR_ENHANCED: u8 = 0xBF;
 const MCR_OUT2: u8 = 0x08;
 const MCR_LOOP: u8 = 0x10;
 
 /// If the port still has a cause this long after the guest touched it, the guest is interrupted again. A handler that
-/// loops until no cause is left never gets there.
+/// loops until no cause is left never needs this second interrupt.
 const PATIENCE: Duration = Duration::from_millis(1);
 
 /// The registers of a port.
@@ -49,11 +49,11 @@ pub(super) trait Registers {
 
 /// See the module documentation.
 pub(super) struct Serial {
-    /// The registers as last written.
+    /// The registers, as they were last written.
     ier: u8,
     lcr: u8,
     mcr: u8,
-    /// Whether a poll has cleared the transmitter's cause.
+    /// Whether a poll has cleared the transmitter's cause, so that the guest must still see this cause.
     transmitter: bool,
     line: Line,
 }
@@ -138,7 +138,7 @@ impl Serial {
         self.is_watched() && self.identify(port) & IIR_NONE == 0
     }
 
-    /// IIR as the guest would read it if nothing else read it.
+    /// The value of IIR that the guest would read if the recorder did not poll.
     fn identify(&mut self, port: &mut impl Registers) -> u8 {
         let seen = port.read(IIR);
         self.transmitter |= seen & IIR_CAUSE == IIR_TRANSMITTER;
@@ -196,7 +196,7 @@ mod tests {
                         let seen = serial.read(&mut port, register);
                         assert_eq!(seen, alone.read(register.into()), "seed {seed} step {step}: {register}");
                     }
-                    // Usually without the divisor latch.
+                    // Writes of LCR usually leave the divisor latch off.
                     3 => {
                         let value = if register == LCR && value < 200 { 3 } else { value };
                         let value = if value == LCR_ENHANCED { LCR_DIVISOR } else { value };

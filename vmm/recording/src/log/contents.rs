@@ -1,8 +1,8 @@
-//! The contents of a log. Opening a log reads every record once. Unpacked records stay in memory in pieces, and only
-//! the pieces used last: a night's log takes no more memory than an hour's.
+//! The contents of a log. Opening a log reads every record once. Of the unpacked records, only the pieces used last
+//! stay in memory. So the log of a whole night takes no more memory than the log of an hour.
 //!
-//! A run that was cut off leaves a log whose last frame may be incomplete: reading stops before it and says so. Damage
-//! anywhere else is an error. Lengths are never trusted.
+//! A run that was cut off leaves a log whose last frame may be incomplete. Reading stops before this frame and reports
+//! it. Damage anywhere else is an error. Lengths are never trusted.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -29,9 +29,9 @@ pub struct Log<C> {
     pub machine_hash: [u8; 32],
     /// The end record; `None` if the recording was cut off.
     pub end: Option<EndRecord<C>>,
-    /// Bytes of the file that hold whole records.
+    /// The size of the part of the file that holds whole records.
     pub bytes: u64,
-    /// Whether an incomplete record follows the whole ones.
+    /// Whether an incomplete record follows the last whole record.
     pub torn: bool,
     order: Order<C>,
     /// The checksums up to the machine's record, and up to the end.
@@ -130,7 +130,7 @@ impl<C: Count> Scan<C> {
                 let (offset, at) = (self.offset, self.order.last);
                 self.index.push(PieceIndex { offset, chain: self.chain, first, events, at });
             }
-            // A piece never ends behind a count of system calls: the count belongs to the event that follows.
+            // A piece never ends between a count of system calls and the event to which the count belongs.
             let may_end = matches!(record, LogRecord::Event(_) | LogRecord::Check(_));
             let index = &self.index[self.index.len() - 1];
             let filling = self.filling.get_or_insert_with(|| Filling::begin(index));
@@ -334,8 +334,8 @@ impl<C: Count> Log<C> {
         self.event(0)?.ok_or_else(|| self.source.damaged("holds no events"))
     }
 
-    /// Counts the events and the checks at the beginning of the log whose point is `before`. The condition must stay
-    /// false once it is false.
+    /// Counts the events and the checks at the beginning of the log at whose moments `before` is true. In the order of
+    /// the log, `before` must stay false once it is false.
     pub fn counts_while(&self, before: impl Fn(Moment<C>) -> bool) -> Result<(usize, usize), Error> {
         let Some(piece) = self.index.partition_point(|index| before(index.at)).checked_sub(1) else {
             return Ok((0, 0));
@@ -367,8 +367,8 @@ impl<C: Count> Log<C> {
         Ok(None)
     }
 
-    /// The checksum of the log up to the entry behind this many events and checks. `None` if the log is shorter or
-    /// has no such entry.
+    /// The checksum of the log up to the entry that ends with this many events and checks. `None` if the log is
+    /// shorter, or if no entry ends with these counts.
     pub fn check_behind(&self, events: usize, checks: usize) -> Result<Option<u32>, Error> {
         let Some(last) = events.checked_add(checks).and_then(|entries| entries.checked_sub(1)) else {
             return Ok(Some(self.chain.0));

@@ -15,8 +15,8 @@ pub struct LogParting<C> {
     pub what: String,
 }
 
-/// Compares two logs. Checks are compared only where both logs have one at the same point. A check in one log only is
-/// no difference: checks change nothing that the guest sees.
+/// Compares two logs. Checks are compared only at points where both logs have a check. A check in one log only is no
+/// difference: checks change nothing that the guest sees.
 pub fn diff<C: Count>(left: &Log<C>, right: &Log<C>) -> Result<Option<LogParting<C>>, Error> {
     if left.machine_hash != right.machine_hash {
         return Ok(Some(LogParting { at: None, what: "they were made on different machines".to_string() }));
@@ -46,7 +46,7 @@ fn first_event<C: Count>(left: &Log<C>, right: &Log<C>) -> Result<Option<LogPart
             let what = format!("event {number}: {}", event_difference(&l, &r));
             parting(l.at.min(r.at), what)
         }
-        // A log that was cut off is equal if it has no difference before its end.
+        // A log that was cut off counts as equal if it has no difference before its end.
         (Some(event), None) if event.at <= right.last_moment() => {
             parting(event.at, format!("event {number} ({}) is in the first only", event.event.kind()))
         }

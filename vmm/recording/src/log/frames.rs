@@ -1,5 +1,5 @@
-//! Frames: a record's bytes with their length and two checksums. Both checksums start from the checksum of the frame
-//! before, so a frame is valid only in its place.
+//! Frames: a record's bytes with their length and two checksums. Both checksums start from a checksum of the previous
+//! frame, so a frame is valid only in its place.
 
 /// The first bytes of a log file.
 pub(super) const MAGIC: &[u8; 8] = b"TTVMLOG1";
@@ -16,8 +16,7 @@ pub(super) fn header_of(chain: u32, payload: &[u8]) -> ([u8; HEADER_BYTES], u32)
     (header.to_bytes(chain), header.payload_check)
 }
 
-/// A frame's header. Both checksums start from the checksum of the frame before, so a frame is valid only in its
-/// place.
+/// A frame's header. Both checksums start from a checksum of the previous frame, so a frame is valid only in its place.
 pub(super) struct Header {
     pub length: u32,
     pub payload_check: u32,
@@ -60,7 +59,7 @@ fn chained(chain: u32, parts: &[&[u8]]) -> u32 {
 /// The next frame's header and payload; `None` if the file was cut off here.
 ///
 /// `window` holds the rest of the file, or enough for any frame. `left` counts the bytes up to the end of the file.
-/// `arrived` counts the bytes up to the last one that is not zero.
+/// `arrived` counts the bytes up to the last byte that is not zero.
 pub(super) fn next_frame(
     window: &[u8],
     left: u64,
@@ -85,7 +84,7 @@ pub(super) fn next_frame(
     if chained(chain, &[payload]) == header.payload_check {
         return Ok(Some((header, payload)));
     }
-    // As above: the header was written, some of the payload was not.
+    // As above: the header was written, but some of the payload was not.
     if arrived <= frame_bytes && payload.ends_with(&[0]) && left > frame_bytes {
         return Ok(None);
     }

@@ -50,7 +50,7 @@ impl<C: Copy> LogEntry<C> {
 pub struct Piece<C> {
     /// Number of the first entry.
     pub(super) first: usize,
-    /// The entries, each with the log's checksum behind it.
+    /// The entries. With each entry stands the checksum of the log up to and including this entry.
     pub(super) entries: Vec<(LogEntry<C>, u32)>,
 }
 
@@ -73,7 +73,7 @@ impl<C> Piece<C> {
 }
 
 impl<C> Piece<C> {
-    /// The log's checksum behind the entry with this number, if the piece holds it.
+    /// The checksum of the log up to and including the entry with this number, if the piece holds it.
     pub fn check_behind(&self, entry: usize) -> Option<u32> {
         let index = entry.checked_sub(self.first)?;
         self.entries.get(index).map(|(_, check)| *check)
@@ -103,7 +103,7 @@ pub(super) struct Loaded<C> {
 }
 
 impl<C: Count> Loaded<C> {
-    /// No pieces.
+    /// An empty cache.
     pub fn new() -> Loaded<C> {
         Loaded { pieces: BTreeMap::new(), uses: 0 }
     }

@@ -167,7 +167,8 @@ fn payloads_that_no_recorder_writes_are_read_or_refused() {
 
 #[test]
 fn a_disk_that_is_full_leaves_whole_records() {
-    // A file that cannot grow: a full device behind a link, as `create` wants to make its file itself.
+    // A file that cannot grow: a full device. `LogWriter::create` cannot open it, because `create` only makes new
+    // files.
     let full = File::options().write(true).open("/dev/full").unwrap();
     let mut writer = LogWriter::on(full, "/dev/full".into());
     let error = writer.append(&sample_records()[0]).unwrap_err().to_string();

@@ -1,8 +1,8 @@
 //! The first version of an event log's records: [`LogRecord`] and its parts, field by field in the order on
 //! disk.
 //!
-//! Nothing in this file may be moved, added or retyped; `tests/stored_bytes.rs` has the bytes of each. The
-//! conversions name every field on both sides. A new field does not compile until they handle it.
+//! Nothing in this file may be moved, added or retyped; `tests/stored_bytes.rs` has the bytes of each type. The
+//! conversions name every field on both sides. So a new field does not compile until the conversions handle it.
 
 use std::borrow::Cow;
 

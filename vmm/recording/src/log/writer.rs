@@ -14,8 +14,8 @@ use machine::Format;
 use machine::error::Error;
 use machine::position::Count;
 
-/// Disk space reserved for coming records. A checkpoint that fills the disk, and is then given up, leaves this space
-/// to the log.
+/// Disk space reserved for later records. If a checkpoint fills the disk, the checkpoint is given up, and the log still
+/// has this space.
 const RESERVE_BYTES: u64 = 256 << 10;
 
 /// Appends records to a log file.
@@ -23,7 +23,7 @@ pub struct LogWriter {
     file: File,
     path: PathBuf,
     format: Format,
-    /// Disk space is reserved up to here.
+    /// Disk space is reserved up to this position of the file.
     reserved: u64,
     /// Length of the file up to the last whole record.
     bytes: u64,
@@ -37,7 +37,7 @@ impl LogWriter {
     /// Starts a new log, in this format; the file must not exist.
     pub fn create(path: &Path, format: Format) -> Result<LogWriter, Error> {
         let mut file = File::create_new(path).map_err(Error::file("create", path))?;
-        // The lock only tells readers that a recorder still writes. If files cannot be locked, readers do not
+        // The lock only tells readers that a recorder still writes. On a file system without locks, readers do not
         // learn about the recorder.
         let _ = file.try_lock();
         file.write_all(MAGIC).map_err(Error::file("write", path))?;
@@ -92,8 +92,8 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Reserves disk space behind the log's end; readers do not see it. If the disk is full, or the file
-    /// system cannot reserve space, the log is written as long as possible.
+    /// Reserves disk space behind the log's end. Readers do not see this space. If the disk is full, or the file system
+    /// cannot reserve space, the log is written as long as possible.
     fn reserve(&mut self) {
         let end = self.bytes + RESERVE_BYTES;
         let from = self.bytes.max(self.reserved);
@@ -130,7 +130,7 @@ impl Drop for LogWriter {
     }
 }
 
-/// Writes two pieces, one behind the other; in one call if the system takes both.
+/// Writes two pieces, one behind the other. Uses one system call if this call takes both pieces.
 fn write_both(file: &mut File, first: &[u8], second: &[u8]) -> io::Result<()> {
     let mut pieces = [IoSlice::new(first), IoSlice::new(second)];
     let mut left = &mut pieces[..];

@@ -5,7 +5,7 @@ use crate::manifest::Manifest;
 use machine::config::MachineConfig;
 use machine::start::Start;
 
-/// The first bytes of every packed recording. The version follows, outside of the compressed part.
+/// The first bytes of every packed recording. The version follows; both stand before the compressed part.
 pub const MAGIC: &[u8; 8] = b"TTVMPACK";
 /// Version of the layout of packed recordings.
 pub const VERSION: u32 = 2;

@@ -29,7 +29,7 @@ pub const DEFAULT_MAX_BYTES: u64 = 64 << 30;
 pub fn pack<C: Unit>(recording: &Recording<C>, to: &Path, with_checkpoints: bool) -> Result<u64, Error> {
     let checkpoints = if with_checkpoints { recording.whole_checkpoints()? } else { None };
     if let Some(store) = &checkpoints {
-        // Damaged data must not get a new, valid hash.
+        // Damaged data must not get a new, valid hash in the pack.
         store.verify(|_, _| {})?;
     }
     let mut file = NewFile::begin(to)?;
@@ -71,7 +71,7 @@ fn make_directories(of: &Path) -> Result<(), Error> {
     })
 }
 
-/// The error for checkpoint files that have the noted hashes and still make no store.
+/// The error for checkpoint files that have the right hashes, but do not make a valid store.
 fn damaged_store(archive: &Path, error: &StoreError) -> Error {
     let in_store = error.path.file_name().unwrap_or_default().display();
     Error::recording(archive, format!("is damaged: the file {in_store} of its checkpoints {}", error.kind))

@@ -1,6 +1,6 @@
-//! Reads packed recordings, which may come from strangers. The reader takes no file name from the archive.
-//! The reader bounds lengths before it reserves or writes anything. The reader accepts contents only with the
-//! right hash.
+//! Reads packed recordings, which may come from strangers. The reader takes no file name from the archive. The reader
+//! checks each length against a limit before it reserves memory or writes anything. The reader accepts only contents
+//! that have the right hash.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -28,7 +28,7 @@ pub trait Sink {
     fn check_log(&mut self, manifest: &Manifest) -> Result<(), String>;
 }
 
-/// The reader's knowledge of a file before its contents come.
+/// The facts that the reader knows about a file before it reads the contents.
 #[derive(Clone, Copy)]
 enum Expected<'a> {
     /// The file's size and hash.
@@ -178,7 +178,7 @@ impl<R: Read> Reader<'_, R> {
             Error::recording(self.path, why)
         })?;
         sink.begin(name, size)?;
-        // The manifest may use another kind of hash for the same contents.
+        // The manifest may have another kind of hash of the contents than the archive.
         let mut named = match expected {
             Expected::This(_, hash) => Some((ContentsHasher::new(Scheme::of(hash)), hash)),
             _ => None,

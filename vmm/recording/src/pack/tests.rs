@@ -20,7 +20,7 @@ fn image(directory: &Path, name: &str, contents: &[u8]) -> ImageFile {
     ImageFile { path, hash: blake3::hash(contents).to_hex().to_string(), size_bytes: contents.len() as u64 }
 }
 
-/// As [`image`], with the kind of hash that disks have.
+/// As [`image`], but with the kind of hash that manifests use for disks.
 fn disk(directory: &Path) -> ImageFile {
     let image = image(directory, "disk.img", &disk_contents());
     hash_image(&image.path, Scheme::Sparse).unwrap()
@@ -82,7 +82,7 @@ fn checkpoint_files(recording: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Keeps everything in memory, and asserts the guarantees that a sink has.
+/// A sink that keeps everything in memory. The sink asserts what [`Sink`] promises about the calls.
 #[derive(Default)]
 struct Memory {
     files: BTreeMap<PathBuf, Vec<u8>>,
@@ -182,7 +182,7 @@ fn checkpoints_count_for_the_size_and_must_fit_together() {
     let with = without + original.checkpoints().unwrap().unwrap().total_bytes();
     assert!(unpack(&packed, &unpacked, with - 1).unwrap_err().to_string().contains("--max-size"));
     unpack(&packed, &unpacked, with).unwrap();
-    // A checkpoint that others build upon is missing: every file is whole, but the store is not.
+    // A checkpoint that others build upon is missing: every file is whole, but the store is incomplete.
     std::fs::remove_file(unpacked.join(CHECKPOINTS).join("00000001.ckpt")).unwrap();
     let copy = open(&unpacked);
     let store = copy.checkpoints().unwrap().unwrap();
@@ -229,7 +229,7 @@ fn any_changed_byte_is_noticed() {
                 damaged.remove(at);
             }
         }
-        // Some bits of compressed data have no meaning.
+        // Some bits of compressed data have no meaning, so changing them does no harm.
         if let Ok((contents, others)) = read(&damaged) {
             assert_eq!(contents.manifest, expected.manifest, "round {round} at {at}");
             assert_eq!(log(&others), log(&files), "round {round} at {at}");

@@ -51,7 +51,8 @@ pub fn write_archive<C, W: Write>(
     encoder.finish().map_err(failed)
 }
 
-/// Writes the store: whether there is one, its header, each checkpoint behind its number, and an end mark.
+/// Writes the part about checkpoints: a flag that says whether a store follows, the store's header, each checkpoint
+/// after its number, and an end mark.
 fn write_checkpoints(store: Option<&Store>, out: &mut impl Write, path: &Path) -> Result<(), Error> {
     let failed = |source| Error::file("write", path)(source);
     out.write_all(&[u8::from(store.is_some())]).map_err(failed)?;
@@ -72,7 +73,7 @@ fn write_checkpoints(store: Option<&Store>, out: &mut impl Write, path: &Path) -
     out.write_all(&NO_CHECKPOINT.to_le_bytes()).map_err(failed)
 }
 
-/// Reads a file that others read too, from a position of its own.
+/// Reads a file from its own position, while others read the same open file.
 struct At<'a> {
     file: &'a File,
     offset: u64,
@@ -106,7 +107,7 @@ fn write_file(from: &Path, size_bytes: u64, out: &mut impl Write, path: &Path) -
     write_contents(file, from, size_bytes, out, path)
 }
 
-/// As [`write_pieces`], with no other use of the contents.
+/// As [`write_pieces`], for a caller that does not need the pieces.
 fn write_contents(
     file: impl Read,
     from: &Path,

@@ -17,8 +17,8 @@ impl BlockWriter<'_> {
         self.in_host = 0;
     }
 
-    /// Notes that the instruction has set flags in the host's register, and writes them to the frame if they are needed
-    /// there.
+    /// Notes that the instruction has set flags in the host's register. If later code needs these flags in the frame,
+    /// writes them to the frame.
     pub fn flags_set(&mut self, effect: &Effect) {
         self.some_flags_set(effect);
         if self.needed & effect.kills == 0 {
@@ -35,7 +35,7 @@ impl BlockWriter<'_> {
         self.in_frame = set::ALL;
     }
 
-    /// As [`BlockWriter::flags_set`] after a shift, for which AL holds OF.
+    /// As [`BlockWriter::flags_set`], for a shift. AL must hold OF.
     pub fn shift_flags_set(&mut self, effect: &Effect) {
         self.some_flags_set(effect);
         if self.needed & effect.kills == 0 {
@@ -69,13 +69,13 @@ impl BlockWriter<'_> {
         self.asm.alu(B4, alu::OR, RDX, RCX);
     }
 
-    /// Stores a recipe in the frame in place of the flags.
+    /// Stores a recipe's number in the frame in place of the flags.
     pub fn name_recipe(&mut self, recipe: Recipe) {
         let name = self.recipes.name(recipe);
         self.asm.store_imm(B4, FLAGS, name as i32);
     }
 
-    /// Stores the flags that a recipe gives in the frame. Clobbers RAX and RDX.
+    /// Computes the flags by a recipe and stores them in the frame. Clobbers RAX and RDX.
     pub fn follow_recipe(&mut self, recipe: Recipe) {
         let Recipe { operation, size, first, second } = recipe;
         self.asm.load(B8, RDX, Self::place(first.into()));
@@ -107,19 +107,20 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// Notes that the instruction has set flags in the host's register, which the frame does not have.
+    /// Notes that the instruction has set flags in the host's register, so the frame's values of these flags are old.
     pub fn some_flags_set(&mut self, effect: &Effect) {
         self.in_frame &= !effect.kills;
         self.in_host = effect.in_host;
     }
 
-    /// Notes that some flags are wrong in the frame, where nothing will read them.
+    /// Notes that the frame has wrong values of some flags, which nothing will read.
     pub fn flags_lost(&mut self, kills: u8) {
         self.in_frame &= !kills;
         self.in_host = 0;
     }
 
-    /// Writes CF from the host's register to the frame, and keeps the other flags there. Clobbers RAX and RCX.
+    /// Writes CF from the host's register to the frame, and leaves the frame's other flags unchanged. Clobbers RAX and
+    /// RCX.
     pub fn carry_to_frame(&mut self) {
         self.asm.setcc(cc::B, RCX);
         self.asm.load(B4, RAX, FLAGS);
@@ -151,7 +152,8 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// Makes the host's flags represent a condition, and returns the condition to test. Clobbers RAX.
+    /// Sets the host's flags as the guest's condition needs them, and returns the host's condition to test. Clobbers
+    /// RAX.
     pub fn condition(&mut self, cc: u8) -> u8 {
         let flags = looked_at(cc);
         if self.in_host & flags == flags {

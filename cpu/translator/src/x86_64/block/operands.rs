@@ -1,4 +1,4 @@
-//! The places of an instruction's operands: the guest's registers, and memory behind the TLB.
+//! The places of an instruction's operands: the guest's registers, and memory that is reached through the TLB.
 
 use std::mem::offset_of;
 
@@ -23,7 +23,7 @@ impl BlockWriter<'_> {
         Self::place(number_of(register))
     }
 
-    /// A guest's register in a host register: its own, or `scratch`.
+    /// The host register with the value of a guest register: the guest register's own, or `scratch` after a load.
     pub fn in_register(&mut self, n: usize, scratch: Reg) -> Reg {
         match Self::place(n) {
             Place::Reg(reg) => reg,
@@ -34,10 +34,10 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// An operand's register in a host register: the guest register's own, or a scratch register. The scratch
-    /// register is RDX for the `first` operand and RCX for others. AH to BH become DH and CH: an instruction
-    /// with AH to BH can otherwise name only RAX to RDX. `beside_high` says that the other operand is one of
-    /// AH to BH.
+    /// The host register with the value of an operand's register: the guest register's own, or a scratch register. The
+    /// scratch register is RDX for the `first` operand and RCX for others. For AH, BH, CH or DH, the result is DH or CH
+    /// of the scratch register. An instruction with such a register can name only RAX to RDX otherwise. `beside_high`
+    /// says that the other operand is one of AH to BH.
     pub fn operand_register(&mut self, register: Register, first: bool, beside_high: bool) -> Reg {
         let scratch = if first { RDX } else { RCX };
         let n = number_of(register);
@@ -57,7 +57,7 @@ impl BlockWriter<'_> {
         self.set_all(number_of(register), if from == DH { RDX } else { from });
     }
 
-    /// Sets a whole guest's register.
+    /// Sets all 64 bits of a guest's register.
     pub fn set_all(&mut self, n: usize, from: Reg) {
         if Self::place(n) != Place::Reg(from) {
             self.asm.store(B8, Self::place(n), from);
@@ -160,7 +160,7 @@ impl BlockWriter<'_> {
         slots
     }
 
-    /// The memory operand built from host registers, if its base and index are in host registers.
+    /// The memory operand in terms of host registers, if its base and index are in host registers.
     fn registers_of(&self, i: &Instruction) -> Option<Mem> {
         if !i.memory_base().is_gpr64() || matches!(i.memory_segment(), Register::FS | Register::GS) {
             return None;
@@ -177,8 +177,8 @@ impl BlockWriter<'_> {
         Some(Mem { base: in_host(i.memory_base())?, index, disp })
     }
 
-    /// The `bytes` bytes at the linear address in RAX, computed from registers. The expected addend is added to the
-    /// base, so that the load does not wait for the check.
+    /// The memory operand for `bytes` bytes at the linear address in RAX. `place` is the same address, computed from
+    /// registers. The expected addend is added to the base, so that the load does not wait for the check.
     fn access_at_expected(&mut self, bytes: i32, place: Mem) -> Mem {
         let slots = self.check_page(bytes, false);
         self.load_addend(slots, false);
@@ -241,8 +241,8 @@ impl BlockWriter<'_> {
         slots
     }
 
-    /// The memory operand. The operand may use RAX and other registers, but not RCX and RDX. Clobbers RCX
-    /// and RDX.
+    /// Checks the memory operand, and returns it in terms of host registers. The returned operand may use RAX and other
+    /// registers, but not RCX and RDX. Clobbers RCX and RDX.
     pub fn operand(&mut self, i: &Instruction, size: Size, write: bool) -> Result<Mem, Cannot> {
         self.operand_of(i, size.bytes(), write)
     }
@@ -275,8 +275,7 @@ impl BlockWriter<'_> {
         Ok(at(RAX, 0))
     }
 
-    /// The eight bytes on the stack at a register's address plus a displacement. Clobbers as [`BlockWriter::operand`]
-    /// does.
+    /// As [`BlockWriter::operand_of`], for eight bytes on the stack at a guest register's address plus a displacement.
     pub fn stack_operand(&mut self, register: usize, disp: i32, write: bool) -> Result<Mem, Cannot> {
         let addend = self.checked(8, write)?;
         let base = self.in_register(register, RCX);
@@ -335,7 +334,7 @@ impl BlockWriter<'_> {
         Ok(at(RAX, below))
     }
 
-    /// Saves RCX across another access.
+    /// Saves RCX in the frame across another access.
     pub fn keep(&mut self) {
         self.asm.store(B8, SPARE, RCX);
     }

@@ -18,7 +18,7 @@ pub(super) struct Step {
     pub before: Option<Recipe>,
     /// The recipe of the flags at the block's end, if this instruction set them last.
     pub at_end: Option<Recipe>,
-    /// Whether an operand must be saved for its recipe.
+    /// Whether an operand of the instruction must be saved for the recipe of its flags.
     pub keeps: bool,
 }
 
@@ -27,8 +27,8 @@ impl Step {
         self.kind?.effect(instruction, needed, matches!(self.role, Role::Later { .. }))
     }
 
-    /// Whether an exit before the instruction completes needs the flags in the frame. The first of a group may continue
-    /// in the twin, which has no recipe.
+    /// Whether an exit before the instruction completes needs the flags in the frame. The first access of a group may
+    /// continue in the twin, which has no recipe.
     fn exits_need_flags(&self) -> bool {
         self.before.is_none() || matches!(self.role, Role::First { .. })
     }
@@ -77,7 +77,8 @@ pub(super) fn plan(
     steps
 }
 
-/// Whether the flags that an instruction reads are still in the host's register when it is reached.
+/// Whether the flags that the instruction `reader` reads are still in the host's register when execution reaches
+/// `reader`.
 fn host_reaches(source: &Source<'_>, steps: &[Step], reader: usize, reads: u8) -> bool {
     for n in (0..reader).rev() {
         // `in_host` and `transparent` of an effect do not depend on the needed flags. Only the existence of
@@ -112,7 +113,7 @@ impl Known {
         Known { before: vec![None; count], keeps: vec![false; count], at_end: None }
     }
 
-    /// Follows the registers through a block.
+    /// Follows the registers' values through a block, and finds the places where a recipe of the flags holds.
     pub fn of(source: &Source<'_>, kinds: &[Option<Kind>]) -> Known {
         let mut values = Values::default();
         // The instruction that last set the flags, its recipe, and the registers' values at that time.
@@ -169,7 +170,7 @@ pub(super) fn changed_under_first_flags(source: &Source<'_>, steps: &[Step]) -> 
         if effect.is_none_or(|effect| effect.exits) {
             changed = first.changed_in(&values);
         }
-        // After an instruction of the interpreter, the flags are in the frame.
+        // After an instruction that the interpreter has executed, the flags are in the frame.
         let (Some(kind), Some(effect)) = (step.kind, effect) else { return Some(changed) };
         if effect.reads != 0 {
             return None;

@@ -1,4 +1,4 @@
-//! The means by which this host connects guests to its network.
+//! Examines how this host can connect guests to its network.
 
 use std::process::{Command, Stdio};
 

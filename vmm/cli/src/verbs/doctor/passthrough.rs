@@ -1,4 +1,5 @@
-//! This host's support for `--passthrough`. Opening a VFIO group and closing it again does nothing to its devices.
+//! Examines this host's support for `--passthrough`. Opening a VFIO group and closing it again does nothing to its
+//! devices.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -20,7 +21,7 @@ impl Host {
         Host { sys: "/sys".into(), dev: "/dev".into() }
     }
 
-    /// The findings, in the order in which one sets things up.
+    /// The findings, in the order in which a user sets up passthrough.
     pub fn examine(&self) -> Vec<Finding> {
         let functions = self.bound_functions();
         let mut groups: Vec<_> = functions.iter().filter_map(|(_, group)| group.clone()).collect();

@@ -1,4 +1,4 @@
-//! This host's means for the sandbox of `ttvm`.
+//! Examines which parts of the sandbox of `ttvm` this host supports.
 
 use ::sandbox::{Files, Offered};
 
@@ -7,7 +7,7 @@ use super::finding::{Finding, finding};
 const LANDLOCK: &str = "sandbox: Landlock";
 const SECCOMP: &str = "sandbox: seccomp";
 
-/// A finding for each lock that a host may lack.
+/// A finding for each part of the sandbox that a host may lack: Landlock and seccomp.
 pub(super) fn examine() -> Vec<Finding> {
     findings(&::sandbox::probe())
 }
