@@ -12,6 +12,29 @@ pub struct BusSignals {
     pub stop: bool,
 }
 
+/// Whether a processor waits for a start-up message: INIT makes it wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Startup {
+    /// The processor has started.
+    #[default]
+    Done,
+    /// The processor waits for a start-up message.
+    Awaited,
+    /// A start-up message waits ([`Bus::take_start`] consumes it).
+    Due,
+}
+
+/// What decides whether a processor that is not in the seat can run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessorSignals {
+    /// As [`BusSignals::interrupt`].
+    pub interrupt: bool,
+    /// As [`BusSignals::nmi`].
+    pub nmi: bool,
+    /// Whether the processor waits for a start-up message.
+    pub startup: Startup,
+}
+
 /// The rest of the machine, as the CPU sees it. `steps` is the CPU's step count at the access
 /// (see `Cpu::steps`).
 pub trait Bus {
@@ -25,6 +48,16 @@ pub trait Bus {
     fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]);
     /// The board's requests at this moment.
     fn signals(&mut self) -> BusSignals;
+    /// The board's requests to any processor.
+    fn processor_signals(&mut self, _processor: usize) -> ProcessorSignals {
+        ProcessorSignals::default()
+    }
+    /// Tells the board that this processor has the seat. Later calls come from it.
+    fn take_seat(&mut self, _processor: usize) {}
+    /// Consumes the start-up message that waits for the processor in the seat. Returns the page where it starts.
+    fn take_start(&mut self) -> Option<u8> {
+        None
+    }
     /// The interrupt acknowledge cycle; `None` if the request was withdrawn.
     fn acknowledge_interrupt(&mut self) -> Option<u8>;
     /// Consumes a waiting NMI.

@@ -68,6 +68,12 @@ pub struct Core {
     pub attention: u32,
     /// An interrupt or NMI waited when signals were last sampled.
     pub interrupts_wait: bool,
+    /// Whether the running processor gives the rest of its turn away.
+    pub yields: bool,
+    /// Number of the running processor, which is its APIC id.
+    pub processor: usize,
+    /// Number of processors.
+    pub processors: usize,
     /// Privilege level.
     pub cpl: u8,
     /// Code size of the running segment.
@@ -118,6 +124,9 @@ impl Core {
             break_block: false,
             attention: attention::SIGNALS,
             interrupts_wait: false,
+            yields: false,
+            processor: 0,
+            processors: 1,
             cpl: 0,
             code_size: CodeSize::Bits16,
             stack_mask: 0xffff,

@@ -11,6 +11,11 @@ const OSXSAVE: u32 = 1 << 27;
 /// APIC, in leaf 1 EDX and its copy.
 const APIC: u32 = 1 << 9;
 
+/// HTT, in leaf 1 EDX: EBX counts the processors (APM vol. 3, E.3.2).
+const HTT: u32 = 1 << 28;
+/// CmpLegacy, in leaf 8000_0001h ECX: the processors are cores (APM vol. 3, E.4.2).
+const CMP_LEGACY: u32 = 1 << 1;
+
 /// The parts of CPUID's answers that follow the machine's state.
 #[derive(Clone, Copy)]
 struct Changing {
@@ -19,23 +24,43 @@ struct Changing {
     /// IA32_APIC_BASE.EN. CPUID does not report a local APIC that is switched off (SDM vol. 3, 11.4.3; APM vol. 3,
     /// E.3.2 and E.4.2).
     apic: bool,
+    /// The processor's number, and the number of processors.
+    processor: (u32, u32),
 }
 
 /// The processor's answer to CPUID. Leaves beyond a range's maximum are zero, as on AMD.
 pub(crate) fn leaf(core: &Core, bus: &mut dyn Bus, leaf: u32, subleaf: u32) -> Leaf {
-    let changing = Changing { osxsave: core.state.cr4 & cr4::OSXSAVE != 0, apic: bus.apic_enabled() };
+    let changing = Changing {
+        osxsave: core.state.cr4 & cr4::OSXSAVE != 0,
+        apic: bus.apic_enabled(),
+        processor: (core.processor as u32, core.processors as u32),
+    };
     leaf_of(core.model, changing, leaf, subleaf)
 }
 
 fn leaf_of(model: CpuModel, changing: Changing, leaf: u32, subleaf: u32) -> Leaf {
     let is_asked = |known: u32, part: Option<u32>| known == leaf && part.is_none_or(|part| part == subleaf);
     let found = model.leaves().iter().find(|&&(known, part, _)| is_asked(known, part));
-    let [eax, ebx, mut ecx, mut edx] = found.map_or([0; 4], |(_, _, answer)| *answer);
+    let [eax, mut ebx, mut ecx, mut edx] = found.map_or([0; 4], |(_, _, answer)| *answer);
     if leaf == 1 && changing.osxsave {
         ecx |= OSXSAVE;
     }
     if matches!(leaf, 1 | 0x8000_0001) && !changing.apic {
         edx &= !APIC;
+    }
+    let (processor, processors) = changing.processor;
+    if processors > 1 {
+        match leaf {
+            1 => {
+                ebx = ebx & 0xffff | processors.min(0xff) << 16 | processor << 24;
+                edx |= HTT;
+            }
+            0x8000_0001 => ecx |= CMP_LEGACY,
+            0x8000_0008 => {
+                ecx = ecx & !0xf0ff | processors.next_power_of_two().ilog2() << 12 | (processors - 1)
+            }
+            _ => {}
+        }
     }
     [eax, ebx, ecx, edx]
 }
@@ -54,12 +79,12 @@ mod tests {
         let mut text = format!("{}\n", model.name());
         let leaves = (0..0x40).chain(0x4000_0000..0x4000_0010).chain(0x8000_0000..0x8000_0040);
         for leaf in leaves.chain([0x2000_0000, 0xc000_0000, u32::MAX]) {
-            let usual = leaf_of(model, Changing { osxsave: false, apic: true }, leaf, 0);
+            let usual = leaf_of(model, Changing { osxsave: false, apic: true, processor: (0, 1) }, leaf, 0);
             for (osxsave, apic) in [(false, true), (true, true), (false, false), (true, false)] {
-                let first = leaf_of(model, Changing { osxsave, apic }, leaf, 0);
+                let first = leaf_of(model, Changing { osxsave, apic, processor: (0, 1) }, leaf, 0);
                 let expected = if (osxsave, apic) == (false, true) { [0; 4] } else { usual };
                 for (subleaf, expected) in [(0, expected), (1, first), (2, first), (u32::MAX, first)] {
-                    let answer = leaf_of(model, Changing { osxsave, apic }, leaf, subleaf);
+                    let answer = leaf_of(model, Changing { osxsave, apic, processor: (0, 1) }, leaf, subleaf);
                     if answer != expected {
                         let line =
                             format!("{leaf:#x} {subleaf:#x} osxsave {osxsave} apic {apic}: {answer:08x?}\n");

@@ -2,9 +2,12 @@
 //! handles interrupts, traps, breakpoints, watchpoints and the budget.
 
 mod observed;
+mod seats;
 mod tier;
 mod translated;
+mod turns;
 
+pub use seats::TURN_STEPS;
 pub use tier::{Tier, UnknownTier};
 
 use std::sync::Once;
@@ -27,6 +30,7 @@ use crate::observer::Observer;
 use crate::op::Op;
 use crate::slots::REG_BLOCK_RIP;
 use crate::state::{Counts, CpuState};
+use seats::{Halted, Seats};
 use translator::{Parts, Translator, Undefined};
 
 /// Why [`Cpu::run`] returned.
@@ -83,6 +87,7 @@ pub struct Cpu {
     core: Core,
     code: CodeCache,
     observer: Option<Box<dyn Observer>>,
+    seats: Seats,
     /// How often a block is interpreted before it is translated.
     translate_after: u32,
 }
@@ -104,8 +109,13 @@ fn tell_of_no_translator() {
 impl Cpu {
     /// A CPU in reset state on the given RAM.
     pub fn new(ram: GuestRam) -> Cpu {
-        let mut cpu =
-            Cpu { core: Core::new(ram), code: CodeCache::new(), observer: None, translate_after: 0 };
+        let mut cpu = Cpu {
+            core: Core::new(ram),
+            code: CodeCache::new(),
+            observer: None,
+            seats: Seats::default(),
+            translate_after: 0,
+        };
         cpu.set_tier(Tier::default());
         cpu
     }
@@ -268,7 +278,7 @@ impl Cpu {
     /// several calls passes the step count at which the run began to each call. A breakpoint is also passed over if its
     /// instruction restarts after a fault, so it is reported only once.
     pub fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop {
-        self.core.budget_end = until_steps;
+        self.core.budget_end = until_steps.min(self.seats.turn_end(self.core.block_steps));
         self.core.attention |= attention::SIGNALS;
         if self.core.ram.flags().any_foreign_writes() {
             // Devices write between runs too.
@@ -278,7 +288,13 @@ impl Cpu {
         // The exit by which translated code was just left, if nothing has happened since. An exit without an
         // event in between can be linked directly.
         let mut link = None;
+        // The turn that ends where this run begins has ended in the run before.
+        let mut turned_at = self.core.block_steps;
         loop {
+            if self.core.block_steps >= self.core.budget_end || self.core.yields {
+                self.end_turn_here(bus, until_steps, &mut turned_at);
+                link = None;
+            }
             if self.core.attention != 0 {
                 link = None;
                 match self.attend(bus) {
@@ -296,7 +312,7 @@ impl Cpu {
                 }
                 continue;
             }
-            let limit = until_steps - self.core.block_steps;
+            let limit = self.core.budget_end - self.core.block_steps;
             if let Some(entry) = self.known_code(limit, link) {
                 link = self.run_translated(bus, entry);
                 continue;
@@ -459,7 +475,11 @@ impl Cpu {
         }
         if self.core.attention & attention::HALTED != 0 {
             if self.core.state.pending_debug == 0 {
-                return Attended::Stop(Stop::Halted);
+                return match self.leave_halted(bus) {
+                    Halted::PassedOn => Attended::Again,
+                    Halted::Waits => Attended::Stop(Stop::Halted),
+                    Halted::Wakes => Attended::Stop(Stop::Budget),
+                };
             }
             // The single-step trap of HLT itself.
             self.wake();
@@ -635,7 +655,7 @@ impl Cpu {
         let available = (PAGE_SIZE as usize - in_page).min(MOST_BYTES);
         self.core.ram.read_bytes(start, &mut bytes[..available]);
         let features = &self.core.model.description().features;
-        let mode = Mode { code_size: self.core.code_size, features };
+        let mode = Mode { code_size: self.core.code_size, features, yields: self.seats.are_several() };
         let most = if extent == Extent::Block { MAX_OPS } else { 1 };
         let mut block = NewBlock {
             key,

@@ -14,6 +14,8 @@ pub(crate) struct Mode {
     pub code_size: CodeSize,
     /// Features of the CPU model. A change of the model drops all code.
     pub features: &'static Features,
+    /// Whether PAUSE gives the rest of a turn away: there are several processors.
+    pub yields: bool,
 }
 
 impl Mode {

@@ -5,7 +5,7 @@
 pub enum DeliveryMode {
     /// The given vector.
     Fixed,
-    /// The given vector, to the CPU of the lowest priority. The machine has one CPU.
+    /// The given vector, to one of the processors addressed: the first.
     LowestPriority,
     /// System management interrupt.
     Smi,
@@ -35,6 +35,28 @@ impl DeliveryMode {
             _ => DeliveryMode::Reserved,
         }
     }
+}
+
+/// The processors that a message of another processor is for. The sender itself is not among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// All processors.
+    All,
+    /// The processor with this APIC id.
+    Physical(u32),
+    /// The processors in this logical destination.
+    Logical(u32),
+}
+
+/// An inter-processor interrupt on its way from one local APIC to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ipi {
+    /// The processors it is for.
+    pub to: Destination,
+    /// The delivery mode.
+    pub mode: DeliveryMode,
+    /// The vector, for the modes that have one. A start-up message's vector is the page where the processor starts.
+    pub vector: u8,
 }
 
 /// An interrupt on its way to a local APIC, from the I/O APIC or from a device (MSI).

@@ -1,9 +1,10 @@
-//! Local APIC of the one CPU (Intel SDM volume 3, chapter "Advanced Programmable Interrupt Controller").
+//! Local APIC of a processor (Intel SDM volume 3, chapter "Advanced Programmable Interrupt Controller").
 //!
 //! Modelled: xAPIC (memory mapped) and x2APIC (MSRs), the local vector table, the timer in its three modes, and
-//! inter-processor interrupts to this CPU. The timer's bus clock and the TSC run at 1 GHz: one tick per nanosecond of
-//! virtual time, before the divider. Not modelled: INIT, start-up and SMI messages (accepted and dropped), remote read,
-//! and the suppression of EOI broadcasts. Level-triggered LINT pins in fixed mode are treated as edge triggered.
+//! inter-processor interrupts. The timer's bus clock and the TSC run at 1 GHz: one tick per nanosecond of virtual time,
+//! before the divider. INIT and start-up messages between processors set the APIC's [`StartupV1`]; from other sources
+//! they are dropped. Not modelled: SMI messages (accepted and dropped), remote read, and the suppression of EOI
+//! broadcasts. Level-triggered LINT pins in fixed mode are treated as edge triggered.
 
 mod register_file;
 mod registers;
@@ -11,7 +12,9 @@ mod state;
 mod timer;
 mod vectors;
 
-use crate::interrupt_message::{DeliveryMode, InterruptMessage};
+use serde::{Deserialize, Serialize};
+
+use crate::interrupt_message::{DeliveryMode, Destination, InterruptMessage, Ipi};
 use crate::layout::LAPIC_BASE;
 use crate::restore::RestoreError;
 use register_file::RegisterFile;
@@ -36,8 +39,6 @@ const BASE_ENABLE: u64 = 1 << 11;
 /// vol. 3, 11.4.4; APM vol. 2, 16.3.1).
 const BASE_ADDRESS: u64 = 0x0000_00FF_FFFF_F000;
 
-/// APIC id of the one CPU.
-const ID: u32 = 0;
 const FIRST_LEGAL_VECTOR: u8 = 16;
 
 const SVR_ENABLE: u32 = 1 << 8;
@@ -69,10 +70,26 @@ enum Mode {
     X2Apic,
 }
 
+/// Whether a processor waits for a start-up message: INIT makes it wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StartupV1 {
+    /// The processor has started.
+    #[default]
+    Done,
+    /// The processor waits for a start-up message.
+    Awaited,
+    /// A start-up message has come, with this vector. The processor has not started yet.
+    Due(u8),
+}
+
 /// The local APIC. See the module documentation.
 #[derive(Clone, Debug)]
 pub struct LocalApic {
     s: RegisterFile,
+    id: u8,
+    startup: StartupV1,
+    /// Messages to other processors. The owner takes them at once.
+    sent: Vec<Ipi>,
     /// The vector of a finished level-triggered interrupt, for the I/O APIC. The owner takes the vector
     /// at once.
     eoi_broadcast: Option<u8>,
@@ -85,10 +102,16 @@ impl Default for LocalApic {
 }
 
 impl LocalApic {
-    /// The local APIC after power-on: enabled in xAPIC mode, but disabled by software.
+    /// The local APIC of the first processor after power-on: enabled in xAPIC mode, but disabled by software.
     pub fn new() -> LocalApic {
+        LocalApic::with_id(0)
+    }
+
+    /// The local APIC of processor `id` after power-on. All processors but the first wait for a start-up message.
+    pub fn with_id(id: u8) -> LocalApic {
+        let startup = if id == 0 { StartupV1::Done } else { StartupV1::Awaited };
         let s = RegisterFile {
-            base: LAPIC_BASE | BASE_ENABLE | BASE_BSP,
+            base: LAPIC_BASE | BASE_ENABLE | if id == 0 { BASE_BSP } else { 0 },
             tpr: 0,
             requested: VectorSet::default(),
             in_service: VectorSet::default(),
@@ -104,7 +127,7 @@ impl LocalApic {
             lint: [false; 2],
             nmi_pending: false,
         };
-        LocalApic { s, eoi_broadcast: None }
+        LocalApic { s, id, startup, sent: Vec::new(), eoi_broadcast: None }
     }
 
     /// Does what PC firmware does before it starts a kernel. The function enables the APIC, lets the 8259's
@@ -248,11 +271,53 @@ impl LocalApic {
         LapicStateV1::from(&self.s)
     }
 
-    /// Builds the chip from a saved state.
-    pub fn restore(state: &LapicStateV1) -> Result<LocalApic, RestoreError> {
+    /// Builds the chip of processor `id` from a saved state.
+    pub fn restore(id: u8, state: &LapicStateV1, startup: StartupV1) -> Result<LocalApic, RestoreError> {
         let modes = state.base & (BASE_ENABLE | BASE_X2APIC);
         RestoreError::unless(modes != BASE_X2APIC, "local APIC", "x2APIC mode without being enabled")?;
-        Ok(LocalApic { s: state.into(), eoi_broadcast: None })
+        Ok(LocalApic { s: state.into(), id, startup, sent: Vec::new(), eoi_broadcast: None })
+    }
+
+    /// Whether the processor waits for a start-up message.
+    pub fn startup(&self) -> StartupV1 {
+        self.startup
+    }
+
+    /// Takes the vector of a start-up message that is due. The processor starts at this page.
+    pub fn take_start(&mut self) -> Option<u8> {
+        let StartupV1::Due(vector) = self.startup else { return None };
+        self.startup = StartupV1::Done;
+        Some(vector)
+    }
+
+    /// Takes the messages to other processors.
+    pub fn take_sent(&mut self) -> Vec<Ipi> {
+        std::mem::take(&mut self.sent)
+    }
+
+    /// Receives a message of another processor, if it is for this one. Returns whether it was.
+    pub fn receive(&mut self, ipi: &Ipi) -> bool {
+        if self.mode() == Mode::Disabled || !self.is_addressed(ipi.to) {
+            return false;
+        }
+        match ipi.mode {
+            DeliveryMode::Fixed | DeliveryMode::LowestPriority => _ = self.accept(ipi.vector, false),
+            DeliveryMode::Nmi => self.s.nmi_pending = true,
+            DeliveryMode::Init => self.reset(),
+            DeliveryMode::StartUp if self.startup != StartupV1::Done => {
+                self.startup = StartupV1::Due(ipi.vector)
+            }
+            mode => log::debug!("local APIC {}: {mode:?} message dropped", self.id),
+        }
+        true
+    }
+
+    /// INIT: all registers but the base are as after power-on, and the processor waits for a start-up message (SDM
+    /// vol. 3, 11.4.7.3).
+    fn reset(&mut self) {
+        let (base, lint) = (self.s.base, self.s.lint);
+        self.s = RegisterFile { base, lint, ..LocalApic::with_id(self.id).s };
+        self.startup = StartupV1::Awaited;
     }
 
     fn mode(&self) -> Mode {
@@ -284,7 +349,7 @@ impl LocalApic {
         }
         if !enable {
             let (lint, nmi_pending) = (self.s.lint, self.s.nmi_pending);
-            self.s = RegisterFile { lint, nmi_pending, ..LocalApic::new().s };
+            self.s = RegisterFile { lint, nmi_pending, ..LocalApic::with_id(self.id).s };
         }
         self.s.base = value;
         Ok(())
@@ -358,7 +423,15 @@ impl LocalApic {
         match (destination, message.logical) {
             (0xFF, _) => true,
             (_, true) => self.is_logically_us(destination),
-            (_, false) => destination == ID,
+            (_, false) => destination == u32::from(self.id),
+        }
+    }
+
+    fn is_addressed(&self, to: Destination) -> bool {
+        match to {
+            Destination::All => true,
+            Destination::Physical(id) => id == u32::from(self.id),
+            Destination::Logical(destination) => self.is_logically_us(destination),
         }
     }
 
@@ -380,29 +453,39 @@ impl LocalApic {
     }
 
     fn x2apic_ldr(&self) -> u32 {
-        ID >> 4 << 16 | 1 << (ID & 0xF)
+        let id = u32::from(self.id);
+        id >> 4 << 16 | 1 << (id & 0xF)
     }
 
-    /// Sends an inter-processor interrupt. There is no other CPU, so only messages to this CPU matter.
+    /// Sends an inter-processor interrupt: to this processor at once, to others through the owner.
     fn send_ipi(&mut self, command: u32, destination: u32) {
         let broadcast = if self.mode() == Mode::X2Apic { u32::MAX } else { 0xFF };
-        let reaches_us = match (command >> 18 & 3, command >> 11 & 1 != 0) {
-            (0, _) if destination == broadcast => true,
-            (0, true) => self.is_logically_us(destination),
-            (0, false) => destination == ID,
-            (1 | 2, _) => true,
-            _ => false,
+        let named = match command >> 11 & 1 != 0 {
+            _ if destination == broadcast => Destination::All,
+            true => Destination::Logical(destination),
+            false => Destination::Physical(destination),
         };
-        let vector = command as u8;
-        match DeliveryMode::from_bits(u64::from(command >> 8)) {
-            DeliveryMode::Fixed | DeliveryMode::LowestPriority if vector < FIRST_LEGAL_VECTOR => {
-                self.report_error(ESR_SEND_ILLEGAL);
-            }
-            DeliveryMode::Fixed | DeliveryMode::LowestPriority if reaches_us => {
-                self.accept(vector, false);
-            }
-            DeliveryMode::Nmi if reaches_us => self.s.nmi_pending = true,
-            mode => log::trace!("local APIC: {mode:?} to {destination:#x} reaches no processor"),
+        let (to_us, to_others) = match command >> 18 & 3 {
+            0 => (self.is_addressed(named), Some(named)),
+            1 => (true, None),
+            2 => (true, Some(Destination::All)),
+            _ => (false, Some(Destination::All)),
+        };
+        let (mode, vector) = (DeliveryMode::from_bits(u64::from(command >> 8)), command as u8);
+        let has_vector = matches!(mode, DeliveryMode::Fixed | DeliveryMode::LowestPriority);
+        if has_vector && vector < FIRST_LEGAL_VECTOR {
+            return self.report_error(ESR_SEND_ILLEGAL);
+        }
+        match mode {
+            _ if !to_us => {}
+            DeliveryMode::Fixed | DeliveryMode::LowestPriority => _ = self.accept(vector, false),
+            DeliveryMode::Nmi => self.s.nmi_pending = true,
+            mode => log::trace!("local APIC: {mode:?} to {destination:#x} does not reach its sender"),
+        }
+        let is_deassert = mode == DeliveryMode::Init && command & 0xC000 == 0x8000;
+        let is_taken = mode == DeliveryMode::LowestPriority && to_us;
+        if let Some(to) = to_others.filter(|_| !is_deassert && !is_taken) {
+            self.sent.push(Ipi { to, mode, vector });
         }
     }
 }

@@ -19,7 +19,7 @@ mod state;
 
 use crate::acpi_pm::AcpiPm;
 use crate::ioapic::IoApic;
-use crate::lapic::{GeneralProtection, LocalApic};
+use crate::lapic::{GeneralProtection, LocalApic, StartupV1};
 pub use crate::layout::PCI_PIC_IRQS;
 use crate::layout::{DEBUG_EXIT_PORT, RTC_IRQ, SCI_IRQ};
 use crate::misc_ports::MiscPorts;
@@ -29,7 +29,7 @@ use crate::pit::Pit;
 use crate::rtc::Rtc;
 use crate::uart::Uart;
 pub use bus::{ExpansionBus, NoExpansion};
-pub use state::PlatformStateV1;
+pub use state::{OtherLapicV1, PlatformStateV1};
 
 /// 8259 lines that firmware makes level triggered: the system control interrupt and PCI.
 const LEVEL_LINES: u16 = 1 << SCI_IRQ | 1 << 10 | 1 << 11;
@@ -42,14 +42,17 @@ pub struct Platform<B = NoExpansion> {
     pit: Pit,
     pic: PicPair,
     ioapic: IoApic,
-    lapic: LocalApic,
+    /// The local APIC of each processor.
+    lapics: Vec<LocalApic>,
+    /// The processor in the seat: its accesses come in, and interrupts are sampled for it.
+    seat: usize,
     pm: AcpiPm,
     misc_ports: MiscPorts,
     /// Part of the machine's description, not of its state.
     debug_ports: DebugPorts,
     bus: B,
-    /// Derived from the chips: whether an interrupt waits for the CPU.
-    interrupt_pending: bool,
+    /// Derived from the chips: for which processors an interrupt waits. Bit n is processor n.
+    interrupts_pending: u64,
     /// Derived from the chips: when a line changes next, apart from the local APIC's timer.
     line_deadline_ns: Option<u64>,
 }
@@ -58,24 +61,49 @@ impl<B: ExpansionBus> Platform<B> {
     /// Makes the machine at power-on, as firmware hands it to a kernel: local APIC in virtual wire mode, 8259 pair
     /// initialised and masked. The RTC shows `unix_seconds` at virtual time 0.
     pub fn new(unix_seconds: i64, bus: B) -> Platform<B> {
-        let mut lapic = LocalApic::new();
-        lapic.set_virtual_wire_mode();
-        let mut platform = Platform {
+        let platform = Platform {
             uart: Uart::new(),
             rtc: Rtc::new(unix_seconds),
             pit: Pit::new(),
             pic: PicPair::new(LEVEL_LINES),
             ioapic: IoApic::new(),
-            lapic,
+            lapics: Vec::new(),
+            seat: 0,
             pm: AcpiPm::new(),
             misc_ports: MiscPorts::new(),
             debug_ports: DebugPorts { console: true, exit: Some(DEBUG_EXIT_PORT) },
             bus,
-            interrupt_pending: false,
+            interrupts_pending: 0,
             line_deadline_ns: None,
         };
-        platform.update_interrupts(0);
-        platform
+        platform.with_processors(1)
+    }
+
+    /// Makes this many processors, 1 to 64, as they are at power-on. Without this call there is one.
+    pub fn with_processors(mut self, count: u8) -> Platform<B> {
+        self.lapics = (0..count).map(LocalApic::with_id).collect();
+        self.lapics.iter_mut().for_each(LocalApic::set_virtual_wire_mode);
+        self.update_interrupts(0);
+        self
+    }
+
+    /// Gives the seat to a processor. All later accesses are accesses by this processor.
+    pub fn take_seat(&mut self, processor: usize) {
+        self.seat = processor;
+    }
+
+    fn lapic(&mut self) -> &mut LocalApic {
+        &mut self.lapics[self.seat]
+    }
+
+    /// Whether a processor waits for a start-up message.
+    pub fn startup(&self, processor: usize) -> StartupV1 {
+        self.lapics[processor].startup()
+    }
+
+    /// Takes the vector of the start-up message for the processor in the seat, if one is due.
+    pub fn take_start(&mut self) -> Option<u8> {
+        self.lapic().take_start()
     }
 
     /// Chooses the debug ports. Without this call all debug ports are present.
@@ -87,10 +115,7 @@ impl<B: ExpansionBus> Platform<B> {
     /// The next time at which [`Platform::advance`] has something to do, if any.
     #[inline]
     pub fn next_deadline_ns(&self) -> Option<u64> {
-        match (self.line_deadline_ns, self.lapic.next_deadline_ns()) {
-            (Some(line), Some(timer)) => Some(line.min(timer)),
-            (line, timer) => line.or(timer),
-        }
+        self.lapics.iter().map(LocalApic::next_deadline_ns).chain([self.line_deadline_ns]).flatten().min()
     }
 
     /// Processes everything that is due by `now_ns`.
@@ -100,56 +125,67 @@ impl<B: ExpansionBus> Platform<B> {
         }
     }
 
-    /// Whether an interrupt (not an NMI) waits for the CPU.
+    /// Whether an interrupt (not an NMI) waits for the processor in the seat.
     #[inline]
     pub fn interrupt_pending(&self) -> bool {
-        self.interrupt_pending
+        self.interrupt_pending_for(self.seat)
+    }
+
+    /// Whether an interrupt (not an NMI) waits for a processor.
+    #[inline]
+    pub fn interrupt_pending_for(&self, processor: usize) -> bool {
+        self.interrupts_pending >> processor & 1 != 0
     }
 
     /// Acknowledges the interrupt for the CPU. Returns the interrupt's vector, or `None` if no
     /// interrupt waits.
     pub fn acknowledge_interrupt(&mut self) -> Option<u8> {
         // External interrupts do not take part in the local APIC's priorities; they come first.
-        let vector = if self.external_interrupt_pending() {
+        let vector = if self.seat == 0 && self.external_interrupt_pending() {
             Some(self.pic.acknowledge())
         } else {
-            self.lapic.acknowledge()
+            self.lapic().acknowledge()
         };
         self.route();
         vector
     }
 
-    /// Whether an NMI waits for the CPU.
+    /// Whether an NMI waits for the processor in the seat.
     #[inline]
     pub fn nmi_pending(&self) -> bool {
-        self.lapic.nmi_pending()
+        self.nmi_pending_for(self.seat)
+    }
+
+    /// Whether an NMI waits for a processor.
+    pub fn nmi_pending_for(&self, processor: usize) -> bool {
+        self.lapics[processor].nmi_pending()
     }
 
     /// Takes a waiting NMI for the CPU. Returns whether an NMI was waiting.
     pub fn take_nmi(&mut self) -> bool {
-        self.lapic.take_nmi()
+        self.lapic().take_nmi()
     }
 
     /// Whether IA32_APIC_BASE enables the local APIC.
     pub fn apic_enabled(&self) -> bool {
-        self.lapic.is_enabled()
+        self.lapics[self.seat].is_enabled()
     }
 
     /// Reads CR8 for the guest.
     pub fn cr8(&self) -> u8 {
-        self.lapic.cr8()
+        self.lapics[self.seat].cr8()
     }
 
     /// Writes CR8 for the guest; only the low four bits count.
     pub fn set_cr8(&mut self, value: u8) {
-        self.lapic.set_cr8(value);
+        self.lapic().set_cr8(value);
         self.route();
     }
 
     /// Reads an MSR of [`crate::lapic::is_apic_msr`] for the guest.
     pub fn apic_read_msr(&mut self, now_ns: u64, index: u32) -> Result<u64, GeneralProtection> {
         self.advance(now_ns);
-        let result = self.lapic.read_msr(index, now_ns);
+        let result = self.lapic().read_msr(index, now_ns);
         self.route();
         result
     }
@@ -158,7 +194,7 @@ impl<B: ExpansionBus> Platform<B> {
     /// of virtual time.
     pub fn apic_write_msr(&mut self, now_ns: u64, index: u32, value: u64) -> Result<(), GeneralProtection> {
         self.advance(now_ns);
-        let result = self.lapic.write_msr(index, value, now_ns);
+        let result = self.lapic().write_msr(index, value, now_ns);
         self.route();
         result
     }
@@ -207,8 +243,8 @@ impl<B: ExpansionBus> Platform<B> {
     /// Pulses LINT1, which firmware makes the NMI pin. No device of this board drives LINT1.
     #[cfg(test)]
     pub fn press_nmi_button(&mut self) {
-        self.lapic.set_lint(1, true);
-        self.lapic.set_lint(1, false);
+        self.lapic().set_lint(1, true);
+        self.lapic().set_lint(1, false);
         self.route();
     }
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
 use machine::position::Instructions;
-use machine::{Format, Machine, MachineState, MachineStateV1};
+use machine::{Format, Machine, MachineState};
 use serde::{Deserialize, Serialize};
 
 /// State, RAM and disk of a machine.
 #[derive(Serialize, Deserialize)]
 pub struct Saved {
-    state: MachineStateV1,
+    /// As format 6 has it, for machines with any number of processors.
+    state: Vec<u8>,
     /// Pages by number.
     pages: Vec<(u64, Vec<u8>)>,
     blocks: Vec<(u64, Vec<u8>)>,
@@ -31,7 +32,7 @@ impl Saved {
             map.iter_not_base().filter_map(|(page, version)| Some((page, contents(version)?))).collect()
         };
         Saved {
-            state: MachineStateV1::from(&machine.state()),
+            state: machine.state().to_bytes(Format::V6),
             pages: held(&maps.ram),
             blocks: held(&maps.disk),
         }
@@ -47,7 +48,8 @@ impl Saved {
                 map.set(*page, PageRef::Held(Arc::new(page_bytes)));
             }
         }
-        machine.restore(&self.state.clone().into(), &maps).unwrap_or_else(|error| panic!("{error}"));
+        let state = MachineState::from_bytes(Format::V6, &self.state).expect("this program wrote it");
+        machine.restore(&state, &maps).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Writes the saved machine to a file.
@@ -65,6 +67,5 @@ impl Saved {
 
 /// A machine's state, serialized and read back.
 pub fn through_bytes(state: &MachineState) -> MachineState {
-    MachineState::from_bytes(Format::default(), &state.to_bytes(Format::default()))
-        .expect("it was just written")
+    MachineState::from_bytes(Format::V6, &state.to_bytes(Format::V6)).expect("it was just written")
 }

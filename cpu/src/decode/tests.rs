@@ -101,7 +101,7 @@ fn executed() -> [(CpuModel, Executed); 4] {
 fn note(models: &mut [(CpuModel, Executed)], code_size: CodeSize, bytes: &[u8]) {
     let (mut is_lowered, mut is_executed) = (false, false);
     for (model, executed) in models {
-        let mode = Mode { code_size, features: &model.description().features };
+        let mode = Mode { code_size, features: &model.description().features, yields: false };
         let instruction = Decoder::new(mode.bitness(), bytes, DecoderOptions::NONE).decode();
         if instruction.is_invalid() {
             return;
@@ -173,7 +173,11 @@ fn an_instruction_whose_features_are_missing_is_undefined() {
         ("fld1", &[0xd9, 0xe8], false),
         ("rdtscp", &[0x0f, 0x01, 0xf9], false),
     ] {
-        let all = Mode { code_size: CodeSize::Bits64, features: &CpuModel::V2.description().features };
+        let all = Mode {
+            code_size: CodeSize::Bits64,
+            features: &CpuModel::V2.description().features,
+            yields: false,
+        };
         assert!(!is_undefined(bytes, all), "{what} on ttvm-v2");
         assert_eq!(
             is_undefined(bytes, Mode { features: &FEW, ..all }),

@@ -315,7 +315,7 @@ mod tests {
         for (features, code) in
             [(&CpuModel::V2.description().features, Code::Popcnt_r32_rm32), (&FEW, Code::INVALID)]
         {
-            let mode = Mode { code_size: CodeSize::Bits64, features };
+            let mode = Mode { code_size: CodeSize::Bits64, features, yields: false };
             let Decoded::Op(op) = decode::decode(&popcnt_eax_ebx, 0x1003, 3, mode) else {
                 panic!("the instruction is complete")
             };

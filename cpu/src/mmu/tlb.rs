@@ -53,6 +53,8 @@ pub struct Mmu {
     /// Pages flagged as tables, so that a flush can unflag them.
     flagged: Vec<u64>,
     clock: u64,
+    /// Address spaces kept warm.
+    most_contexts: usize,
 }
 
 impl Mmu {
@@ -65,7 +67,13 @@ impl Mmu {
             tables: vec![TableInfo::default(); pages],
             flagged: Vec::new(),
             clock: 0,
+            most_contexts: CONTEXTS,
         }
+    }
+
+    /// Keeps two more address spaces warm for each processor beyond the first.
+    pub(crate) fn set_processors(&mut self, count: usize) {
+        self.most_contexts = CONTEXTS + 2 * (count - 1);
     }
 
     /// Chooses the slots for the current privilege: user, supervisor without access to user pages,
@@ -161,7 +169,7 @@ impl Mmu {
         }
         let found = self.others.iter().position(|c| c.live && c.key == key);
         let victim = found.or_else(|| self.others.iter().position(|c| !c.live)).unwrap_or_else(|| {
-            if self.others.len() + 1 < CONTEXTS {
+            if self.others.len() + 1 < self.most_contexts {
                 self.others.push(Context::new(false));
                 return self.others.len() - 1;
             }

@@ -12,6 +12,7 @@ mod legacy_integer;
 mod long_mode;
 mod models;
 mod peek;
+mod processors;
 mod random;
 mod real;
 mod registers;

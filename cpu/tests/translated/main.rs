@@ -26,6 +26,8 @@ mod models;
 mod observers;
 #[path = "../system/peek.rs"]
 mod peek;
+#[path = "../system/processors.rs"]
+mod processors;
 #[path = "../system/random.rs"]
 mod random;
 #[path = "../system/real.rs"]

@@ -116,8 +116,8 @@ impl LocalApic {
     /// Reads a register that is the same in both modes. Returns `None` if there is no such register.
     fn read_register(&mut self, register: u32, now_ns: u64) -> Option<u32> {
         let value = match register {
-            ID_REGISTER if self.mode() == Mode::X2Apic => ID,
-            ID_REGISTER => ID << 24,
+            ID_REGISTER if self.mode() == Mode::X2Apic => u32::from(self.id),
+            ID_REGISTER => u32::from(self.id) << 24,
             VERSION_REGISTER => VERSION,
             TPR => u32::from(self.s.tpr),
             PPR => u32::from(self.ppr()),

@@ -377,3 +377,82 @@ fn x2apic_registers() {
     assert_eq!(enabled().read_msr(0x802, 0), Err(GeneralProtection), "only in x2APIC mode");
     assert_eq!(enabled().read_msr(0x10, 0), Err(GeneralProtection), "not ours");
 }
+
+/// The ICR's bits: logical destination, and shorthand "all but self".
+const LOGICAL: u32 = 1 << 11;
+const ALL_BUT_SELF: u32 = 3 << 18;
+const INIT: u32 = 5 << 8;
+const START_UP: u32 = 6 << 8;
+
+/// Three processors whose APICs software has enabled, with logical destinations 1, 2 and 4.
+fn three() -> [LocalApic; 3] {
+    [0, 1, 2].map(|id| {
+        let mut apic = LocalApic::with_id(id);
+        apic.write(SVR, 0x1FF, 0);
+        apic.write(0xD0, 1 << (24 + id), 0);
+        apic
+    })
+}
+
+/// Sends a message from the first processor. Returns whether the others were addressed.
+fn send(apics: &mut [LocalApic; 3], destination: u32, command: u32) -> [bool; 2] {
+    apics[0].write(ICR_HIGH, destination << 24, 0);
+    apics[0].write(ICR_LOW, command, 0);
+    let sent = apics[0].take_sent();
+    [1, 2].map(|other| sent.iter().fold(false, |is_for, ipi| apics[other].receive(ipi) || is_for))
+}
+
+#[test]
+fn processors_know_their_numbers() {
+    let mut apics = three();
+    for (id, apic) in (0..).zip(&mut apics) {
+        assert_eq!(apic.read(0x20, 0), id << 24);
+        let base = apic.read_msr(MSR_APIC_BASE, 0).unwrap();
+        assert_eq!(base & BASE_BSP != 0, id == 0);
+        apic.write_msr(MSR_APIC_BASE, base | BASE_X2APIC, 0).unwrap();
+        assert_eq!(apic.read_msr(0x802, 0), Ok(u64::from(id)));
+        assert_eq!(apic.read_msr(0x80D, 0), Ok(1 << id));
+    }
+}
+
+#[test]
+fn messages_reach_the_processors_that_they_name() {
+    let vector = 0x55;
+    for (destination, command, ours, others) in [
+        (2, vector, false, [false, true]),
+        (0, vector, true, [false, false]),
+        (0xFF, vector, true, [true, true]),
+        (6, LOGICAL | vector, false, [true, true]),
+        (3, LOGICAL | vector, true, [true, false]),
+        (0, ALL_BUT_SELF | vector, false, [true, true]),
+        (9, vector, false, [false, false]),
+    ] {
+        let mut apics = three();
+        let what = format!("{command:#x} to {destination:#x}");
+        assert_eq!(send(&mut apics, destination, command), others, "{what}");
+        let pending = apics.each_ref().map(|apic| apic.pending_vector().is_some());
+        assert_eq!(pending, [ours, others[0], others[1]], "{what}");
+    }
+    let mut apics = three();
+    assert_eq!(send(&mut apics, 1, 0x400), [true, false]);
+    assert_eq!(apics.each_ref().map(LocalApic::nmi_pending), [false, true, false]);
+}
+
+#[test]
+fn a_processor_starts_when_it_is_told_to() {
+    let mut apics = three();
+    assert_eq!(apics.each_ref().map(LocalApic::startup)[..2], [StartupV1::Done, StartupV1::Awaited]);
+    send(&mut apics, 1, INIT | 1 << 14);
+    send(&mut apics, 1, INIT | 1 << 15);
+    assert_eq!(apics[1].take_start(), None, "INIT alone starts nothing");
+    send(&mut apics, 1, START_UP | 0x9A);
+    assert_eq!(apics.each_ref().map(LocalApic::startup)[1..], [StartupV1::Due(0x9A), StartupV1::Awaited]);
+    assert_eq!((apics[1].take_start(), apics[1].startup()), (Some(0x9A), StartupV1::Done));
+    send(&mut apics, 1, START_UP | 0x9B);
+    assert_eq!(apics[1].take_start(), None, "it runs already");
+    apics[1].write(SVR, 0x1FF, 0);
+    send(&mut apics, 1, 0x44);
+    send(&mut apics, 1, INIT | 1 << 14);
+    assert_eq!((apics[1].pending_vector(), apics[1].read(SVR, 0)), (None, 0xFF), "INIT resets the registers");
+    assert_eq!(apics[1].startup(), StartupV1::Awaited);
+}

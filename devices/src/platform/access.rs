@@ -66,7 +66,7 @@ impl<B: ExpansionBus> Platform<B> {
     pub fn mmio_read<M: GuestMemory>(&mut self, mem: &M, now_ns: u64, gpa: u64, data: &mut [u8]) {
         self.advance(now_ns);
         if let Some(offset) = self.lapic_offset(gpa) {
-            read_registers(offset, data, |register| self.lapic.read(register, now_ns));
+            read_registers(offset, data, |register| self.lapic().read(register, now_ns));
             return self.route();
         }
         if let Some(offset) = page_offset(IOAPIC_BASE, gpa) {
@@ -84,7 +84,7 @@ impl<B: ExpansionBus> Platform<B> {
         if let Some(offset) = self.lapic_offset(gpa) {
             // Narrower writes are undefined; of wider writes the low half reaches the register.
             if let Some(value) = data.first_chunk() {
-                self.lapic.write(offset, u32::from_le_bytes(*value), now_ns);
+                self.lapic().write(offset, u32::from_le_bytes(*value), now_ns);
             }
             return self.route();
         }
@@ -105,7 +105,7 @@ impl<B: ExpansionBus> Platform<B> {
     }
 
     fn lapic_offset(&self, gpa: u64) -> Option<u64> {
-        page_offset(self.lapic.mmio_base()?, gpa)
+        page_offset(self.lapics[self.seat].mmio_base()?, gpa)
     }
 
     fn read_byte(&mut self, port: u16, now_ns: u64) -> u8 {

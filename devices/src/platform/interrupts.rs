@@ -11,7 +11,8 @@
 
 use super::bus::ExpansionBus;
 use super::{PCI_PIC_IRQS, Platform};
-use crate::interrupt_message::InterruptMessage;
+use crate::interrupt_message::{DeliveryMode, InterruptMessage, Ipi};
+use crate::lapic::LocalApic;
 use crate::layout::{PCI_FIRST_GSI, PIT_GSI, PIT_IRQ, RTC_IRQ, SCI_IRQ, SERIAL_IRQ};
 use crate::misc_ports::Request;
 
@@ -21,7 +22,7 @@ impl<B: ExpansionBus> Platform<B> {
     pub(super) fn catch_up(&mut self, now_ns: u64) {
         loop {
             let line_ns = self.line_deadline_ns.filter(|&deadline_ns| deadline_ns <= now_ns);
-            self.lapic.advance(line_ns.unwrap_or(now_ns));
+            self.lapics.iter_mut().for_each(|lapic| lapic.advance(line_ns.unwrap_or(now_ns)));
             match line_ns {
                 Some(line_ns) => self.update_interrupts(line_ns),
                 None => return self.route(),
@@ -44,29 +45,43 @@ impl<B: ExpansionBus> Platform<B> {
         self.route();
     }
 
-    /// Delivers messages, and computes whether an interrupt waits for the CPU.
+    /// Delivers messages, and computes for which processors an interrupt waits.
     pub(super) fn route(&mut self) {
         for (address, data) in self.bus.take_msis() {
             match InterruptMessage::from_msi(address, data) {
-                Some(message) => {
-                    self.lapic.deliver(&message);
-                }
+                Some(message) => _ = deliver(&mut self.lapics, &message),
                 None => log::debug!("MSI to {address:#x} is no interrupt"),
             }
         }
-        if let Some(vector) = self.lapic.take_eoi_broadcast() {
+        for vector in self.lapics.iter_mut().filter_map(LocalApic::take_eoi_broadcast) {
             self.ioapic.end_of_interrupt(vector);
         }
-        self.ioapic.service(|message| self.lapic.deliver(message));
-        self.lapic.set_lint(0, self.pic.interrupt_pending());
-        self.interrupt_pending = self.external_interrupt_pending() || self.lapic.pending_vector().is_some();
+        for ipi in self.lapics[self.seat].take_sent() {
+            self.send_on(&ipi);
+        }
+        self.ioapic.service(|message| deliver(&mut self.lapics, message));
+        self.lapics[0].set_lint(0, self.pic.interrupt_pending());
+        let external = u64::from(self.external_interrupt_pending());
+        self.interrupts_pending = (0..).zip(&self.lapics).fold(external, |pending, (processor, lapic)| {
+            pending | u64::from(lapic.pending_vector().is_some()) << processor
+        });
     }
 
-    /// Whether the 8259 pair interrupts the CPU. The interrupt can pass a disabled local APIC, LINT0, or pin
+    /// Hands a message of the processor in the seat to the other processors.
+    fn send_on(&mut self, ipi: &Ipi) {
+        for (processor, lapic) in self.lapics.iter_mut().enumerate() {
+            let is_received = processor != self.seat && lapic.receive(ipi);
+            if is_received && ipi.mode == DeliveryMode::LowestPriority {
+                return;
+            }
+        }
+    }
+
+    /// Whether the 8259 pair interrupts the first processor. The interrupt can pass a disabled local APIC, LINT0, or pin
     /// 0 of the I/O APIC.
     pub(super) fn external_interrupt_pending(&self) -> bool {
         self.pic.interrupt_pending()
-            && (self.lapic.passes_external_interrupt() || self.ioapic.passes_external_interrupt(0))
+            && (self.lapics[0].passes_external_interrupt() || self.ioapic.passes_external_interrupt(0))
     }
 
     pub(super) fn next_line_change_ns(&self, after_ns: u64) -> Option<u64> {
@@ -92,6 +107,18 @@ impl<B: ExpansionBus> Platform<B> {
         self.pic.set_lines((isa | line(PIT_IRQ, pit) | pci_isa) as u16);
         self.ioapic.set_lines(isa | line(PIT_GSI, pit) | pci << PCI_FIRST_GSI);
     }
+}
+
+/// Delivers a message of a device or of the I/O APIC. Returns whether a processor accepted it.
+fn deliver(lapics: &mut [LocalApic], message: &InterruptMessage) -> bool {
+    let mut is_accepted = false;
+    for lapic in lapics {
+        is_accepted |= lapic.deliver(message);
+        if is_accepted && message.mode == DeliveryMode::LowestPriority {
+            break;
+        }
+    }
+    is_accepted
 }
 
 fn line(number: u8, level: bool) -> u32 {

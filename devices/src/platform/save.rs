@@ -2,10 +2,10 @@
 
 use super::Platform;
 use super::bus::ExpansionBus;
-use super::state::PlatformStateV1;
+use super::state::{OtherLapicV1, PlatformStateV1};
 use crate::acpi_pm::AcpiPm;
 use crate::ioapic::IoApic;
-use crate::lapic::LocalApic;
+use crate::lapic::{LocalApic, StartupV1};
 use crate::misc_ports::MiscPorts;
 use crate::pic::PicPair;
 use crate::pit::Pit;
@@ -23,20 +23,38 @@ impl<B: ExpansionBus> Platform<B> {
             pit: self.pit.save(),
             pic: self.pic.save(),
             ioapic: self.ioapic.save(),
-            lapic: self.lapic.save(),
+            lapic: self.lapics[0].save(),
             pm: self.pm.save(),
             misc_ports: self.misc_ports.save(),
             bus: self.bus.state(),
         }
     }
 
+    /// The local APICs of all processors but the first, with their numbers in order.
+    pub fn other_lapics(&self) -> Vec<OtherLapicV1> {
+        let other = |lapic: &LocalApic| OtherLapicV1 { registers: lapic.save(), startup: lapic.startup() };
+        self.lapics[1..].iter().map(other).collect()
+    }
+
     /// Restores a state that was saved at `now_ns`. Drops output and requests that were not taken. An error changes
     /// nothing, except perhaps the bus.
-    pub fn restore(&mut self, state: &PlatformStateV1<B::State>, now_ns: u64) -> Result<(), RestoreError> {
+    pub fn restore(
+        &mut self,
+        state: &PlatformStateV1<B::State>,
+        others: &[OtherLapicV1],
+        seat: usize,
+        now_ns: u64,
+    ) -> Result<(), RestoreError> {
+        let count = others.len() + 1;
+        RestoreError::unless(count == self.lapics.len(), "board", "another number of processors")?;
+        RestoreError::unless(seat < count, "board", "a processor in the seat that does not exist")?;
         let uart = Uart::restore(&state.uart)?;
         let rtc = Rtc::restore(&state.rtc)?;
         let pit = Pit::restore(&state.pit)?;
-        let lapic = LocalApic::restore(&state.lapic)?;
+        let mut lapics = vec![LocalApic::restore(0, &state.lapic, StartupV1::Done)?];
+        for (id, other) in (1..).zip(others) {
+            lapics.push(LocalApic::restore(id, &other.registers, other.startup)?);
+        }
         let pm = AcpiPm::restore(&state.pm)?;
         self.bus.restore(&state.bus)?;
         self.uart = uart;
@@ -44,7 +62,7 @@ impl<B: ExpansionBus> Platform<B> {
         self.pit = pit;
         self.pic = PicPair::restore(&state.pic);
         self.ioapic = IoApic::restore(&state.ioapic);
-        self.lapic = lapic;
+        (self.lapics, self.seat) = (lapics, seat);
         self.pm = pm;
         self.misc_ports = MiscPorts::restore(&state.misc_ports);
         // The lines have their saved levels. Only the derived fields must be computed again.

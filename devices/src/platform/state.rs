@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::acpi_pm::AcpiPmStateV1;
 use crate::ioapic::IoApicStateV1;
-use crate::lapic::LapicStateV1;
+use crate::lapic::{LapicStateV1, StartupV1};
 use crate::misc_ports::MiscPortsStateV1;
 use crate::pic::PicPairStateV1;
 use crate::pit::PitStateV1;
@@ -27,4 +27,11 @@ pub struct PlatformStateV1<S> {
     pub(super) pm: AcpiPmStateV1,
     pub(super) misc_ports: MiscPortsStateV1,
     pub(super) bus: S,
+}
+
+/// The saved local APIC of a processor that is not the first, version 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherLapicV1 {
+    pub(super) registers: LapicStateV1,
+    pub(super) startup: StartupV1,
 }

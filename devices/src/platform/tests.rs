@@ -319,6 +319,92 @@ fn nmis_come_from_the_button_and_from_messages() {
     assert!(!m.platform.interrupt_pending());
 }
 
+/// Two processors that have started, with their local APICs enabled.
+fn two_processors() -> Machine {
+    let mut machine = machine();
+    machine.platform = Platform::new(START, NoExpansion).with_processors(2);
+    machine.write32(LAPIC_BASE + 0x310, 1 << 24);
+    machine.write32(LAPIC_BASE + 0x300, 0x0600 | 0x10);
+    machine.platform.take_seat(1);
+    assert_eq!(machine.platform.take_start(), Some(0x10));
+    machine.write32(LAPIC_BASE + 0xF0, 0x1FF);
+    machine.platform.take_seat(0);
+    machine
+}
+
+#[test]
+fn each_processor_has_its_own_local_apic() {
+    let mut machine = two_processors();
+    machine.write32(LAPIC_BASE + 0x310, 1 << 24);
+    machine.write32(LAPIC_BASE + 0x300, 0x61);
+    let pending = |machine: &Machine| [0, 1].map(|number| machine.platform.interrupt_pending_for(number));
+    assert_eq!(pending(&machine), [false, true]);
+    assert_eq!(machine.platform.acknowledge_interrupt(), None);
+    machine.platform.take_seat(1);
+    assert_eq!(machine.platform.acknowledge_interrupt(), Some(0x61));
+    machine.write32(LAPIC_BASE + 0x320, 0xEC);
+    machine.write32(LAPIC_BASE + 0x3E0, 0xB);
+    machine.write32(LAPIC_BASE + 0x380, 500);
+    machine.platform.take_seat(0);
+    assert_eq!(machine.platform.next_deadline_ns(), Some(500));
+    machine.platform.advance(500);
+    assert_eq!(pending(&machine), [false, true], "the timer is the other processor's");
+}
+
+#[test]
+fn the_8259_interrupts_the_first_processor_only() {
+    let mut machine = two_processors();
+    machine.init_pics(!1);
+    machine.outb(PIT_PORT + 3, 0x34);
+    machine.outb(PIT_PORT, 0x10);
+    machine.outb(PIT_PORT, 0);
+    machine.now_ns = 1_000_000;
+    machine.platform.advance(machine.now_ns);
+    assert!(machine.platform.interrupt_pending_for(0) && !machine.platform.interrupt_pending_for(1));
+    machine.platform.take_seat(1);
+    assert_eq!(machine.platform.acknowledge_interrupt(), None);
+    machine.platform.take_seat(0);
+    assert_eq!(machine.platform.acknowledge_interrupt(), Some(0x30));
+}
+
+#[test]
+fn a_message_of_lowest_priority_reaches_one_processor() {
+    for (mode, expected) in [(0, [true, true]), (1, [true, false])] {
+        let mut machine = two_processors();
+        for (number, seat) in [(1, 0), (2, 1)] {
+            machine.platform.take_seat(seat);
+            machine.write32(LAPIC_BASE + 0xD0, number << 24);
+        }
+        machine.platform.take_seat(0);
+        machine.redirect(PIT_GSI, 1 << 11 | mode << 8 | 0x71);
+        machine.write32(IOAPIC_BASE, 0x11 + 2 * u32::from(PIT_GSI));
+        machine.write32(IOAPIC_BASE + 0x10, 3 << 24);
+        machine.outb(PIT_PORT + 3, 0x34);
+        machine.outb(PIT_PORT, 0x10);
+        machine.outb(PIT_PORT, 0);
+        machine.now_ns = 1_000_000;
+        machine.platform.advance(machine.now_ns);
+        assert_eq!([0, 1].map(|number| machine.platform.interrupt_pending_for(number)), expected);
+    }
+}
+
+#[test]
+fn a_board_of_two_processors_is_restored_with_both() {
+    let mut machine = two_processors();
+    machine.write32(LAPIC_BASE + 0x310, 1 << 24);
+    machine.write32(LAPIC_BASE + 0x300, 0x61);
+    let (state, others) = (machine.platform.state(), machine.platform.other_lapics());
+    let mut other = Platform::new(START, NoExpansion).with_processors(2);
+    other.restore(&state, &others, 1, machine.now_ns).unwrap();
+    assert_eq!((other.state(), other.other_lapics()), (state.clone(), others.clone()));
+    assert_eq!(other.acknowledge_interrupt(), Some(0x61));
+    assert!(
+        Platform::new(START, NoExpansion).restore(&state, &others, 0, 0).is_err(),
+        "one processor too many"
+    );
+    assert!(other.restore(&state, &others, 2, 0).is_err(), "there is no third processor");
+}
+
 #[test]
 fn requests_reach_the_owner() {
     let mut m = machine();

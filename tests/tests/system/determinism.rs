@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use checkpoint::Maps;
+use machine::config::Processors;
 use machine::position::Instructions;
 use machine::script::Script;
 use machine::{Format, Machine, MachineState, Outcome, hash_of};
@@ -36,14 +37,26 @@ const WORK: &str = "
     mke2fs /dev/vda >/dev/null; mount -t ext2 /dev/vda /mnt; cp /bin/busybox /mnt; sync;
     umount /mnt; mount -t ext2 /dev/vda /mnt; md5sum </mnt/busybox; ls -1 /mnt; dmesg | tail -3";
 
-fn guest(directory: &Path) -> Guest {
+/// As [`WORK`], for several processors: programs that run at the same time, pipes between them, and a thread that moves
+/// from one processor to another.
+const WORK_OF_SEVERAL: &str = "
+    while read m; do insmod /lib/modules/$m; done </lib/modules/root;
+    for j in 1 2 3 4; do (for i in 1 2 3 4 5 6; do ls -l /bin /sys/kernel | md5sum; done) & done; wait;
+    for cpu in 3 1 2 0; do taskset -p $((1 << cpu)) $$ >/dev/null; cat /proc/uptime >/dev/null; done;
+    (sleep 0.1; echo caught) & dd if=/dev/vda bs=64k count=16 2>/dev/null | sha256sum; wait;
+    sh -c 'kill -SEGV $$'; echo status $?;
+    mke2fs /dev/vda >/dev/null; mount -t ext2 /dev/vda /mnt; cp /bin/busybox /mnt; sync; ls -1 /mnt;
+    grep -c processor /proc/cpuinfo; dmesg | grep -iE 'stall|lockup|unstable'";
+
+fn guest(directory: &Path, work: &str, processors: u8) -> Guest {
     let disk = directory.join("disk.img");
     let mut random = Random::new(SEED);
     let contents: Vec<u8> = (0..1 << 20).flat_map(|_| random.next_u64().to_le_bytes()).collect();
     std::fs::write(&disk, contents).expect("the folder is ours");
-    let work = WORK.split_whitespace().collect::<Vec<_>>().join(" ");
+    let work = work.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut options = linux_options(&CLOUD, &BUSYBOX, &format!("ttvm.run=\"{work}\""), 128);
     options.disk = Some(disk);
+    options.processors = Processors::new(processors).expect("the number is possible");
     Guest::new(&options)
 }
 
@@ -86,7 +99,7 @@ fn run_with_stops(guest: &Guest, points: Vec<Instructions>) -> (Stops, End) {
     let mut stops = Stops { points, states: Vec::new(), hashes: Vec::new() };
     for (number, &point) in stops.points.iter().enumerate() {
         assert_eq!(run_until(&mut machine, point, &mut script), None, "at point {number}, {point}");
-        stops.states.push(hash_of(&machine.state().to_bytes(Format::default())));
+        stops.states.push(hash_of(&machine.state().to_bytes(Format::V6)));
         stops.hashes.push(number.is_multiple_of(HASH_EVERY).then(|| fingerprint(&mut machine)));
     }
     let outcome = run_to_end(&mut machine, &mut script);
@@ -99,7 +112,7 @@ impl Stops {
         let point = self.points[number];
         assert_eq!(machine.moment().count, point);
         assert!(
-            hash_of(&machine.state().to_bytes(Format::default())) == self.states[number],
+            hash_of(&machine.state().to_bytes(Format::V6)) == self.states[number],
             "seed {SEED}: differs at point {number}, {point}"
         );
         if let Some(expected) = self.hashes[number] {
@@ -180,8 +193,17 @@ fn run_with_restores(guest: &Guest, stops: &Stops, process_every: usize, directo
 
 #[test]
 fn a_run_saved_and_restored_at_random_instructions_is_the_same_run() {
+    check_restores(WORK, 1);
+}
+
+#[test]
+fn a_run_of_four_processors_saved_and_restored_at_random_instructions_is_the_same_run() {
+    check_restores(WORK_OF_SEVERAL, 4);
+}
+
+fn check_restores(work: &str, processors: u8) {
     let directory = tempfile::tempdir().expect("a temporary folder");
-    let guest = guest(directory.path());
+    let guest = guest(directory.path(), work, processors);
     let wanted = std::env::var("TTVM_RESTORES").ok();
     let full = wanted.map(|text| text.parse().expect("TTVM_RESTORES is a number of points"));
     let (count, process_every) = full.map_or((SHORT_RESTORES, SHORT_PROCESS_EVERY), |count| (count, 1));

@@ -9,6 +9,7 @@ use std::path::Path;
 use history::replay;
 use history::timeline::{Timeline, TravelStop};
 use machine::checks::{CheckParts, CheckRecord};
+use machine::config::Processors;
 use machine::notation::PositionSpec;
 use machine::position::{Count, Instructions};
 use machine::script::Script;
@@ -42,7 +43,7 @@ struct Seen {
 
 fn look(machine: &mut Machine<Instructions>) -> Seen {
     let check = machine.check(CheckParts { devices: true, ram: true }).unwrap();
-    Seen { state: hash_of(&machine.state().to_bytes(Format::default())), check, disk: machine.disk_hash() }
+    Seen { state: hash_of(&machine.state().to_bytes(Format::V6)), check, disk: machine.disk_hash() }
 }
 
 fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording<Instructions> {
@@ -105,6 +106,17 @@ fn on_a_disk_that_is_written() {
     let before = blake3_of(&disk);
     check(&recording, full_pairs().map_or(SHORT_PAIRS, |pairs| pairs / 3));
     assert_eq!(blake3_of(&disk), before, "the base image is never written");
+}
+
+#[test]
+fn with_four_processors() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let work =
+        "for j in 1 2 3 4 5; do (for i in 1 2 3; do ls -l /bin /sys/kernel | md5sum; done) & done; wait";
+    let mut options = linux_options(&CLOUD, &BUSYBOX, &format!("ttvm.run=\"{work}\""), 256);
+    options.processors = Processors::new(4).expect("the number is possible");
+    let recording = record(&Guest::new(&options), directory.path(), &mut Script::silent());
+    check(&recording, full_pairs().map_or(SHORT_PAIRS, |pairs| pairs / 3));
 }
 
 fn blake3_of(path: &Path) -> [u8; 32] {

@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use host::{ClockOptions, LiveConsole, LiveInputs, LiveOptions, OpenedDevices, Pacing, Peer};
 use machine::Machine;
-use machine::config::{MAX_MEMORY_BYTES, MIN_MEMORY_BYTES, MachineOptions, PassedDevice, hash_image_with};
+use machine::config::{
+    MAX_MEMORY_BYTES, MAX_PROCESSORS, MIN_MEMORY_BYTES, MachineOptions, PassedDevice, Processors,
+    hash_image_with,
+};
 use machine::contents_hash::Scheme;
 use machine::engine::EngineKind;
 use machine::error::Error;
@@ -55,6 +58,11 @@ pub struct MachineArgs {
     /// vmm/host/PASSTHROUGH.md.
     #[arg(long, help_heading = "Guest", value_name = "DEVICE")]
     passthrough: Vec<PassthroughArg>,
+    /// Number of processors, 1 to 64 (experimental).
+    ///
+    /// The processors run in turn, each for at most 100,000 instructions. gdb shows the processor that runs.
+    #[arg(long, help_heading = "Guest", value_name = "N", default_value = "1", value_parser = parse_processors)]
+    cpus: Processors,
     /// RAM size: a number with K, M or G
     #[arg(long, help_heading = "Guest", value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     memory: u64,
@@ -124,6 +132,7 @@ impl MachineArgs {
             modules: modules.collect(),
             cmdline: self.cmdline.clone(),
             disk: self.disk.as_ref().map(|disk| disk.path.clone()),
+            processors: self.cpus,
             memory_bytes: self.memory,
             debug_console: self.debug_console,
             debug_exit: self.debug_exit,
@@ -227,6 +236,11 @@ fn parse_port(text: &str) -> Result<u16, String> {
         None => text.parse(),
     };
     number.map_err(|_| "write a port number like 0x501".to_string())
+}
+
+fn parse_processors(text: &str) -> Result<Processors, String> {
+    let processors = text.parse().ok().and_then(Processors::new);
+    processors.ok_or_else(|| format!("give a number of processors between 1 and {MAX_PROCESSORS}"))
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {

@@ -14,6 +14,11 @@ pub trait GuestView {
     /// The current CR3.
     fn cr3(&self) -> u64;
 
+    /// The number of the running processor.
+    fn processor(&self) -> u64 {
+        0
+    }
+
     /// Reads at a virtual address through the page tables of `cr3`, ignoring access rights. Returns the number of bytes
     /// that could be read from the start.
     fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize;
@@ -38,6 +43,11 @@ impl<'a> KernelView<'a> {
     /// The view through the current page tables.
     pub fn current(guest: &'a dyn GuestView) -> KernelView<'a> {
         KernelView { guest, cr3: guest.cr3() }
+    }
+
+    /// The number of the running processor.
+    pub(crate) fn processor(self) -> u64 {
+        self.guest.processor()
     }
 
     /// The view through the kernel's page tables, if the current tables are a program's.

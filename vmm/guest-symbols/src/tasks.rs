@@ -259,7 +259,8 @@ impl Tasks {
     }
 
     fn place_of_current_in(&self, memory: KernelView<'_>) -> Option<u64> {
-        Some(memory.number::<8>(self.cpu_base)?.wrapping_add(self.current))
+        let offset = self.cpu_base.wrapping_add(8 * memory.processor());
+        Some(memory.number::<8>(offset)?.wrapping_add(self.current))
     }
 
     fn thread(&self, memory: KernelView<'_>, task: u64) -> Option<Thread> {

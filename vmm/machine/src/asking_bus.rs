@@ -1,7 +1,7 @@
 //! The bus of a machine with passed-through devices. The bus asks the inputs in the middle of an instruction
 //! when only such a device knows the answer.
 
-use cpu::{Bus, BusSignals};
+use cpu::{Bus, BusSignals, ProcessorSignals};
 use devices::passthrough::AskV1;
 
 use crate::bus::MachineBus;
@@ -112,6 +112,18 @@ impl<U: Unit> Bus for AskingBus<'_, U> {
     fn signals(&mut self) -> BusSignals {
         let signals = self.bus.signals();
         BusSignals { stop: signals.stop || self.answered || self.failed.is_some(), ..signals }
+    }
+
+    fn processor_signals(&mut self, processor: usize) -> ProcessorSignals {
+        self.bus.processor_signals(processor)
+    }
+
+    fn take_seat(&mut self, processor: usize) {
+        self.bus.take_seat(processor);
+    }
+
+    fn take_start(&mut self) -> Option<u8> {
+        self.bus.take_start()
     }
 
     fn acknowledge_interrupt(&mut self) -> Option<u8> {

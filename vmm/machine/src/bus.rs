@@ -1,7 +1,7 @@
 //! Everything around the CPU: the platform's devices, on the clock that the CPU's steps or exits drive.
 
 use boot::time_reads::TIME_READ_MARK;
-use cpu::{Bus, BusSignals};
+use cpu::{Bus, BusSignals, ProcessorSignals, Startup};
 use devices::passthrough::DeviceInputV1;
 use devices::pci::PciBus;
 use devices::platform::Platform;
@@ -155,6 +155,26 @@ impl Bus for MachineBus {
             || self.sent.len() >= MOST_SENT
             || (self.stop_on_output && !self.output.is_empty());
         BusSignals { interrupt: self.platform.interrupt_pending(), nmi: self.platform.nmi_pending(), stop }
+    }
+
+    fn processor_signals(&mut self, processor: usize) -> ProcessorSignals {
+        ProcessorSignals {
+            interrupt: self.platform.interrupt_pending_for(processor),
+            nmi: self.platform.nmi_pending_for(processor),
+            startup: match self.platform.startup(processor) {
+                devices::lapic::StartupV1::Done => Startup::Done,
+                devices::lapic::StartupV1::Awaited => Startup::Awaited,
+                devices::lapic::StartupV1::Due(_) => Startup::Due,
+            },
+        }
+    }
+
+    fn take_seat(&mut self, processor: usize) {
+        self.platform.take_seat(processor);
+    }
+
+    fn take_start(&mut self) -> Option<u8> {
+        self.platform.take_start()
     }
 
     fn acknowledge_interrupt(&mut self) -> Option<u8> {

@@ -9,6 +9,7 @@ use cpu::{Counts, CpuState, CpuStateV1, SegReg};
 use serde::Serialize;
 
 use crate::hashes::hash_of;
+use crate::processors::stored;
 
 /// How two machines' states are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,10 +41,12 @@ struct Comparable<'a> {
     waiting: [bool; 2],
 }
 
-/// Hash of a CPU's state and counts, limited to the part that `likeness` compares.
-pub fn cpu_hash(state: &CpuState, counts: Counts, likeness: Likeness) -> [u8; 32] {
+/// Hash of a CPU's state and counts, limited to the part that `likeness` compares. `others` are the processors that are
+/// not in the seat.
+pub fn cpu_hash(state: &CpuState, counts: Counts, others: &[CpuState], likeness: Likeness) -> [u8; 32] {
     match likeness {
-        Likeness::Exact => hash_of(&CpuStateV1::new(state, counts)),
+        Likeness::Exact if others.is_empty() => hash_of(&CpuStateV1::new(state, counts)),
+        Likeness::Exact => hash_of(&(CpuStateV1::new(state, counts), stored(others))),
         Likeness::AcrossProcessors => hash_of(&comparable(state)),
     }
 }
@@ -100,7 +103,7 @@ mod tests {
         let hash = |change: &dyn Fn(&mut CpuState, &mut Counts), likeness| {
             let (mut changed, mut counts) = (state.clone(), Counts::default());
             change(&mut changed, &mut counts);
-            cpu_hash(&changed, counts, likeness)
+            cpu_hash(&changed, counts, &[], likeness)
         };
         let same = hash(&|_, _| (), Likeness::AcrossProcessors);
         let exactly_same = hash(&|_, _| (), Likeness::Exact);

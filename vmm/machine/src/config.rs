@@ -28,6 +28,31 @@ pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
 /// The largest size of RAM. The CPU model has 40 physical address bits; hosts have less memory.
 pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
 
+/// The most processors.
+pub const MAX_PROCESSORS: u8 = 64;
+
+/// Number of processors: 1 unless something else is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Processors(u8);
+
+impl Processors {
+    /// This many processors; `None` unless there are 1 to [`MAX_PROCESSORS`].
+    pub fn new(count: u8) -> Option<Processors> {
+        (1..=MAX_PROCESSORS).contains(&count).then_some(Processors(count))
+    }
+
+    /// The number.
+    pub fn count(self) -> u8 {
+        self.0
+    }
+}
+
+impl Default for Processors {
+    fn default() -> Processors {
+        Processors(1)
+    }
+}
+
 /// The least MTU of a network card: IPv4 requires it.
 pub const MIN_MTU: u16 = 68;
 
@@ -75,6 +100,8 @@ pub const MAX_PASSED: usize = 8;
 pub struct MachineConfig {
     /// The CPU model's name.
     pub cpu_model: String,
+    /// Number of processors.
+    pub processors: Processors,
     /// RAM size.
     pub memory_bytes: u64,
     /// How the machine starts.
@@ -103,6 +130,8 @@ pub struct MachineOptions {
     pub cmdline: String,
     /// Disk image.
     pub disk: Option<PathBuf>,
+    /// Number of processors.
+    pub processors: Processors,
     /// RAM size.
     pub memory_bytes: u64,
     /// Port 0xE9 prints on the console.
@@ -164,6 +193,7 @@ impl MachineConfig {
         let (module_files, modules) = modules.into_iter().unzip();
         let config = MachineConfig {
             cpu_model: options.model.name().to_string(),
+            processors: options.processors,
             memory_bytes: options.memory_bytes,
             start: Start::Kernel(KernelFiles {
                 kernel: kernel_file,

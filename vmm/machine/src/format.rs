@@ -8,6 +8,7 @@
 //! Hashes of a machine's parts are the same in the logs of all formats.
 
 use crate::machine_state::MachineState;
+use crate::processors::OtherProcessorsV1;
 use crate::state_v1::MachineStateV1;
 
 /// A format of stored bytes.
@@ -16,16 +17,20 @@ pub enum Format {
     /// Format 5: the types whose names end in `V1`, and `ManifestV5`.
     #[default]
     V5,
+    /// Format 6: as format 5, for machines with several processors. The state of a machine has their states behind it
+    /// ([`OtherProcessorsV1`]), and the manifest says how many there are.
+    V6,
 }
 
 impl Format {
     /// All formats that this program reads and writes.
-    pub const ALL: [Format; 1] = [Format::V5];
+    pub const ALL: [Format; 2] = [Format::V5, Format::V6];
 
     /// The number of the format in manifests.
     pub const fn version(self) -> u32 {
         match self {
             Format::V5 => 5,
+            Format::V6 => 6,
         }
     }
 
@@ -40,6 +45,9 @@ impl MachineState {
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         match format {
             Format::V5 => postcard::to_stdvec(&MachineStateV1::from(self)),
+            Format::V6 => {
+                postcard::to_stdvec(&(MachineStateV1::from(self), OtherProcessorsV1::from(&self.others)))
+            }
         }
         .expect("plain data in memory always serializes")
     }
@@ -50,6 +58,11 @@ impl MachineState {
             Format::V5 => {
                 let (state, rest) = postcard::take_from_bytes::<MachineStateV1>(bytes).ok()?;
                 rest.is_empty().then(|| state.into())
+            }
+            Format::V6 => {
+                let taken = postcard::take_from_bytes::<(MachineStateV1, OtherProcessorsV1)>(bytes);
+                let ((state, others), rest) = taken.ok()?;
+                rest.is_empty().then(|| MachineState { others: others.into(), ..state.into() })
             }
         }
     }
@@ -64,6 +77,6 @@ mod tests {
         for format in Format::ALL {
             assert_eq!(Format::of_version(format.version()), Some(format));
         }
-        assert_eq!([4, 6].map(Format::of_version), [None, None]);
+        assert_eq!([4, 7].map(Format::of_version), [None, None]);
     }
 }

@@ -11,6 +11,10 @@ impl<U: Unit> GuestView for Machine<U> {
         self.cpu().core().state.cr3
     }
 
+    fn processor(&self) -> u64 {
+        self.cpu().seat() as u64
+    }
+
     fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize {
         let core = self.cpu().core();
         // With PAE, the CPU may hold the topmost entries of the current tables itself, and memory may have others.

@@ -149,7 +149,7 @@ impl<C: Count> View<'_, C> {
         if self.likeness == Likeness::AcrossProcessors {
             log::trace!("compared after {}: {}", self.moment.count, shown(&state));
         }
-        short(&cpu_hash(&state, self.cpu.counts(), self.likeness))
+        short(&cpu_hash(&state, self.cpu.counts(), &self.cpu.parked_states(), self.likeness))
     }
 }
 

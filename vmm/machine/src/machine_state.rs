@@ -7,14 +7,17 @@ use devices::platform::PlatformStateV1;
 use crate::clock::Clock;
 use crate::console_tail::ConsoleTail;
 use crate::outcome::Outcome;
+use crate::processors::OtherProcessors;
 
 /// A machine's state without the contents of RAM and disk: plain data, canonical.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MachineState {
-    /// The CPU.
+    /// The CPU, or the processor in the seat.
     pub cpu: CpuState,
     /// The CPU's counts.
     pub counts: Counts,
+    /// The other processors: of a machine with one, there are none.
+    pub others: OtherProcessors,
     /// All devices.
     pub platform: PlatformStateV1<PciBusStateV1>,
     /// Virtual time that passed while idle, or came in as events.

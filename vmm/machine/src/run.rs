@@ -86,6 +86,11 @@ impl<U: Unit> Machine<U> {
             let why = "KVM cannot run a machine whose time is counted in instructions; use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }
+        let processors = config.processors.count();
+        if processors > 1 && !kind.counts_instructions {
+            let why = "KVM cannot run a machine with several processors; use --engine soft";
+            return Err(Error::Unsupported(why.to_string()));
+        }
         let ram = GuestRam::new(config.memory_bytes)?;
         let pages = ram.flags().pages();
         let entry = match images {
@@ -93,6 +98,7 @@ impl<U: Unit> Machine<U> {
                 let mut images = images.for_boot(config.start.booted());
                 images.rng_seed = Some(kernel_seed(&power_on.seed));
                 images.translated_slots = config.passed_slots();
+                images.processors = processors;
                 images.pci = profile.pci;
                 entry_state(&boot::load(&ram, &images)?)
             }
@@ -113,13 +119,15 @@ impl<U: Unit> Machine<U> {
                 PassedDevice::Ports { first, last, irq } => devices.pass_ports(*first, *last, *irq),
             }
         }
-        let mut platform =
-            Platform::new(power_on.unix_seconds, devices).with_debug_ports(config.debug_ports.into());
+        let mut platform = Platform::new(power_on.unix_seconds, devices)
+            .with_debug_ports(config.debug_ports.into())
+            .with_processors(processors);
         if profile.starts_pit {
             start_pit(&mut platform, &ram);
         }
         let bus = MachineBus::new(platform, ram.memory().clone(), profile);
         let mut engine = (kind.build)(ram, config.model())?;
+        engine.set_processors(usize::from(processors));
         engine.set_state(&entry, Counts::default());
         let mut machine = Machine {
             engine,
@@ -499,7 +507,7 @@ impl<U: Unit> Machine<U> {
         if self.outcome.is_some() {
             return Ok(());
         }
-        if self.engine.cpu().core().rflags & INTERRUPT_FLAG == 0 && !self.bus.platform.nmi_pending() {
+        if !self.engine.cpu().accepts_interrupts() && !self.bus.platform.nmi_pending() {
             // The CPU is halted with interrupts off: only an NMI would wake it, and nothing here sends one.
             self.outcome = Some(Outcome::IdleForever);
             return Ok(());
@@ -517,9 +525,6 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 }
-
-/// RFLAGS.IF.
-const INTERRUPT_FLAG: u64 = 1 << 9;
 
 /// A machine can move to another thread: each worker of a search owns one.
 const _: () = {

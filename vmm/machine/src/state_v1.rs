@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::console_tail::ConsoleTail;
 use crate::machine_state::MachineState;
 use crate::outcome::Outcome;
+use crate::processors::OtherProcessors;
 
 /// The stored form of a [`MachineState`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -64,7 +65,7 @@ pub enum OutcomeV1 {
 
 impl From<&MachineState> for MachineStateV1 {
     fn from(state: &MachineState) -> MachineStateV1 {
-        let MachineState { cpu, counts, platform, idle_ns, console, outcome } = state;
+        let MachineState { cpu, counts, others: _, platform, idle_ns, console, outcome } = state;
         MachineStateV1 {
             cpu: CpuStateV1::new(cpu, *counts),
             platform: platform.clone(),
@@ -82,6 +83,7 @@ impl From<MachineStateV1> for MachineState {
         MachineState {
             cpu,
             counts,
+            others: OtherProcessors::default(),
             platform,
             idle_ns,
             console: console.into(),

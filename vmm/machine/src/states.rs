@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::hashes::{Hashes, hash_of, short};
 use crate::machine_state::MachineState;
 use crate::position::Exits;
+use crate::processors::OtherProcessors;
 use crate::ram_digest;
 use crate::run::Machine;
 use crate::state_v1::ConsoleTailV1;
@@ -20,6 +21,7 @@ impl<U: Unit> Machine<U> {
         MachineState {
             cpu: self.engine.state(),
             counts: self.engine.counts(),
+            others: self.others(),
             platform: self.bus.platform.state(),
             idle_ns: self.bus.clock.idle_ns,
             console: self.bus.console.clone(),
@@ -47,10 +49,13 @@ impl<U: Unit> Machine<U> {
     /// Goes to another state of the same machine.
     pub fn restore(&mut self, state: &MachineState, maps: &Maps) -> Result<(), Error> {
         let now_ns = state.check(&self.bus.clock).map_err(|why| Error::State(why.to_string()))?;
+        if state.others.cpus.len() + 1 != self.engine.cpu().processors() {
+            return Err(Error::State("it has another number of processors".to_string()));
+        }
         self.restore_memory(&maps.ram)?;
         self.bus
             .platform
-            .restore(&state.platform, now_ns)
+            .restore(&state.platform, &state.others.lapics, usize::from(state.others.seat), now_ns)
             .map_err(|error| Error::State(error.to_string()))?;
         self.bus.clock.idle_ns = state.idle_ns;
         self.bus.console = state.console.clone();
@@ -58,6 +63,7 @@ impl<U: Unit> Machine<U> {
         self.bus.panicked = false;
         self.asked_to_be_kept = false;
         self.outcome = state.outcome.clone();
+        self.engine.set_parked(usize::from(state.others.seat), &state.others.cpus);
         self.engine.set_state(&state.cpu, state.counts);
         self.engine.track_writes_anew();
         if let Some(overlay) = self.disk_mut() {
@@ -80,12 +86,24 @@ impl<U: Unit> Machine<U> {
     }
 
     fn hashes_with(&self, ram: [u8; 16], disk: [u8; 32]) -> Hashes {
-        let cpu = cpu_hash(&self.engine.state(), self.engine.counts(), self.likeness);
+        let others = self.engine.cpu().parked_states();
+        let cpu = cpu_hash(&self.engine.state(), self.engine.counts(), &others, self.likeness);
         Hashes { cpu, devices: self.devices_hash(), ram, disk }
     }
 
     fn devices_hash(&self) -> [u8; 32] {
-        hash_of(&(&self.bus.platform.state(), self.bus.clock.idle_ns, ConsoleTailV1::from(&self.bus.console)))
+        let (platform, console) = (self.bus.platform.state(), ConsoleTailV1::from(&self.bus.console));
+        let lapics = self.bus.platform.other_lapics();
+        if lapics.is_empty() {
+            return hash_of(&(&platform, self.bus.clock.idle_ns, console));
+        }
+        hash_of(&(&platform, self.bus.clock.idle_ns, console, lapics))
+    }
+
+    fn others(&self) -> OtherProcessors {
+        let cpu = self.engine.cpu();
+        let lapics = self.bus.platform.other_lapics();
+        OtherProcessors { seat: cpu.seat() as u8, cpus: cpu.parked_states(), lapics }
     }
 }
 

@@ -10,7 +10,7 @@ impl<C: Unit> CheckpointHead<C> {
     /// The bytes of the checkpoint's head.
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         match format {
-            Format::V5 => postcard::to_stdvec(&CheckpointHeadV1::from(self)),
+            Format::V5 | Format::V6 => postcard::to_stdvec(&CheckpointHeadV1::from(self)),
         }
         .expect("plain data in memory always serializes")
     }
@@ -18,7 +18,7 @@ impl<C: Unit> CheckpointHead<C> {
     /// Parses a checkpoint's head. The bytes may come from anywhere.
     pub fn parse(format: Format, bytes: &[u8]) -> Option<CheckpointHead<C>> {
         match format {
-            Format::V5 => {
+            Format::V5 | Format::V6 => {
                 let (head, rest) = postcard::take_from_bytes::<CheckpointHeadV1>(bytes).ok()?;
                 rest.is_empty().then(|| head.into())
             }

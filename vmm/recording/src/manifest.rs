@@ -42,7 +42,7 @@ impl Manifest {
     /// The manifest of a recording that this program makes now.
     pub fn new(machine: MachineConfig) -> Manifest {
         Manifest {
-            format: Format::default(),
+            format: if machine.processors.count() > 1 { Format::V6 } else { Format::V5 },
             made_by: concat!("ttvm ", env!("CARGO_PKG_VERSION")).to_string(),
             engine: if machine.profile().runs_on_kvm { "kvm" } else { "soft" }.to_string(),
             counter: counter_of(&machine).to_string(),

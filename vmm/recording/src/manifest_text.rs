@@ -27,7 +27,9 @@ impl Manifest {
             ));
         };
         let manifest = match format {
-            Format::V5 => serde_json::from_str::<ManifestV5>(text).map(Manifest::from),
+            Format::V5 | Format::V6 => serde_json::from_str::<ManifestV5>(text)
+                .map_err(|error| error.to_string())
+                .and_then(|stored| stored.checked(format)),
         }
         .map_err(|error| format!("is damaged: {error}"))?;
         manifest.machine.validate()?;
@@ -45,7 +47,7 @@ impl Manifest {
     /// The manifest as text, with its checksum.
     pub fn text(&self) -> String {
         match self.format {
-            Format::V5 => checked_text(&ManifestV5::from(self.clone())),
+            Format::V5 | Format::V6 => checked_text(&ManifestV5::from(self.clone())),
         }
     }
 
@@ -55,7 +57,7 @@ impl Manifest {
         let mut machine = self.machine.clone();
         machine.files_mut().for_each(|(_, image)| image.path = PathBuf::new());
         match self.format {
-            Format::V5 => hash_of(&(&self.counter, MachineConfigV5::from(machine))),
+            Format::V5 | Format::V6 => hash_of(&(&self.counter, MachineConfigV5::from(machine))),
         }
     }
 }
@@ -111,6 +113,7 @@ mod tests {
         let image = |name: &str| ImageFile { path: name.into(), hash: "00".repeat(32), size_bytes: 5 };
         Manifest::new(MachineConfig {
             cpu_model: cpu::CpuModel::default().name().to_string(),
+            processors: Default::default(),
             memory_bytes: 64 << 20,
             start: Start::Kernel(KernelFiles {
                 kernel: image("kernel"),

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::manifest::{Cut, Manifest};
 use machine::Format;
-use machine::config::{ImageFile, MachineConfig, NetworkConfig, PassedDevice};
+use machine::config::{ImageFile, MachineConfig, NetworkConfig, PassedDevice, Processors};
 use machine::start::{KernelFiles, ModuleFile, Start};
 
 /// The stored form of a [`Manifest`].
@@ -55,6 +55,25 @@ pub(super) struct MachineConfigV5 {
     /// Left out for machines without a starting state, for the same reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     start: Option<ImageFileV5>,
+    /// Only in format 6: for machines with several processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    processors: Option<ProcessorsV6>,
+}
+
+/// The stored form of a number of processors above one, and how they take turns.
+#[derive(Serialize, Deserialize)]
+struct ProcessorsV6 {
+    count: u8,
+    turn_steps: u64,
+    policy: PolicyV6,
+}
+
+/// How processors take turns.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum PolicyV6 {
+    /// In the order of their numbers.
+    Ring,
 }
 
 /// The stored form of a [`PassedDevice`].
@@ -134,18 +153,42 @@ impl From<Manifest> for ManifestV5 {
     }
 }
 
-impl From<ManifestV5> for Manifest {
-    fn from(stored: ManifestV5) -> Manifest {
-        let ManifestV5 { format_version: _, made_by, engine, counter, machine, cut } = stored;
+impl ManifestV5 {
+    /// The manifest, unless its processors do not fit its format.
+    pub fn checked(self, format: Format) -> Result<Manifest, String> {
+        let ManifestV5 { format_version: _, made_by, engine, counter, machine, cut } = self;
+        let is_right = match (format, &machine.processors) {
+            (Format::V5, processors) => processors.is_none(),
+            (Format::V6, Some(ProcessorsV6 { count, turn_steps, policy: PolicyV6::Ring })) => {
+                *count > 1 && Processors::new(*count).is_some() && *turn_steps == cpu::TURN_STEPS
+            }
+            (Format::V6, None) => false,
+        };
+        if !is_right {
+            return Err("its processors are not what this ttvm can run".to_string());
+        }
         let cut = cut.map(|CutV5 { instructions, free_pages }| Cut { instructions, free_pages });
-        Manifest { format: Format::V5, made_by, engine, counter, machine: machine.into(), cut }
+        Ok(Manifest { format, made_by, engine, counter, machine: machine.into(), cut })
     }
 }
 
 impl From<MachineConfig> for MachineConfigV5 {
     fn from(config: MachineConfig) -> MachineConfigV5 {
-        let MachineConfig { cpu_model, memory_bytes, start, disk, debug_ports, network, passthrough } =
-            config;
+        let MachineConfig {
+            cpu_model,
+            processors,
+            memory_bytes,
+            start,
+            disk,
+            debug_ports,
+            network,
+            passthrough,
+        } = config;
+        let processors = (processors != Processors::default()).then(|| ProcessorsV6 {
+            count: processors.count(),
+            turn_steps: cpu::TURN_STEPS,
+            policy: PolicyV6::Ring,
+        });
         let (booted, state) = match start {
             Start::Kernel(files) => (files, None),
             Start::State { state, booted } => (booted, Some(state)),
@@ -163,6 +206,7 @@ impl From<MachineConfig> for MachineConfigV5 {
             network: network.map(Into::into),
             passthrough: passthrough.into_iter().map(Into::into).collect(),
             start: state.map(Into::into),
+            processors,
         }
     }
 }
@@ -181,6 +225,7 @@ impl From<MachineConfigV5> for MachineConfig {
             network,
             passthrough,
             start,
+            processors,
         } = stored;
         let files = KernelFiles {
             kernel: kernel.into(),
@@ -190,6 +235,7 @@ impl From<MachineConfigV5> for MachineConfig {
         };
         MachineConfig {
             cpu_model,
+            processors: processors.and_then(|p| Processors::new(p.count)).unwrap_or_default(),
             memory_bytes,
             start: match start {
                 None => Start::Kernel(files),

@@ -9,13 +9,14 @@
 use cpu::{Counts, CpuModel, CpuState, CpuStateV1};
 use devices::DebugPortsV1;
 use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
-use devices::pci::PciBusStateV1;
-use devices::platform::PlatformStateV1;
+use devices::pci::{PciBus, PciBusStateV1};
+use devices::platform::{Platform, PlatformStateV1};
 use machine::checks::CheckRecord;
-use machine::config::{ImageFile, MachineConfig};
+use machine::config::{ImageFile, MachineConfig, Processors};
 use machine::console_tail::ConsoleTail;
 use machine::inputs::{Event, PowerOn, Stopped};
 use machine::position::{Count, Exits, Instructions, Moment};
+use machine::processors::OtherProcessors;
 use machine::start::{KernelFiles, ModuleFile, Start};
 use machine::{Format, Hashes, MachineState, Outcome, hex};
 use recording::Manifest;
@@ -57,7 +58,15 @@ fn state(outcome: Option<Outcome>) -> MachineState {
     let mut console = ConsoleTail::default();
     console.push(&[b'.'; 9000]);
     console.push(b"login: ");
-    MachineState { cpu, counts, platform: platform(), idle_ns: 0x9_8765_4321, console, outcome }
+    MachineState {
+        cpu,
+        counts,
+        others: OtherProcessors::default(),
+        platform: platform(),
+        idle_ns: 0x9_8765_4321,
+        console,
+        outcome,
+    }
 }
 
 /// The stored bytes of a machine's state that follow the states of the CPU and the devices. The console's text is shown
@@ -250,6 +259,7 @@ fn image(name: &str, first: u8, size_bytes: u64) -> ImageFile {
 fn manifest(model: CpuModel) -> Manifest {
     let mut manifest = Manifest::new(MachineConfig {
         cpu_model: model.name().to_string(),
+        processors: Default::default(),
         memory_bytes: 64 << 20,
         start: Start::Kernel(KernelFiles {
             kernel: image("kernel", 0x10, 1001),
@@ -267,6 +277,59 @@ fn manifest(model: CpuModel) -> Manifest {
     });
     manifest.made_by = "ttvm 0.1.0".to_string();
     manifest
+}
+
+#[test]
+fn a_machines_state_with_several_processors() {
+    let mut state = state(None);
+    let mut other = CpuState::reset();
+    other.gpr[2] = 0x77;
+    let lapics = Platform::new(0, PciBus::new()).with_processors(2).other_lapics();
+    state.others = OtherProcessors { seat: 1, cpus: vec![other.clone()], lapics: lapics.clone() };
+    let bytes = state.to_bytes(Format::V6);
+    assert_eq!(MachineState::from_bytes(Format::V6, &bytes), Some(state.clone()));
+    let rest = bytes.strip_prefix(&state.to_bytes(Format::V5)[..]).expect("format 5 comes first");
+    let cpu = postcard::to_stdvec(&CpuStateV1::new(&other, Counts::default())).expect("plain data");
+    let rest = rest.strip_prefix(&[1, 1][..]).expect("the seat, and the number of other processors");
+    let rest = rest.strip_prefix(&cpu[..]).expect("then come their states");
+    assert_eq!(rest, [&[1][..], &postcard::to_stdvec(&lapics[0]).expect("plain data")].concat());
+    let expected = "01809080f70f0000000000000000000000000000000000000000000000000000ffffffff0fff03000000808004808004808004808004800e800880800400000000000001";
+    assert_eq!(hex(rest), expected);
+    for length in 0..bytes.len() {
+        assert_eq!(MachineState::from_bytes(Format::V6, &bytes[..length]), None, "{length}");
+    }
+}
+
+#[test]
+fn a_manifest_with_several_processors() {
+    let mut manifest = manifest(CpuModel::V2);
+    manifest.machine.processors = Processors::new(4).expect("four are possible");
+    let manifest = Manifest { made_by: "ttvm 0.1.0".to_string(), ..Manifest::new(manifest.machine) };
+    let text = manifest.text();
+    let processors = "    \"processors\": {\n      \"count\": 4,\n      \"turn_steps\": 100000,\n      \
+                      \"policy\": \"ring\"\n    }\n  },\n";
+    let expected = include_str!("golden/manifest_v5.json")
+        .replace("\"format_version\": 5", "\"format_version\": 6")
+        .replace("    }\n  },\n", &format!("    }},\n{processors}"));
+    let without_check = |text: &str| {
+        text.lines().filter(|line| !line.contains("check")).map(str::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(without_check(&text), without_check(&expected));
+    assert_eq!(Manifest::parse(&text), Ok(manifest.clone()));
+    for (from, to) in [
+        ("\"format_version\": 6", "\"format_version\": 5"),
+        ("\"count\": 4", "\"count\": 65"),
+        ("\"count\": 4", "\"count\": 1"),
+        ("\"ring\"", "\"rang\""),
+        ("100000", "100001"),
+        ("\"processors\"", "\"professors\""),
+    ] {
+        assert!(Manifest::parse(&text.replace(from, to)).is_err(), "{to}");
+    }
+    assert_eq!(
+        hex(&manifest.machine_hash()),
+        "0a9a105680209e64d930d390c1a5ca3272bbda2f19c3d20bb326aedbdd7bf7d4"
+    );
 }
 
 #[test]

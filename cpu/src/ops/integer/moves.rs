@@ -330,6 +330,13 @@ fn xlat(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     Ok(())
 }
 
+/// PAUSE where there are several processors: the others run first.
+fn pause(core: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
+    core.yields = true;
+    core.break_block = true;
+    Ok(())
+}
+
 fn nothing(_: &mut Core, _: &mut dyn Bus, _: &Op) -> Res<()> {
     Ok(())
 }
@@ -392,6 +399,7 @@ pub(super) fn lower(insn: &Insn<'_>) -> Option<Op> {
         Mnemonic::Cld => Op::new(change_direction).aux(0),
         Mnemonic::Std => Op::new(change_direction).aux(1),
         Mnemonic::Xlatb => lower_xlat(insn),
+        Mnemonic::Pause if insn.mode.yields => Op::new(pause).with(Op::ENDS_BLOCK),
         Mnemonic::Nop | Mnemonic::Pause | Mnemonic::Endbr32 | Mnemonic::Endbr64 => Op::new(nothing),
         Mnemonic::Lfence | Mnemonic::Mfence | Mnemonic::Sfence => Op::new(nothing),
         Mnemonic::Prefetch

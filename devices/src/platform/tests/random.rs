@@ -149,7 +149,7 @@ fn restored(from: &Machine) -> Machine {
     let bytes = postcard::to_stdvec(&from.platform.state()).unwrap();
     let mut copy = machine();
     copy.now_ns = from.now_ns;
-    copy.platform.restore(&postcard::from_bytes(&bytes).unwrap(), from.now_ns).unwrap();
+    copy.platform.restore(&postcard::from_bytes(&bytes).unwrap(), &[], 0, from.now_ns).unwrap();
     copy
 }
 
@@ -250,6 +250,6 @@ fn restore_damaged(m: &mut Machine, rng: &mut ChaCha8Rng) {
         bytes[at] ^= 1 << (rng.next_u64() % 8);
     }
     if let Ok(state) = postcard::from_bytes(&bytes) {
-        let _ = m.platform.restore(&state, m.now_ns);
+        let _ = m.platform.restore(&state, &[], 0, m.now_ns);
     }
 }

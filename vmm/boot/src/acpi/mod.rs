@@ -39,8 +39,13 @@ pub struct AcpiTables {
 ///
 /// The tables describe the IOMMU of `devices::passthrough` for the PCI functions in `translated_slots`, if there are
 /// any.
-pub fn write_tables(memory: &GuestMemory, pci: PciRevision, translated_slots: &[u8]) -> AcpiTables {
-    let image = tables::build(pci, translated_slots);
+pub fn write_tables(
+    memory: &GuestMemory,
+    pci: PciRevision,
+    processors: u8,
+    translated_slots: &[u8],
+) -> AcpiTables {
+    let image = tables::build(pci, processors, translated_slots);
     for (start, bytes) in &image.parts {
         memory.write_slice(bytes, GuestAddress(*start)).expect("guests have RAM below 1 MiB");
     }

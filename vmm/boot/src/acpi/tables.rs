@@ -58,8 +58,8 @@ fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte))
 }
 
-pub(super) fn build(pci: PciRevision, translated_slots: &[u8]) -> TableImage {
-    let (dsdt, madt) = (dsdt::build(pci, OEM_ID, OEM_TABLE_ID, OEM_REVISION), madt());
+pub(super) fn build(pci: PciRevision, processors: u8, translated_slots: &[u8]) -> TableImage {
+    let (dsdt, madt) = (dsdt::build(pci, OEM_ID, OEM_TABLE_ID, OEM_REVISION), madt(processors));
     let dmar = (!translated_slots.is_empty()).then(|| dmar(translated_slots));
     let entries = if dmar.is_some() { 3 } else { 2 };
     let fadt_at = (XSDT_ADDRESS + xsdt(&[0; 3][..entries]).len() as u64).next_multiple_of(16);
@@ -158,12 +158,14 @@ const CONFORMS_TO_BUS: u16 = 0;
 const ACTIVE_HIGH_LEVEL: u16 = 0b1101;
 const MADT_PCAT_COMPAT: u32 = 1;
 
-/// MADT: one processor, one I/O APIC, and NMI on LINT1. Two ISA interrupts need an override: one has another pin, the
+/// MADT: the processors, one I/O APIC, and NMI on LINT1. Two ISA interrupts need an override: one has another pin, the
 /// other is level-triggered.
-fn madt() -> Vec<u8> {
+fn madt(processors: u8) -> Vec<u8> {
     let apic = LocalInterruptController::Address(layout::LAPIC_BASE as u32);
     let mut base = MADT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, apic);
-    base.add_structure(ProcessorLocalApic::new(0, 0, EnabledStatus::Enabled));
+    for processor in 0..processors {
+        base.add_structure(ProcessorLocalApic::new(processor, processor, EnabledStatus::Enabled));
+    }
     base.add_structure(IoApic::new(0, layout::IOAPIC_BASE as u32, 0));
     // The crate lacks the remaining structures and the flag, so they are written as bytes.
     let base = bytes(&base);

@@ -248,7 +248,7 @@ impl<C: Unit> CheckpointComparison<C> {
     }
 
     fn cpu_hash(&self, state: &MachineState) -> [u8; 32] {
-        cpu_hash(&state.cpu, state.counts, self.likeness)
+        cpu_hash(&state.cpu, state.counts, &state.others.cpus, self.likeness)
     }
 
     /// The name of the part of a state that differs.
@@ -256,6 +256,7 @@ impl<C: Unit> CheckpointComparison<C> {
         match stored {
             None => "the machine's state, which is invalid,",
             Some(stored) if self.cpu_hash(stored) != self.cpu_hash(now) => "the CPU's state",
+            Some(stored) if stored.others != now.others => "the other processors' state",
             Some(stored) if stored.platform != now.platform => "the devices' state",
             Some(stored) if stored.idle_ns != now.idle_ns => "the time that passed idle",
             Some(stored) if stored.console != now.console => "what the console showed last",

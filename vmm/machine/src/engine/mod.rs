@@ -58,8 +58,16 @@ pub trait Engine: Send {
     fn counts(&self) -> Counts {
         self.cpu().counts()
     }
+    /// Replaces the processor in the seat, and the states of the others. Must be called before [`Engine::set_state`].
+    fn set_parked(&mut self, seat: usize, states: &[CpuState]) {
+        assert!(seat == 0 && states.is_empty(), "this engine has one processor");
+    }
     /// Replaces state and counts. RAM may have been replaced too, by writes that its page flags saw.
     fn set_state(&mut self, state: &CpuState, counts: Counts);
+    /// Makes this many processors, before the first run.
+    fn set_processors(&mut self, count: usize) {
+        assert_eq!(count, 1, "this engine has one processor");
+    }
     /// The CPU, for a debugger's reads.
     fn cpu(&self) -> &Cpu;
     /// Replaces all breakpoints. If the host fails to do it, the next run returns the error.

@@ -134,6 +134,14 @@ impl Engine for SoftEngine {
         self.cpu.set_counts(counts);
     }
 
+    fn set_parked(&mut self, seat: usize, states: &[CpuState]) {
+        self.cpu.set_parked(seat, states);
+    }
+
+    fn set_processors(&mut self, count: usize) {
+        self.cpu.set_processors(count);
+    }
+
     fn cpu(&self) -> &Cpu {
         &self.cpu
     }

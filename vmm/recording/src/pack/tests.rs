@@ -37,6 +37,7 @@ fn disk_contents() -> Vec<u8> {
 fn recording(directory: &Path) -> Recording<Instructions> {
     let machine = MachineConfig {
         cpu_model: cpu::CpuModel::default().name().to_string(),
+        processors: Default::default(),
         memory_bytes: 64 << 20,
         start: Start::Kernel(KernelFiles {
             kernel: image(directory, "vmlinuz", b"kernel"),

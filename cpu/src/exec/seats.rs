@@ -1,0 +1,193 @@
+//! The processors of a [`Cpu`](super::Cpu). The processor in the seat is the [`Core`](crate::core::Core); the others are
+//! parked. Translated addresses and code belong to all processors.
+
+use translator::Frame;
+
+use crate::attention;
+use crate::bus::{Bus, Startup};
+use crate::core::Core;
+use crate::flags::{self, LazyFlags};
+use crate::state::{CpuState, SegReg, Segment};
+
+/// Number of steps after which every turn ends.
+pub const TURN_STEPS: u64 = 100_000;
+
+/// Firmware switches the MTRRs on, with all memory write-back. Linux expects the same value on every processor.
+const MTRR_DEF_TYPE: u64 = 0xc06;
+
+/// All processors: the one in the seat, and the parked ones.
+pub(super) struct Seats {
+    /// The processors by number. The entry of the processor in the seat is stale.
+    parked: Vec<Box<Parked>>,
+    seat: usize,
+}
+
+/// How a run continues when the processor in the seat is halted.
+pub(super) enum Halted {
+    /// Another processor has the seat.
+    PassedOn,
+    /// No processor can run: time must pass.
+    Waits,
+    /// An interrupt wakes the processor in the seat, but the run ends before that step.
+    Wakes,
+}
+
+/// A processor that is not in the seat.
+struct Parked {
+    frame: Frame,
+    flags: LazyFlags,
+    rflags: u64,
+    rip: u64,
+    /// As [`Core::state`](crate::core::Core::state).
+    state: CpuState,
+}
+
+impl Default for Seats {
+    fn default() -> Seats {
+        Seats::of(1)
+    }
+}
+
+impl Seats {
+    /// Makes this many processors in reset state.
+    pub fn of(count: usize) -> Seats {
+        let state = CpuState::reset();
+        Seats { parked: (0..count).map(|_| Box::new(Parked::of(&state))).collect(), seat: 0 }
+    }
+
+    /// The number of processors.
+    pub fn count(&self) -> usize {
+        self.parked.len()
+    }
+
+    /// The number of the processor in the seat.
+    pub fn seat(&self) -> usize {
+        self.seat
+    }
+
+    /// Whether there are several processors.
+    #[inline(always)]
+    pub fn are_several(&self) -> bool {
+        self.parked.len() > 1
+    }
+
+    /// The step count at which the turn that includes `steps` ends at the latest.
+    #[inline(always)]
+    pub fn turn_end(&self, steps: u64) -> u64 {
+        if self.are_several() { (steps / TURN_STEPS + 1).saturating_mul(TURN_STEPS) } else { u64::MAX }
+    }
+
+    /// The architectural states of the parked processors, by number.
+    pub fn parked_states(&self) -> Vec<CpuState> {
+        self.others().map(|number| self.parked[number].state()).collect()
+    }
+
+    /// Replaces the seat and the states of the parked processors.
+    pub fn set_parked(&mut self, seat: usize, states: &[CpuState]) {
+        assert_eq!(states.len() + 1, self.count(), "all processors but one are parked");
+        assert!(seat < self.count(), "the processor exists");
+        self.seat = seat;
+        let others: Vec<usize> = self.others().collect();
+        for (number, state) in others.into_iter().zip(states) {
+            *self.parked[number] = Parked::of(state);
+        }
+    }
+
+    /// The RFLAGS of the parked processors, without the arithmetic flags.
+    pub fn parked_flags(&self) -> impl Iterator<Item = u64> {
+        self.others().map(|number| self.parked[number].rflags)
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let seat = self.seat;
+        (0..self.count()).filter(move |&number| number != seat)
+    }
+
+    /// The first processor after the one in the seat, in the ring of their numbers, that can run.
+    pub fn next(&self, bus: &mut dyn Bus) -> Option<usize> {
+        let ring = (1..self.count()).map(|distance| (self.seat + distance) % self.count());
+        ring.into_iter().find(|&number| {
+            let Parked { state, rflags, .. } = &*self.parked[number];
+            can_run(state, *rflags, number, bus)
+        })
+    }
+
+    /// Gives the seat to the processor `next`. `core` gets the registers of `next`, and its own registers are parked.
+    pub fn exchange(&mut self, next: usize, core: &mut Core) {
+        let parked = &mut *self.parked[next];
+        let has_breakpoints = (core.state.dr7 | parked.state.dr7) & 0xff != 0;
+        std::mem::swap(&mut core.frame, &mut parked.frame);
+        std::mem::swap(&mut core.flags, &mut parked.flags);
+        std::mem::swap(&mut core.rflags, &mut parked.rflags);
+        std::mem::swap(&mut core.rip, &mut parked.rip);
+        std::mem::swap(&mut core.state, &mut parked.state);
+        self.parked.swap(next, self.seat);
+        (self.seat, core.processor) = (next, next);
+        core.registers_exchanged();
+        if has_breakpoints {
+            core.debug_registers_changed();
+        }
+    }
+}
+
+impl Parked {
+    fn of(state: &CpuState) -> Parked {
+        let mut frame = Frame::default();
+        frame.regs[..16].copy_from_slice(&state.gpr);
+        frame.xmm = state.xmm;
+        for (number, segment) in state.segments.iter().enumerate() {
+            (frame.seg_base[number], frame.selectors[number]) = (segment.base, segment.selector);
+        }
+        let (flags, rflags) = (LazyFlags::from_bits(state.rflags), state.rflags & !flags::ARITHMETIC);
+        Parked { frame, flags, rflags, rip: state.rip, state: state.clone() }
+    }
+
+    /// The architectural state, canonical.
+    fn state(&self) -> CpuState {
+        let mut state = self.state.clone();
+        state.gpr.copy_from_slice(&self.frame.regs[..16]);
+        (state.xmm, state.rip) = (self.frame.xmm, self.rip);
+        state.rflags = self.rflags | self.flags.bits();
+        state
+    }
+}
+
+/// Whether a processor executes something once it has the seat.
+pub(super) fn can_run(state: &CpuState, rflags: u64, number: usize, bus: &mut dyn Bus) -> bool {
+    let signals = bus.processor_signals(number);
+    match signals.startup {
+        Startup::Awaited => false,
+        Startup::Due => true,
+        Startup::Done if !state.halted => true,
+        Startup::Done => signals.interrupt && rflags & flags::IF != 0 || signals.nmi && !state.nmi_blocked,
+    }
+}
+
+/// The state of a processor that takes a start-up message (SDM vol. 3, 9.4.4.1). `page` is the message's vector: the
+/// number of the page with the processor's first instruction.
+pub(super) fn started_at(page: u8) -> CpuState {
+    let mut state = CpuState::reset();
+    let (selector, base) = (u16::from(page) << 8, u64::from(page) << 12);
+    state.segments[SegReg::Cs as usize] = Segment { selector, base, limit: 0xffff, attributes: 0x9b };
+    state.rip = 0;
+    state.msrs.mtrr_def_type = MTRR_DEF_TYPE;
+    state
+}
+
+impl Core {
+    /// Derives all other fields from the registers of another processor.
+    fn registers_exchanged(&mut self) {
+        self.index = 0;
+        let kept = attention::STALE_CODE | attention::FOREIGN_WRITES | attention::HIT | attention::OBSERVED;
+        self.attention = self.attention & kept | attention::SIGNALS;
+        if self.state.interrupt_shadow {
+            self.attention |= attention::SHADOW;
+        }
+        if self.state.halted || self.state.shut_down {
+            self.attention |= attention::HALTED;
+        }
+        self.mode_changed();
+        self.paging_changed();
+        self.update_debug_attention();
+    }
+}

@@ -1,0 +1,92 @@
+//! The turns of several processors.
+//!
+//! A turn ends when the step count reaches a multiple of [`TURN_STEPS`], at HLT, and at PAUSE if
+//! another processor can run. The seat changes as soon as that count is reached, before anything else happens there. So
+//! the turns do not depend on where runs are cut.
+
+use super::Cpu;
+use super::seats::{Halted, Seats, TURN_STEPS, can_run, started_at};
+use crate::bus::Bus;
+use crate::flags;
+use crate::state::CpuState;
+
+impl Cpu {
+    /// Makes this many processors. All but the first wait for a start-up message of another processor. Must be called
+    /// before the CPU first runs.
+    pub fn set_processors(&mut self, count: usize) {
+        self.drop_code();
+        self.seats = Seats::of(count);
+        self.core.mmu.set_processors(count);
+        (self.core.processor, self.core.processors) = (0, count);
+    }
+
+    /// The number of processors.
+    pub fn processors(&self) -> usize {
+        self.seats.count()
+    }
+
+    /// The number of the processor in the seat.
+    pub fn seat(&self) -> usize {
+        self.seats.seat()
+    }
+
+    /// The states of the processors that are not in the seat, by number.
+    pub fn parked_states(&self) -> Vec<CpuState> {
+        self.seats.parked_states()
+    }
+
+    /// Replaces the seat, and the states of the processors that are not in the seat. Must be called before
+    /// [`Cpu::set_registers`] or a similar function, which replaces the state of the processor in the seat.
+    ///
+    /// # Panics
+    ///
+    /// If the CPU has another number of processors, or no processor `seat`.
+    pub fn set_parked(&mut self, seat: usize, states: &[CpuState]) {
+        self.seats.set_parked(seat, states);
+        self.core.processor = seat;
+    }
+
+    /// Whether an interrupt could wake a halted processor.
+    pub fn accepts_interrupts(&self) -> bool {
+        self.seats.parked_flags().chain([self.core.rflags]).any(|rflags| rflags & flags::IF != 0)
+    }
+
+    /// Ends the turn if its last step, or an instruction that yields, was just executed. `turned_at` is the step count
+    /// at which the turn before ended, or at which the run began.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn end_turn_here(&mut self, bus: &mut dyn Bus, until_steps: u64, turned_at: &mut u64) {
+        let steps = self.core.block_steps;
+        let yields = std::mem::take(&mut self.core.yields);
+        let is_over = yields || *turned_at != steps && steps.is_multiple_of(TURN_STEPS);
+        if self.seats.are_several() && is_over {
+            self.observe_step();
+            self.pass_on(bus);
+            *turned_at = steps;
+        }
+        self.core.budget_end = until_steps.min(self.seats.turn_end(steps));
+    }
+
+    /// Gives the seat of a halted processor to another that can run.
+    pub(super) fn leave_halted(&mut self, bus: &mut dyn Bus) -> Halted {
+        if !self.seats.are_several() {
+            return Halted::Waits;
+        }
+        if can_run(&self.core.state, self.core.rflags, self.seats.seat(), bus) {
+            return Halted::Wakes;
+        }
+        if self.pass_on(bus) { Halted::PassedOn } else { Halted::Waits }
+    }
+
+    /// Gives the seat to the next processor that can run, if there is one. Returns whether the seat changed.
+    fn pass_on(&mut self, bus: &mut dyn Bus) -> bool {
+        let Some(next) = self.seats.next(bus) else { return false };
+        self.seats.exchange(next, &mut self.core);
+        bus.take_seat(next);
+        if let Some(page) = bus.take_start() {
+            self.core.load_registers(&started_at(page));
+            self.core.debug_registers_changed();
+        }
+        true
+    }
+}
