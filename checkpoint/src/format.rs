@@ -36,7 +36,7 @@ const UNPACK_FREE_BYTES: u64 = 1 << 20;
 const FOOTER_WORDS: usize = 14;
 pub(crate) const FOOTER_BYTES: u64 = FOOTER_WORDS as u64 * 8 + 16;
 
-/// The numbers of pages in a space.
+/// The number of RAM's pages, and the number of the disk's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub ram_pages: u64,

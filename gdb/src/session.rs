@@ -113,7 +113,7 @@ struct Session<'t> {
     outgoing: Outgoing,
     /// The last reply, for a client that did not understand it.
     last_reply: Vec<u8>,
-    /// The feature list that a new library instance must get.
+    /// gdb's feature list (qSupported), which a restarted gdbstub library must get again.
     supported: Option<Vec<u8>>,
     /// Whether packets are no longer acknowledged.
     no_acks: bool,

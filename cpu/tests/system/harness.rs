@@ -329,7 +329,7 @@ impl Machine {
         self.ram().load_u32(self.state.gpr[4] + 4 * n)
     }
 
-    /// The 2-byte word `n` above the stack pointer.
+    /// The 2-byte word number `n` on the stack, counted from 0 at the stack pointer.
     pub fn stack16(&self, n: u64) -> u16 {
         self.ram().load_u16(self.state.segments[2].base + self.state.gpr[4] + 2 * n)
     }

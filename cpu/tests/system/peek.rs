@@ -138,7 +138,7 @@ fn a_range_ends_where_the_other_space_does() {
 fn without_paging_every_root_is_the_same() {
     let mut m = Machine::protected();
     m.load();
-    // Linear addresses have 32 bits there.
+    // In protected mode, linear addresses have 32 bits.
     for address in [DATA, 1 << 32 | DATA] {
         assert_eq!(m.cpu.core().peek_address_in(OTHER, address), Some(DATA));
         assert_eq!(m.cpu.core().peek_address(address), Some(DATA));

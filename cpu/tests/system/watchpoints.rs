@@ -62,7 +62,7 @@ fn a_trap_hides_no_watchpoint_and_no_watchpoint_a_trap() {
     let hits = m.cpu.hits();
     assert!(hits.contains(&Hit::Trap(Trap::Vector(6))), "{hits:?}");
     assert!(hits.iter().any(|hit| matches!(hit, Hit::Watch(hit) if hit.watchpoint == point)), "{hits:?}");
-    // The next step has separate hits.
+    // The next step has none of these hits.
     m.cpu.run(&mut m.bus, m.counts.steps + 2, u64::MAX);
     assert_eq!(m.cpu.hits(), []);
 }

@@ -450,7 +450,7 @@ impl LoopWriter {
         }
     }
 
-    /// Writes a drawn instruction, whose accesses are at one of the bases.
+    /// Writes a random instruction. A memory operand is relative to one of the base registers (`BASES`).
     fn operation(&mut self) {
         loop {
             let catalogue = &catalogues()[usize::from(self.rng.percent(65))];

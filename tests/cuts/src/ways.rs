@@ -131,7 +131,7 @@ impl<T: Tier> Guest<T> {
             match self.cpu.run(&mut self.board, steps) {
                 Stop::Budget => assert_eq!(self.cpu.counts().steps, steps, "a budget is exact"),
                 Stop::Bus => self.board.lines.stop = false,
-                // A sleeping CPU is woken only when it must go on. A CPU that is cut in its sleep sleeps on.
+                // A sleeping CPU is woken only when it must go on. A CPU that sleeps at a cut stays asleep.
                 Stop::Halted if self.cpu.counts().steps < steps => self.wake(),
                 Stop::Halted => {}
                 Stop::Shutdown => self.over = true,

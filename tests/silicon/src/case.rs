@@ -100,8 +100,8 @@ impl<'a> Generator<'a> {
         adjust(rng, case, &steering);
         let stack = &mut case.registers.gpr[4];
         if (CODE..CODE + CODE_BYTES).contains(stack) {
-            // The slots hold jumps to the stubs, which have other bytes on the processor than on the software CPU. So
-            // no test reads a slot as its stack.
+            // The slots hold jumps to the stubs. The software CPU's slots have other bytes in place of the jumps. So no
+            // test reads a slot as its stack.
             *stack = DATA + PAGE;
         }
     }

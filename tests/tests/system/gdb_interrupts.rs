@@ -86,7 +86,8 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
     record(&Guest::linux(&CLOUD, &BUSYBOX, "", 128), &path, &mut Script::shell(&["poweroff -f"]));
     let mut timeline = Timeline::open(&open(&path)).unwrap_or_else(|error| panic!("{error}"));
     let end = timeline.end();
-    // A search that is interrupted early stays where it began, so there must be room for steps.
+    // A search that is interrupted early stays where it began. The commands then step from there: `begin` lies far
+    // enough before the end.
     let begin = end - 1000;
     timeline.seek(begin, &mut || false).unwrap_or_else(|error| panic!("{error}"));
 

@@ -151,7 +151,7 @@ pub fn typed_bytes(from: u64, text: &str) -> Vec<(u64, Event)> {
     places.zip(text.bytes()).map(|(steps, byte)| (steps, Event::ConsoleInput(vec![byte]))).collect()
 }
 
-/// Checks that are close together.
+/// Short distances between two checks of the registers, of the devices, and of RAM.
 pub const DENSE: Intervals =
     Intervals { registers: 20_000, registers_ns: 1 << 40, devices: 50_000, ram: 100_000 };
 

@@ -9,7 +9,7 @@ pub struct Statistics {
     pub interrupts: u64,
     /// Times that the guest was stopped without an exit.
     pub forced: u64,
-    /// Breakpoints met on the way to a landing place.
+    /// Hits of breakpoints at the RIP of a landing place, where the guest must stop.
     pub breakpoints: u64,
     /// Landing places that the software CPU reached.
     pub landed_by_software: u64,

@@ -240,7 +240,7 @@ impl GdbTarget<'_> {
         match stop {
             TravelStop::Reached => Stop::Step,
             TravelStop::Hit(Cause::Breakpoint(_)) => Stop::Breakpoint(self.timeline.machine().cpu().rip()),
-            // While gdb runs, only gdb's own points are set.
+            // In gdb's own movements only gdb's breakpoints and watchpoints are set, so these causes do not occur.
             TravelStop::Hit(Cause::SystemCall(_) | Cause::Vector(_) | Cause::Return | Cause::Console(_)) => {
                 Stop::Step
             }

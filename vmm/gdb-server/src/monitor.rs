@@ -391,7 +391,7 @@ impl GdbTarget<'_> {
     }
 }
 
-/// The stops for the command's words, or for any condition.
+/// Parses the stops of a command like `last-write ADDRESS`, or of any condition's text.
 fn stops_of(text: &str, names: &dyn Names) -> Result<Stops, Refusal> {
     let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
     let word = word.trim_start_matches("last-").trim_start_matches("next-");

@@ -79,9 +79,9 @@ impl<C: Unit> Recording<C> {
         Recording::<C>::begin(path, machine)
     }
 
-    /// As [`Recording::create`], for a machine that starts from a state, in an existing empty folder. `cut` describes
-    /// the longer recording's missing part, if the new recording was cut out of a longer one. The state of such a
-    /// recording is compressed with [`Effort::Small`].
+    /// As [`Recording::create`], for a machine that starts from a state, in an existing empty folder. If the new
+    /// recording was cut out of a longer one, `cut` describes the part that the new recording lacks. The state of such
+    /// a recording is compressed with [`Effort::Small`].
     pub fn begin_from(
         path: &Path,
         machine: &MachineConfig,

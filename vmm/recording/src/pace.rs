@@ -154,9 +154,9 @@ impl<C: Unit> Pace<C> {
         }
         let saved = self.saved_at(now);
         if !C::NAMES_ONE_PLACE {
-            // Before a debugger opens such a run, ttvm recounts it from a checkpoint, which takes far longer
-            // than the run. So the first checkpoint comes at once, and each checkpoint is paid for
-            // afterwards.
+            // Before a debugger opens a run that counts exits, ttvm replays the run on the software CPU, from a
+            // checkpoint. This replay takes far longer than the run. So the first checkpoint comes at once, and each
+            // checkpoint is paid for afterwards.
             return Ok(saved >= 0);
         }
         if saved < self.known_cost {

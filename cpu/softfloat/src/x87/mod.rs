@@ -5,8 +5,9 @@
 //! whether such an operand is a denormal or an SNaN.
 //!
 //! Results are `Option`s. `None` means that an unmasked exception left no result, so destination and stack do not
-//! change. [`X87Env::raised`] gives the flags for the status word before #MF becomes pending. An unmasked overflow or
-//! underflow with a register destination has a result, scaled by 2^±24576.
+//! change. The caller ors [`X87Env::raised`] into the status word. If [`X87Env::unmasked`] is not zero, the caller then
+//! sets ES, and #MF becomes pending. An unmasked overflow or underflow with a register destination has a result, scaled
+//! by 2^±24576.
 //!
 //! Condition codes: every instruction writes C1 from [`X87Env::c1`] (mostly 0), even for `None`, and does not change
 //! C0, C2 and C3. The documentation of a function names its exceptions. Flags, codes, pops and results were all

@@ -208,7 +208,7 @@ mod tests {
         Recipe::of(&instruction, kind_of(&instruction).expect("it is translated"))
     }
 
-    /// The flags of a recipe for values of RAX and RCX.
+    /// The flags that an instruction's recipe computes from values of RAX and RCX.
     fn flags(code: &[u8], rax: u64, rcx: u64) -> u64 {
         recipe(code).expect("there is a recipe").flags(&[rax, rcx]).rflags()
     }

@@ -99,7 +99,7 @@ pub fn verify_on<C: Unit>(
         progress("checking checkpoints", C::new(share as u64));
     })?;
     let mut did_not_recur = None;
-    // If each core replays its own part, a fault would not act as in one replay.
+    // If each core replays its own part, an injected fault does not affect the later parts.
     if let Some(comparison) = comparison.as_ref().filter(|_| fault.is_none()) {
         match stretches::verify(recording, comparison, cores, last, |at| progress("replaying", at)) {
             Ok(Some(Equal { at, checkpoints })) => {

@@ -90,7 +90,7 @@ fn stops_carry_the_count_of_branches() {
     }
 }
 
-/// An engine that runs beyond counted landing places: once, or always.
+/// An engine that overshoots landing places with a branch count: each place once, or always.
 struct Overshooting {
     inner: Box<dyn Engine>,
     always: bool,
