@@ -319,12 +319,12 @@ impl Machine {
         (distance / 16) as u8
     }
 
-    /// The 8-byte word `n` above RSP.
+    /// The 8-byte word number `n` on the stack, counted from 0 at RSP.
     pub fn stack64(&self, n: u64) -> u64 {
         self.ram().load_u64(self.state.gpr[4] + 8 * n)
     }
 
-    /// The 4-byte word `n` above ESP.
+    /// The 4-byte word number `n` on the stack, counted from 0 at ESP.
     pub fn stack32(&self, n: u64) -> u32 {
         self.ram().load_u32(self.state.gpr[4] + 4 * n)
     }

@@ -53,8 +53,8 @@ pub(super) struct Serial {
     ier: u8,
     lcr: u8,
     mcr: u8,
-    /// Whether a poll has cleared the transmitter's interrupt cause. The guest's next read of IIR must still show the
-    /// cause.
+    /// Whether a poll has cleared the transmitter's interrupt cause. A later read of IIR by the guest must still show
+    /// the cause.
     transmitter: bool,
     line: Line,
 }
