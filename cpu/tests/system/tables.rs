@@ -57,7 +57,8 @@ fn write64(a: &mut CodeAssembler, address: u64, value: u64) {
     a.mov(qword_ptr(rdx), rax).unwrap();
 }
 
-/// Runs the code, and compares the sums in RBX and RSI with the sum for these values of PAGE, in turn.
+/// Runs the code to its end. RBX and RSI must then both hold the sum that results if PAGE had these values, one after
+/// the other.
 fn expect(m: &mut Machine, values: &[u64]) {
     assert_eq!(m.run_steps(10_000), Stop::Halted);
     let expected = values.iter().fold(0, |sum, value| sum * 9 + value);

@@ -100,8 +100,8 @@ impl<'a> Generator<'a> {
         adjust(rng, case, &steering);
         let stack = &mut case.registers.gpr[4];
         if (CODE..CODE + CODE_BYTES).contains(stack) {
-            // The slots hold jumps to the stubs. The software CPU's slots have other bytes in place of the jumps. So no
-            // test reads a slot as its stack.
+            // On the processor, each slot holds a jump to a stub. On the software CPU, the same slot has other bytes. So
+            // no test reads a slot as its stack.
             *stack = DATA + PAGE;
         }
     }

@@ -1,8 +1,8 @@
 //! Golden vectors: the results of some 100,000 cases on one of Intel's processors, kept in the tree and replayed on every
 //! host. So results that the manuals leave open are compared on other vendors' processors, too.
 //!
-//! A comparison with the processor and the golden vectors generate the same cases from a seed. The file stores their
-//! full results, as the changed bytes, and a checksum of the cases. If the generator or the decoder's list of
+//! The golden vectors are results for the cases that a seed generates. A comparison with the processor uses the same
+//! cases. The file stores their full results, as the changed bytes, and a checksum of the cases. If the generator or the decoder's list of
 //! instructions changes, the vectors must be recorded again on an Intel processor. The file is postcard in Zstandard.
 
 use std::io;

@@ -391,7 +391,8 @@ impl GdbTarget<'_> {
     }
 }
 
-/// Parses the stops of a command like `last-write ADDRESS`, or of any condition's text.
+/// Parses the condition at which a movement stops. `text` is a condition, such as `write ADDRESS`, or a command with one,
+/// such as `last-write ADDRESS`.
 fn stops_of(text: &str, names: &dyn Names) -> Result<Stops, Refusal> {
     let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
     let word = word.trim_start_matches("last-").trim_start_matches("next-");

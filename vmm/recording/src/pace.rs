@@ -154,8 +154,8 @@ impl<C: Unit> Pace<C> {
         }
         let saved = self.saved_at(now);
         if !C::NAMES_ONE_PLACE {
-            // Before a debugger opens a run that counts exits, ttvm replays the run on the software CPU, from a
-            // checkpoint. This replay takes far longer than the run. So the first checkpoint comes at once, and each
+            // Before a debugger opens a run that counts exits, ttvm replays the part after a checkpoint on the software
+            // CPU. This replay takes far longer than that part of the run. So the first checkpoint comes at once, and each
             // checkpoint is paid for afterwards.
             return Ok(saved >= 0);
         }

@@ -1,7 +1,7 @@
 //! For tests: inverts all results that the manuals leave undefined in the host's instructions. Processors of different
 //! vendors give different values for such results. If such a bit reached the guest's state, a recording would replay on
-//! one processor and not on another. The inversion comes right after the instruction. So any such bit in the guest's
-//! state differs from the interpreter's bit, on every processor.
+//! one processor and not on another. The inversion comes right after the instruction. So a bit that
+//! reaches the guest's state differs from the interpreter's bit on every processor: with the inversion, or without it.
 //!
 //! `iced_x86` knows the undefined flags from the manuals (SDM vol. 2). This module adds the cases that a count in CL or
 //! a source of zero decides at run time.

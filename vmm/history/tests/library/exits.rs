@@ -90,7 +90,7 @@ fn stops_carry_the_count_of_branches() {
     }
 }
 
-/// An engine that overshoots landing places with a branch count: each place once, or always.
+/// An engine that runs too far if a landing place has a branch count. The engine does so once for each place, or always.
 struct Overshooting {
     inner: Box<dyn Engine>,
     always: bool,
