@@ -25,6 +25,12 @@ const COMMANDS: &[(i32, &str)] = &[
         "record -o K.ttvm --kernel vmlinuz --initrd initrd.gz --cmdline CMDLINE --max-instructions 1000000 --no-copy-images \
          --keep-on fail",
     ),
+    (
+        0,
+        "record -o P.ttvm --cpus 4 --kernel vmlinuz --initrd initrd.gz --cmdline CMDLINE --max-instructions 300000000",
+    ),
+    (0, "verify P.ttvm"),
+    (0, "state P.ttvm --at 37%"),
     (0, "export-pcap N.ttvm -o N.pcapng"),
     (0, "info N.ttvm --json"),
     (0, "log R.ttvm --json"),
