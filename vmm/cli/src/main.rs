@@ -40,7 +40,7 @@ use std::sync::LazyLock;
 use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, umask};
-use recording::FORMAT_VERSION;
+use recording::{NEWEST_FORMAT, OLDEST_FORMAT};
 use refused_memory::SpokenRefusals;
 use views::visible::visible;
 
@@ -56,7 +56,10 @@ static ALLOCATOR: SpokenRefusals = SpokenRefusals;
 static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     let models: Vec<&str> = cpu::CpuModel::names().collect();
     let version = env!("CARGO_PKG_VERSION");
-    format!("{version}\nrecordings: format {FORMAT_VERSION}\nCPU models: {}", models.join(", "))
+    format!(
+        "{version}\nrecordings: formats {OLDEST_FORMAT} and {NEWEST_FORMAT}\nCPU models: {}",
+        models.join(", ")
+    )
 });
 
 /// Record an operating system in a virtual machine, and debug the recording forwards and backwards

@@ -101,7 +101,7 @@ pub mod relink;
 pub mod trail;
 
 pub use files::{CHECKPOINTS, EVENTS, MANIFEST};
-pub use manifest::{Cut, FORMAT_VERSION, Manifest};
+pub use manifest::{Cut, Manifest, NEWEST_FORMAT, OLDEST_FORMAT};
 pub use new_recording::NewRecording;
 pub use opened::{Opened, Recording, Recounted, create_folder};
 pub use panic_note::{read_panic_note, write_panic_note};

@@ -4,8 +4,10 @@ use machine::config::MachineConfig;
 use machine::{Counter, Format};
 use serde::Serialize;
 
-/// The format version that this program writes.
-pub const FORMAT_VERSION: u32 = Format::V5.version();
+/// The oldest format version that this program reads and writes.
+pub const OLDEST_FORMAT: u32 = Format::V5.version();
+/// The newest format version that this program reads and writes.
+pub const NEWEST_FORMAT: u32 = Format::V6.version();
 
 /// The manifest's names for [`machine::position::Instructions`] and [`machine::position::Exits`].
 const COUNTER_STEPS: &str = "steps";

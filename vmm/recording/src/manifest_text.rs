@@ -20,9 +20,9 @@ impl Manifest {
         let version = serde_json::from_str::<VersionOnly>(text)
             .map_err(|error| format!("is not a recording's manifest: {error}"))?;
         let Some(format) = Format::of_version(version.format_version) else {
-            let read = Format::ALL.map(|format| format.version().to_string()).join(", ");
+            let read = Format::ALL.map(|format| format.version().to_string()).join(" and ");
             return Err(format!(
-                "has format version {}, made by {:?}; this ttvm reads version {read}: use the ttvm that made it",
+                "has format version {}, made by {:?}; this ttvm reads versions {read}: use the ttvm that made it",
                 version.format_version, version.made_by
             ));
         };

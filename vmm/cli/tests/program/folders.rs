@@ -102,7 +102,8 @@ fn a_recording_is_told_where_its_images_went_and_only_the_same_are_taken() {
 fn the_version_says_which_recordings_can_be_read() {
     let directory = tempfile::tempdir().unwrap();
     let (code, out, _) = ttvm(directory.path(), &["--version"]);
-    let expected = format!("recordings: format {}", recording::FORMAT_VERSION);
+    let expected =
+        format!("recordings: formats {} and {}", recording::OLDEST_FORMAT, recording::NEWEST_FORMAT);
     assert!(code == 0 && out.lines().any(|line| line == expected) && out.contains("ttvm-v2"), "{out}");
     assert_eq!(ttvm(directory.path(), &["-V"]).1.lines().count(), 1);
 }

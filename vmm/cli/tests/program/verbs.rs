@@ -2,7 +2,7 @@
 
 use crate::common::ttvm;
 use machine::position::Count;
-use recording::FORMAT_VERSION;
+use recording::OLDEST_FORMAT;
 use serde_json::Value;
 use tiny_guest::{STIRRED, record, record_with_checkpoints, typed};
 
@@ -16,7 +16,7 @@ fn info_says_everything_in_json() {
     let info: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(code, 0);
     for (field, expected) in [
-        ("format_version", FORMAT_VERSION.into()),
+        ("format_version", OLDEST_FORMAT.into()),
         ("engine", "soft".into()),
         ("counter", "steps".into()),
         ("cpu_model", "ttvm-v2.1".into()),

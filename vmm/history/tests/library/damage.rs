@@ -8,7 +8,7 @@ use machine::error::{Error, exit_code};
 use machine::inputs::Event;
 use machine::position::Instructions;
 use recording::player::Scrutiny;
-use recording::{EVENTS, FORMAT_VERSION, MANIFEST, Opened, Recording};
+use recording::{EVENTS, MANIFEST, NEWEST_FORMAT, OLDEST_FORMAT, Opened, Recording};
 use tiny_guest::{Numbers, change, change_log, event_of, record, typed};
 
 const ROUNDS: u32 = 10_000;
@@ -119,9 +119,9 @@ fn what_is_missing_or_foreign_is_named() {
     let version = |number| format!("\"format_version\": {number}");
     let newer = String::from_utf8(bytes.clone())
         .unwrap()
-        .replace(&version(FORMAT_VERSION), &version(FORMAT_VERSION + 1));
+        .replace(&version(OLDEST_FORMAT), &version(NEWEST_FORMAT + 1));
     std::fs::write(manifest, newer).unwrap();
-    assert!(sentence().contains(&format!("has format version {}", FORMAT_VERSION + 1)));
+    assert!(sentence().contains(&format!("has format version {}", NEWEST_FORMAT + 1)));
     let longer = String::from_utf8(bytes.clone())
         .unwrap()
         .replace("\"memory_bytes\": 4194304", "\"memory_bytes\": 8388608");

@@ -9,7 +9,7 @@ use machine::error::exit_code;
 use machine::position::{Exits, Instructions};
 use machine::unit::Unit;
 use recording::pack::{DEFAULT_MAX_BYTES, unpack};
-use recording::{FORMAT_VERSION, MANIFEST, Manifest, Opened, Recording};
+use recording::{MANIFEST, Manifest, NEWEST_FORMAT, OLDEST_FORMAT, Opened, Recording};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../recording/tests/golden").join(name)
@@ -24,7 +24,7 @@ fn unpacked(name: &str, directory: &Path) -> Opened {
 /// Replays and verifies a recording with these numbers of records, which ends at `end`.
 fn must_replay<C: Unit>(recording: &Recording<C>, events: usize, checks: usize, checkpoints: usize, end: C) {
     let (log, manifest) = (&recording.log, &recording.manifest);
-    assert_eq!((manifest.format.version(), manifest.made_by.as_str()), (FORMAT_VERSION, "ttvm 0.1.0"));
+    assert_eq!((manifest.format.version(), manifest.made_by.as_str()), (OLDEST_FORMAT, "ttvm 0.1.0"));
     assert_eq!((log.event_count(), log.check_count(), log.torn), (events, checks, false));
     assert_eq!(log.last_moment().count, end);
     let (_, how) = replay(recording, None, |_| Ok(()), |_| {}).unwrap();
@@ -55,10 +55,11 @@ fn a_recording_of_version_5_that_counts_exits() {
 
 #[test]
 fn earlier_versions_are_refused_with_the_name_of_what_reads_them() {
-    for version in 1..FORMAT_VERSION {
+    for version in 1..OLDEST_FORMAT {
         let text = std::fs::read_to_string(golden(&format!("manifest_v{version}.json"))).unwrap();
         let expected = format!(
-            "has format version {version}, made by \"ttvm 0.1.0\"; this ttvm reads version {FORMAT_VERSION}: use the ttvm that made it"
+            "has format version {version}, made by \"ttvm 0.1.0\"; this ttvm reads versions {OLDEST_FORMAT} and \
+             {NEWEST_FORMAT}: use the ttvm that made it"
         );
         assert_eq!(Manifest::parse(&text).unwrap_err(), expected);
         let directory = tempfile::tempdir().unwrap();
