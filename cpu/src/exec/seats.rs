@@ -18,7 +18,7 @@ const MTRR_DEF_TYPE: u64 = 0xc06;
 /// All processors: the one in the seat, and the parked ones.
 pub(super) struct Seats {
     /// The processors by number. The entry of the processor in the seat is stale.
-    parked: Vec<Box<Parked>>,
+    parked: Vec<Parked>,
     seat: usize,
 }
 
@@ -52,7 +52,7 @@ impl Seats {
     /// Makes this many processors in reset state.
     pub fn of(count: usize) -> Seats {
         let state = CpuState::reset();
-        Seats { parked: (0..count).map(|_| Box::new(Parked::of(&state))).collect(), seat: 0 }
+        Seats { parked: (0..count).map(|_| Parked::of(&state)).collect(), seat: 0 }
     }
 
     /// The number of processors.
@@ -89,7 +89,7 @@ impl Seats {
         self.seat = seat;
         let others: Vec<usize> = self.others().collect();
         for (number, state) in others.into_iter().zip(states) {
-            *self.parked[number] = Parked::of(state);
+            self.parked[number] = Parked::of(state);
         }
     }
 
@@ -107,21 +107,16 @@ impl Seats {
     pub fn next(&self, bus: &mut dyn Bus) -> Option<usize> {
         let ring = (1..self.count()).map(|distance| (self.seat + distance) % self.count());
         ring.into_iter().find(|&number| {
-            let Parked { state, rflags, .. } = &*self.parked[number];
+            let Parked { state, rflags, .. } = &self.parked[number];
             can_run(state, *rflags, number, bus)
         })
     }
 
     /// Gives the seat to the processor `next`. `core` gets the registers of `next`, and its own registers are parked.
     pub fn exchange(&mut self, next: usize, core: &mut Core) {
-        let parked = &mut *self.parked[next];
-        let has_breakpoints = (core.state.dr7 | parked.state.dr7) & 0xff != 0;
-        std::mem::swap(&mut core.frame, &mut parked.frame);
-        std::mem::swap(&mut core.flags, &mut parked.flags);
-        std::mem::swap(&mut core.rflags, &mut parked.rflags);
-        std::mem::swap(&mut core.rip, &mut parked.rip);
-        std::mem::swap(&mut core.state, &mut parked.state);
-        self.parked.swap(next, self.seat);
+        let has_breakpoints = (core.state.dr7 | self.parked[next].state.dr7) & 0xff != 0;
+        self.parked[self.seat].swap(core);
+        self.parked[next].swap(core);
         (self.seat, core.processor) = (next, next);
         core.registers_exchanged();
         if has_breakpoints {
@@ -140,6 +135,15 @@ impl Parked {
         }
         let (flags, rflags) = (LazyFlags::from_bits(state.rflags), state.rflags & !flags::ARITHMETIC);
         Parked { frame, flags, rflags, rip: state.rip, state: state.clone() }
+    }
+
+    /// Exchanges the registers here for those of `core`.
+    fn swap(&mut self, core: &mut Core) {
+        std::mem::swap(&mut core.frame, &mut self.frame);
+        std::mem::swap(&mut core.flags, &mut self.flags);
+        std::mem::swap(&mut core.rflags, &mut self.rflags);
+        std::mem::swap(&mut core.rip, &mut self.rip);
+        std::mem::swap(&mut core.state, &mut self.state);
     }
 
     /// The architectural state, canonical.

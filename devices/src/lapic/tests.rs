@@ -399,7 +399,7 @@ fn send(apics: &mut [LocalApic; 3], destination: u32, command: u32) -> [bool; 2]
     apics[0].write(ICR_HIGH, destination << 24, 0);
     apics[0].write(ICR_LOW, command, 0);
     let sent = apics[0].take_sent();
-    [1, 2].map(|other| sent.iter().fold(false, |is_for, ipi| apics[other].receive(ipi) || is_for))
+    [1, 2].map(|other| sent.iter().any(|ipi| apics[other].receive(ipi)))
 }
 
 #[test]
