@@ -137,7 +137,7 @@ impl Parked {
         Parked { frame, flags, rflags, rip: state.rip, state: state.clone() }
     }
 
-    /// Exchanges the registers here for those of `core`.
+    /// Exchanges the parked registers and the registers of `core`.
     fn swap(&mut self, core: &mut Core) {
         std::mem::swap(&mut core.frame, &mut self.frame);
         std::mem::swap(&mut core.flags, &mut self.flags);
