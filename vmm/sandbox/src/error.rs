@@ -3,7 +3,7 @@
 /// Why a process could not be locked in.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The process has this many threads, and Landlock would restrict only one of them.
+    /// The process has several threads; the field is their number. Landlock would restrict only the calling thread.
     #[error("{0} threads run already, and only one of them would be locked in")]
     Threads(usize),
     /// An operation failed that every host supports.
