@@ -200,8 +200,12 @@ fn text(info: &Info<'_>) -> String {
     let path = |path: &Path| in_a_line(&path.display().to_string()).into_owned();
     lines.push(format!("made by       {}, format version {}", in_a_line(info.made_by), info.format_version));
     lines.push(format!("engine        {}, counting in {}", in_a_line(info.engine), in_a_line(info.counter)));
+    let processors = match machine.processors.count() {
+        1 => String::new(),
+        count => format!("{count} processors, "),
+    };
     lines.push(format!(
-        "machine       {} MiB RAM, CPU model {}",
+        "machine       {processors}{} MiB RAM, CPU model {}",
         machine.memory_bytes >> 20,
         in_a_line(&machine.cpu_model)
     ));
