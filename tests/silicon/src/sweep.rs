@@ -86,19 +86,29 @@ struct Explained {
     applies: fn(&Tried) -> bool,
 }
 
-/// Opcodes that no processor leaves undefined, whatever features it has: WBINVD with any prefix, hints and reserved NOPs (SDM
+/// Opcodes that processors of each maker have, whatever their features: WBINVD with any prefix, hints and reserved NOPs (SDM
 /// vol. 2, table A-3).
 fn is_on_all(tried: &Tried) -> bool {
     matches!(tried.opcode()[0], 0x09 | 0x0d | 0x18..=0x1f)
 }
 
-const EXPLAINED: &[Explained] = &[Explained {
-    reason: "the CPU model has no such feature, or its guest here has not switched it on",
-    applies: |tried| {
-        let needs = tried.instruction.cpuid_features();
-        tried.soft.is_undefined() && !is_on_all(tried) && needs.iter().any(|&feature| !in_model(feature))
+const EXPLAINED: &[Explained] = &[
+    Explained {
+        reason: "the CPU model has no such feature, or its guest here has not switched it on",
+        applies: |tried| {
+            let needs = tried.instruction.cpuid_features();
+            tried.soft.is_undefined() && !is_on_all(tried) && needs.iter().any(|&feature| !in_model(feature))
+        },
     },
-}];
+    Explained {
+        reason: "PREFETCHW of a register is a NOP on Intel's processors (SDM vol. 2, table A-3), and undefined on some of AMD's \
+                 (APM vol. 3, \"PREFETCH\")",
+        applies: |tried| {
+            let [opcode, modrm] = tried.opcode();
+            opcode == 0x0d && modrm >= 0xc0 && tried.native.is_undefined()
+        },
+    },
+];
 
 /// Encodings that are not executed on the processor, and why.
 fn is_left_out(instruction: &Instruction, bytes: &[u8]) -> Option<&'static str> {
