@@ -6,16 +6,12 @@
 use std::io;
 
 use lz4::block::{CompressionMode, compress_to_buffer};
-use lz4_flex::block;
+use lz4_flex::block::{self, CompressTable, compress_into_with_table};
 use twox_hash::XxHash3_128;
-use zstd::bulk::{Compressor, Decompressor};
+use zstd::bulk::Decompressor;
 
 use crate::page::{PAGE_BYTES, Page};
 use crate::table::Digest;
-
-/// One of zstd's fast levels. This level takes half the time of the first normal level, for an eighth more
-/// bytes. For the recorder, time matters more than size.
-const LEVEL: i32 = -1;
 
 /// LZ4's mode for a page's first version. This fast mode takes a quarter of the normal mode's time, for a
 /// third more bytes. A guest that boots writes ten thousand such pages within a second.
@@ -26,6 +22,9 @@ const PATCH_TAG: u8 = 0;
 
 /// The first byte before an LZ4 block. No zstd frame begins with this byte either.
 const LZ4_TAG: u8 = 1;
+
+/// Room for the worst result of LZ4. LZ4 wants this room, although a result longer than the page is not used.
+const MAX_PACKED_BYTES: usize = 1 + block::get_maximum_output_size(PAGE_BYTES);
 
 /// Largest patch that is stored without compressing the difference. Most patches are this small, and storing
 /// without compression is ten times as fast.
@@ -50,49 +49,50 @@ pub(crate) enum Encoded {
     Delta,
 }
 
-/// Compression state and scratch space, reused between pages.
+/// Decompression state and scratch space, reused between pages.
 pub(crate) struct Codec {
-    compressor: Compressor<'static>,
     decompressor: Decompressor<'static>,
     full: Buffer,
     delta: Buffer,
+    /// The scratch space of `lz4_flex`.
+    table: CompressTable,
 }
 
 /// A compressed page, which is never longer than the page itself.
 struct Buffer {
-    bytes: Box<Page>,
+    bytes: Box<[u8; MAX_PACKED_BYTES]>,
     len: usize,
 }
 
 impl Codec {
     /// Fails only if memory is exhausted.
     pub fn new() -> io::Result<Codec> {
-        let buffer = || Buffer { bytes: Box::new([0; PAGE_BYTES]), len: 0 };
+        let buffer = || Buffer { bytes: Box::new([0; MAX_PACKED_BYTES]), len: 0 };
         let (full, delta) = (buffer(), buffer());
-        Ok(Codec { compressor: Compressor::new(LEVEL)?, decompressor: Decompressor::new()?, full, delta })
+        Ok(Codec { decompressor: Decompressor::new()?, full, delta, table: CompressTable::small() })
     }
 
     /// The smaller form of `page`, if a full version `base` exists for a delta. A full version that costs little more
-    /// is preferred, because the deltas after it become smaller. A page's first version is packed with LZ4, which takes
-    /// a seventh of the time for half more bytes. A guest that starts writes only such pages.
+    /// is preferred, because the deltas after it become smaller. A guest that starts writes only first versions, which the
+    /// `lz4` library packs in a fast mode. `lz4_flex` packs the others: its scratch space is cheaper to clear.
     pub fn encode(&mut self, page: &Page, base: Option<&Page>) -> (Encoded, &[u8]) {
         let Some(base) = base else {
             self.full.pack_first(page);
             return (Encoded::Full, self.full.packed());
         };
         let Some(difference) = difference(page, base) else {
-            self.full.pack(&mut self.compressor, page);
+            self.full.pack(&mut self.table, page);
             return (Encoded::Full, self.full.packed());
         };
         if let Some(len) = write_patch(&difference, &mut self.delta.bytes[..SMALL_PATCH_BYTES]) {
             self.delta.len = len;
             return (Encoded::Delta, self.delta.packed());
         }
-        self.delta.pack(&mut self.compressor, &difference);
+        self.delta.pack(&mut self.table, &difference);
         if self.delta.len <= SMALL_DELTA_BYTES {
             return (Encoded::Delta, self.delta.packed());
         }
-        self.full.pack(&mut self.compressor, page);
+        self.full.pack(&mut self.table, page);
         if self.full.len <= self.delta.len * 3 / 2 {
             return (Encoded::Full, self.full.packed());
         }
@@ -123,18 +123,17 @@ impl Buffer {
         }
     }
 
-    fn pack(&mut self, compressor: &mut Compressor<'_>, page: &Page) {
-        // If a page does not shrink, the compressor reports an error, because the room is one byte too small.
-        let room = &mut self.bytes[..PAGE_BYTES - 1];
-        match compressor.compress_to_buffer(&page[..], room) {
-            Ok(len) => self.len = len,
-            Err(_) => self.keep(page),
+    fn pack(&mut self, table: &mut CompressTable, page: &Page) {
+        self.bytes[0] = LZ4_TAG;
+        match compress_into_with_table(page, &mut self.bytes[1..], table) {
+            Ok(len) if 1 + len < PAGE_BYTES => self.len = 1 + len,
+            _ => self.keep(page),
         }
     }
 
     /// Stores the page uncompressed.
     fn keep(&mut self, page: &Page) {
-        *self.bytes = *page;
+        self.bytes[..PAGE_BYTES].copy_from_slice(page);
         self.len = PAGE_BYTES;
     }
 

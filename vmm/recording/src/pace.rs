@@ -57,8 +57,13 @@ impl CheckpointOptions {
 }
 
 /// Time to store a page's first version, in steps of the software engine: copying and packing it, and tracking the
-/// guest's next write to it. A later version takes up to 8,000 steps, and most guests write few pages again and again.
+/// guest's next write to it.
 const PAGE_STEPS: f64 = 2_500.0;
+/// Virtual time after which a page costs [`LATE_PAGE`] times as much. By then most pages have an earlier version. A page
+/// with an earlier version takes some 7,000 steps. Before this time, a page is charged too little on purpose: a short
+/// run has dense checkpoints.
+const LATE_NS: u64 = 10_000_000_000;
+const LATE_PAGE: i64 = 3;
 /// Time to store a page if exits are counted: virtual time then passes as fast as the host's. In this time
 /// KVM executes more than the software CPU.
 const PAGE_NS: f64 = 10_000.0;
@@ -162,7 +167,7 @@ impl<C: Unit> Pace<C> {
         if saved < self.known_cost {
             return Ok(false);
         }
-        self.known_cost = self.cost_of(written()?);
+        self.known_cost = self.cost_of(now, written()?);
         Ok(saved >= self.known_cost)
     }
 
@@ -172,7 +177,7 @@ impl<C: Unit> Pace<C> {
         !C::NAMES_ONE_PLACE
             || pages <= FREE_PAGES
             || self.earned(now) >= self.end_steps
-            || self.saved_at(now) >= self.cost_of(pages)
+            || self.saved_at(now) >= self.cost_of(now, pages)
     }
 
     /// The run's earnings since the last checkpoint.
@@ -184,13 +189,17 @@ impl<C: Unit> Pace<C> {
         self.saved.saturating_add(signed(self.earned(now)))
     }
 
-    fn cost_of(&self, pages: u64) -> i64 {
-        signed(C::cost(pages.saturating_mul(self.page_rest_steps), pages.saturating_mul(self.page_rest_ns)))
+    fn cost_of(&self, now: Moment<C>, pages: u64) -> i64 {
+        let cost = signed(C::cost(
+            pages.saturating_mul(self.page_rest_steps),
+            pages.saturating_mul(self.page_rest_ns),
+        ));
+        if C::NAMES_ONE_PLACE && now.time_ns >= LATE_NS { cost.saturating_mul(LATE_PAGE) } else { cost }
     }
 
     /// Notes that a checkpoint of this many pages was taken.
     pub fn taken(&mut self, now: Moment<C>, pages: u64) {
-        let cost = self.cost_of(pages);
+        let cost = self.cost_of(now, pages);
         self.saved = if C::NAMES_ONE_PLACE {
             // A checkpoint at any cost leaves a debt of at most the credit: else no other might come for hours.
             self.saved_at(now).saturating_sub(cost).clamp(-self.credit, self.credit)
@@ -235,11 +244,11 @@ mod tests {
             is_due
         };
         assert!(!due(at(999_999_999, 0), 0, 1));
-        assert!(!due(at(min_steps - 1, 5_000_000_000), 0, 1), "idling is free, checkpoints are not");
-        assert!(due(at(min_steps, 5_000_000_000), 0, 1));
-        assert!(due(at(min_steps + 5, 5_000_000_000), MAX_HELD_BLOCKS, 50_000));
+        assert!(!due(at(min_steps - 1, 1_000_000_000), 0, 1), "idling is free, checkpoints are not");
+        assert!(due(at(min_steps, 1_000_000_000), 0, 1));
+        assert!(due(at(min_steps + 5, 1_000_000_000), MAX_HELD_BLOCKS, 50_000));
         let last = min_steps + 5;
-        let at = |number| at(last + number, 5_000_000_000);
+        let at = |number| at(last + number, 1_000_000_000);
         assert!(!due(at(1_000_000_000), 0, 50_000));
         assert!(!due(at(50_000 * page_rest_steps - 1), 0, 1), "they were counted before, and none goes away");
         assert!(!due(at(50_000 * page_rest_steps), 0, 50_001));
@@ -272,11 +281,12 @@ mod tests {
         pace.taken(at(next, 0), 2_500);
         let late = next + 10 * credit;
         pace.taken(at(late, 0), 1);
-        assert!(!due(&mut pace, at(late + interval, 0), 22_501), "no more than the credit is saved");
+        assert!(!due(&mut pace, at(late + interval, 0), 7_501), "no more than the credit is saved");
+        assert!(due(&mut pace, at(late + interval + 300_000, 0), 7_501), "a late page costs three times as much");
         // Too many written blocks force a checkpoint.
         pace.taken(at(late + 1, 0), 1_000_000);
         assert!(!due(&mut pace, at(late + credit, 0), 1));
-        assert!(due(&mut pace, at(late + credit + 100_001, 0), 1), "a debt is no more than the credit");
+        assert!(due(&mut pace, at(late + credit + 300_001, 0), 1), "a debt is no more than the credit");
     }
 
     #[test]
