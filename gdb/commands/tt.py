@@ -14,7 +14,7 @@ import gdb
 # These two files lie beside this one. In what `ttvm debug --print-commands` prints, they come before it.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from ttvm_ask import Interrupted, ask, say
-from ttvm_symbols import Files, Guest, MODULE_FILE, MOVED_FILE, add_command, module_name, moved_by
+from ttvm_symbols import Files, Guest, MODULE_FILE, MOVED_FILE, add_command, module_name, moved_by, name_program
 
 
 # The number that ttvm gives to the CPU's thread.
@@ -209,6 +209,19 @@ class Verb(gdb.Command):
 
     def __init__(self):
         super().__init__("tt " + self.verb, gdb.COMMAND_RUNNING, self.completer)
+
+
+class Help(Verb):
+    """List the tt commands, or explain one: tt help [NAME]
+
+Examples:
+  tt help
+  tt help back-to"""
+
+    verb = "help"
+
+    def invoke(self, argument, from_tty):
+        gdb.execute("help tt " + argument, from_tty)
 
 
 class GdbCheckpoint(gdb.Command):
@@ -790,7 +803,7 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (Tt, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
+for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
     command()
 for command in (Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
     command()
@@ -813,6 +826,7 @@ try:
     gdb.execute("set remote trace-status-packet off", to_string=True)
 except gdb.error:
     pass  # Other versions of gdb have another name for it, and the user reads a line in vain.
+name_program()
 # By default gdb gives a server up that is silent for two seconds: on a busy machine that is short.
 if (gdb.parameter("remotetimeout") or 0) < 30:
     gdb.execute("set remotetimeout 30")

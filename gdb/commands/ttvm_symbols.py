@@ -302,12 +302,27 @@ class Files:
                     remove(name)
                     continue
                 # Without a file the command would drop all files.
-                with tempfile.NamedTemporaryFile(prefix="ttvm-nothing-") as nothing:
-                    nothing.write(NOTHING)
-                    nothing.flush()
-                    gdb.execute("symbol-file " + quoted(nothing.name), to_string=True)
+                load_nothing("symbol-file", "ttvm-nothing-")
         finally:
             cls.busy = False
+
+
+def load_nothing(command, prefix):
+    """Gives a command a file without contents. Returns the file, which goes away with its last user."""
+    nothing = tempfile.NamedTemporaryFile(prefix=prefix)
+    nothing.write(NOTHING)
+    nothing.flush()
+    gdb.execute("%s %s" % (command, quoted(nothing.name)), to_string=True)
+    return nothing
+
+
+def name_program():
+    """Names gdb a program, if it has none: gdb warns if it connects without one."""
+    space = gdb.current_progspace()
+    if not (gdb.selected_inferior().pid or space.filename or getattr(space, "executable_filename", None)):
+        program = load_nothing("exec-file", "ttvm-guest-")
+        # gdb may open the file again until it ends.
+        gdb.events.gdb_exiting.connect(lambda event: program.close())
 
 
 def is_loaded(file):

@@ -51,6 +51,9 @@ pub struct State {
     pub guest_seconds: f64,
     /// How the run ended, if it has ended.
     pub outcome: Option<String>,
+    /// The number of the running processor, from 0, if the machine has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processor: Option<usize>,
     /// The running kernel, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<RunningKernel>,
@@ -136,6 +139,7 @@ impl State {
             system_calls: cpu.system_calls(),
             guest_seconds: now.time_ns as f64 / 1e9,
             outcome: machine.outcome().map(|outcome| outcome.to_string()),
+            processor: (cpu.processors() > 1).then(|| cpu.seat()),
             kernel: symbols.as_ref().and_then(|symbols| kernel(machine, symbols)),
             place: symbols.as_ref().and_then(|symbols| place(machine, symbols)),
             thread: symbols.as_ref().and_then(|symbols| running(machine, symbols)),
@@ -220,6 +224,7 @@ impl Display for State {
             "instruction {}, branch {}, system call {}, {:.9} s guest time",
             self.instruction, self.branches, self.system_calls, self.guest_seconds
         )?;
+        let processor = self.processor.iter().map(|number| format!("on processor {number}"));
         let by_kexec = self.kernel.iter().filter(|kernel| kernel.by_kexec);
         let by_kexec = by_kexec.map(|kernel| format!("in the kernel {}, started by kexec", kernel.release));
         let place = self.place.iter().map(|place| format!("in the kernel's {place}"));
@@ -231,6 +236,7 @@ impl Display for State {
             .outcome
             .iter()
             .cloned()
+            .chain(processor)
             .chain(by_kexec)
             .chain(place)
             .chain(thread)

@@ -213,8 +213,12 @@ fn text(info: &Info<'_>) -> String {
         lines.push(format!("begins        with the state of another run, at {seconds:.6} s guest time"));
     }
     if let Some(Cut { instructions, free_pages }) = info.cut {
+        let left_out = match free_pages {
+            0 => String::new(),
+            pages => format!("; {pages} unused pages of memory are left out"),
+        };
         lines.push(format!(
-            "cut out       of a longer recording, from instruction {instructions} on, without {free_pages} free pages"
+            "cut out       of a longer recording, from instruction {instructions} on{left_out}"
         ));
     }
     let booted = machine.start.booted();

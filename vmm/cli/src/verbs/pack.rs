@@ -69,15 +69,15 @@ fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
     say("ttvm: replaying the end twice, to find the memory that it needs and to record it; ^C stops this");
     let CutOut { cut, length, disk_blocks } = cut_out(args, &recording, last_ns, &folder)?;
     say(&format!(
-        "ttvm: the last {length} instructions, from instruction {} on, without {} free pages{}",
-        cut.instructions,
-        cut.free_pages,
-        if recording.manifest.machine.disk.is_some() {
-            format!(", with the {disk_blocks} blocks of the disk that the guest reads")
-        } else {
-            String::new()
-        }
+        "ttvm: the part has the run's last {length} instructions, and begins at instruction {}",
+        cut.instructions
     ));
+    if cut.free_pages > 0 {
+        say(&format!("ttvm: {} pages of memory are left out: the guest's kernel did not use them", cut.free_pages));
+    }
+    if disk_blocks > 0 {
+        say(&format!("ttvm: {disk_blocks} blocks of the disk are packed: the guest reads them"));
+    }
     let Opened::ByInstructions(end) = Opened::open(&folder)? else {
         unreachable!("what was cut out counts as the whole does");
     };

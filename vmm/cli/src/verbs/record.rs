@@ -118,6 +118,13 @@ fn record_from<U: Unit, I: Inputs<U>>(
 fn say_what_is_outside(images: &[PathBuf]) {
     let names: Vec<String> = images.iter().map(|path| path.display().to_string()).collect();
     if !names.is_empty() {
-        say(&format!("ttvm: not copied into the recording, so keep unchanged: {}", names.join(", ")));
+        let (these, one) = match names.len() {
+            1 => ("this file", "a changed file"),
+            _ => ("these files", "changed files"),
+        };
+        say(&format!(
+            "ttvm: not copied into the recording: {}. Keep {these} unchanged: ttvm does not replay with {one}",
+            names.join(", ")
+        ));
     }
 }
