@@ -140,7 +140,10 @@ impl<'a> GdbTarget<'a> {
 
     /// Lets a gdb without our commands show, once, that this file has them.
     pub fn with_commands(mut self, file: &Path) -> GdbTarget<'a> {
-        self.greeting = Some(format!("ttvm: this gdb lacks the tt commands; to load them, enter: source {}", file.display()));
+        self.greeting = Some(format!(
+            "ttvm: this gdb lacks the tt commands; to load them, enter: source {}",
+            file.display()
+        ));
         self
     }
 

@@ -69,14 +69,17 @@ fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
     say("ttvm: replaying the end twice, to find the memory that it needs and to record it; ^C stops this");
     let CutOut { cut, length, disk_blocks } = cut_out(args, &recording, last_ns, &folder)?;
     say(&format!(
-        "ttvm: the part has the run's last {length} instructions, and begins at instruction {}",
+        "ttvm: packing the run's last {length} instructions, from instruction {} on",
         cut.instructions
     ));
     if cut.free_pages > 0 {
-        say(&format!("ttvm: {} pages of memory are left out: the guest's kernel did not use them", cut.free_pages));
+        say(&format!(
+            "ttvm: {} pages of memory are left out, because the guest's kernel does not use them",
+            cut.free_pages
+        ));
     }
     if disk_blocks > 0 {
-        say(&format!("ttvm: {disk_blocks} blocks of the disk are packed: the guest reads them"));
+        say(&format!("ttvm: packing the {disk_blocks} blocks of the disk that the guest reads"));
     }
     let Opened::ByInstructions(end) = Opened::open(&folder)? else {
         unreachable!("what was cut out counts as the whole does");

@@ -85,7 +85,12 @@ fn a_disk_image_is_named_and_not_copied() {
     fs::write(path.join("disk"), [7; 512]).unwrap();
     let told = record(path, &["--disk", "disk"]);
     let lines: Vec<&str> = told.lines().filter(|line| line.contains("not copied")).collect();
-    assert!(lines.len() == 1 && lines[0].contains("/disk. Keep this file unchanged: ") && !lines[0].contains("kernel"), "{told}");
+    assert!(
+        lines.len() == 1
+            && lines[0].contains("/disk. Keep this file unchanged: ")
+            && !lines[0].contains("kernel"),
+        "{told}"
+    );
     assert!(!path.join("r.ttvm/images/disk").exists());
     let (code, _, told) = ttvm(
         path,

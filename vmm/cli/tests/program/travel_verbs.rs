@@ -80,6 +80,25 @@ fn a_count_or_a_time_names_the_first_instruction_that_reaches_it() {
 }
 
 #[test]
+fn a_state_names_the_processor_if_there_are_several() {
+    let directory = tempfile::tempdir().unwrap();
+    let kernel = tiny_guest::write_kernel(directory.path(), ROUNDS);
+    for (name, processors) in [("one.ttvm", "1"), ("two.ttvm", "2")] {
+        let record = ["record", "-o", name, "--kernel", kernel.to_str().unwrap(), "--memory", "4M"];
+        let more = ["--cpus", processors, "--max-instructions", "5000"];
+        let (code, _, told) = ttvm(directory.path(), &[&record[..], &more].concat());
+        assert_eq!(code, 0, "{told}");
+    }
+    // The second processor never starts.
+    assert_eq!(json(directory.path(), &["state", "two.ttvm", "--json"])["processor"], 0);
+    let (_, out, _) = ttvm(directory.path(), &["state", "two.ttvm"]);
+    assert!(out.contains("\non processor 0\n"), "{out}");
+    assert!(json(directory.path(), &["state", "one.ttvm", "--json"]).get("processor").is_none());
+    let (_, out, _) = ttvm(directory.path(), &["state", "one.ttvm"]);
+    assert!(!out.contains("on processor"), "{out}");
+}
+
+#[test]
 fn a_stretch_gets_checkpoints_at_equal_distances() {
     let (directory, end) = recording();
     let list = || {
