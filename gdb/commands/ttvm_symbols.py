@@ -319,10 +319,14 @@ def load_nothing(command, prefix):
 def name_program():
     """Names gdb a program, if it has none: gdb warns if it connects without one."""
     space = gdb.current_progspace()
-    if not (gdb.selected_inferior().pid or space.filename or getattr(space, "executable_filename", None)):
+    if gdb.selected_inferior().pid or space.filename or getattr(space, "executable_filename", None):
+        return
+    try:
         program = load_nothing("exec-file", "ttvm-guest-")
-        # gdb may open the file again until it ends.
-        gdb.events.gdb_exiting.connect(lambda event: program.close())
+    except OSError:
+        return  # The file cannot be written, and gdb warns.
+    # gdb may open the file again until it ends.
+    gdb.events.gdb_exiting.connect(lambda event: program.close())
 
 
 def is_loaded(file):

@@ -1,7 +1,7 @@
 //! Compares ttvm's output for other tools, and its backtraces, with these tools and with the guest itself.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use machine::Outcome;
 use machine::script::Script;
@@ -117,7 +117,10 @@ fn backtraces_at_a_panic_are_those_that_the_kernel_printed() {
 fn in_gdb(directory: &Path, told: &Value) {
     let mut gdb = Command::new(ttvm());
     gdb.current_dir(directory).args(["debug", "r.ttvm", "--at", "panic", "--gdb", "--", "--nx", "--batch"]);
-    let said = output(gdb.args(["-ex", "tt backtrace", "-ex", "tt dmesg 1"]));
+    gdb.args(["-ex", "tt backtrace", "-ex", "tt dmesg 1"]).stdin(Stdio::null());
+    let ended = gdb.output().expect("gdb can be run");
+    let (said, warned) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    assert!(ended.status.success() && !warned.contains("No executable"), "{warned}");
     // gdb prints a frame when it attaches: "#0  0x... in NAME ()".
     let ours = said.lines().filter(|line| line.starts_with('#') && !line.contains(" in "));
     let mut frames = ours.map(|line| line.split_once(" 0x"));
