@@ -26,6 +26,8 @@ pub struct ContextKey {
 /// Translations of one address space.
 pub struct Context {
     pub key: ContextKey,
+    /// The bit for this context in [`TableInfo::contexts`].
+    pub bit: u64,
     pub slots: Box<[TlbSlots; PRIVILEGES]>,
     /// RAM offset of the last-level entry that each slot came from, by privilege and kind of access.
     pub entries: Box<[[[u64; SLOTS]; KINDS]; PRIVILEGES]>,
@@ -42,9 +44,11 @@ pub struct Context {
 }
 
 impl Context {
-    pub fn new(live: bool) -> Context {
+    /// An empty context. All contexts have different numbers, below 64.
+    pub fn new(live: bool, number: usize) -> Context {
         Context {
             key: ContextKey { cr3: 0, cr0: 0, cr4: 0, efer: 0, pdptes: [0; 4] },
+            bit: 1 << number,
             slots: Box::new([const { TlbSlots::EMPTY }; PRIVILEGES]),
             entries: Box::new([[[NO_ENTRY; SLOTS]; KINDS]; PRIVILEGES]),
             used: [false; PRIVILEGES],
@@ -65,7 +69,7 @@ impl Context {
             Access::Write => &mut slots.write,
             Access::Execute => &mut slots.exec,
         };
-        Kind { slots, entries, tables }
+        Kind { slots, entries, tables, context: self.bit }
     }
 
     /// Slots of a privilege for a kind of access.
@@ -122,6 +126,8 @@ pub struct Kind<'a> {
     pub slots: &'a mut [TlbSlot; SLOTS],
     pub entries: &'a mut [u64; SLOTS],
     pub tables: &'a mut [TableInfo],
+    /// The bit of the context that has the slots.
+    context: u64,
 }
 
 impl Kind<'_> {
@@ -164,13 +170,14 @@ impl Kind<'_> {
     pub fn count(&mut self, entry: u64) {
         if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
             table.derived += 1;
+            table.contexts |= self.context;
         }
     }
 
     /// Uncounts a slot that no longer derives from an entry.
     pub fn uncount(&mut self, entry: u64) {
         if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
-            table.derived -= 1;
+            table.uncount();
         }
     }
 
@@ -217,6 +224,23 @@ pub struct TableInfo {
     pub writes_since_walk: u32,
     /// Number of slots, in live address spaces, that derive from entries of this page.
     pub derived: u32,
+    /// The bits of all contexts that may have such slots.
+    pub contexts: u64,
+}
+
+impl TableInfo {
+    /// Notes that a slot no longer derives from this page.
+    pub fn uncount(&mut self) {
+        self.derived -= 1;
+        if self.derived == 0 {
+            self.contexts = 0;
+        }
+    }
+
+    /// Notes that no slot derives from this page any more.
+    pub fn uncount_all(&mut self) {
+        (self.derived, self.contexts) = (0, 0);
+    }
 }
 
 /// Number of the first slot that may hold the page of an address.

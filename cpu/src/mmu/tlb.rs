@@ -61,7 +61,7 @@ impl Mmu {
     pub(crate) fn new(ram: &GuestRam) -> Mmu {
         let pages = (ram.size_bytes() / PAGE_SIZE) as usize;
         Mmu {
-            current: Context::new(true),
+            current: Context::new(true, 0),
             others: Vec::new(),
             index: 0,
             tables: vec![TableInfo::default(); pages],
@@ -71,9 +71,9 @@ impl Mmu {
         }
     }
 
-    /// Keeps two more address spaces warm for each processor beyond the first.
+    /// Keeps two more address spaces warm for each processor beyond the first, as far as contexts have bits.
     pub(crate) fn set_processors(&mut self, count: usize) {
-        self.most_contexts = CONTEXTS + 2 * (count - 1);
+        self.most_contexts = (CONTEXTS + 2 * (count - 1)).min(u64::BITS as usize);
     }
 
     /// Chooses the slots for the current privilege: user, supervisor without access to user pages,
@@ -170,7 +170,7 @@ impl Mmu {
         let found = self.others.iter().position(|c| c.live && c.key == key);
         let victim = found.or_else(|| self.others.iter().position(|c| !c.live)).unwrap_or_else(|| {
             if self.others.len() + 1 < self.most_contexts {
-                self.others.push(Context::new(false));
+                self.others.push(Context::new(false, self.others.len() + 1));
                 return self.others.len() - 1;
             }
             (0..self.others.len()).min_by_key(|&i| self.others[i].last_used).unwrap_or(0)
@@ -237,7 +237,7 @@ impl Mmu {
         for (index, access) in self.current.used_kinds() {
             for &entry in &self.current.entries[index][access as usize] {
                 if let Some(table) = self.tables.get_mut((entry / PAGE_SIZE) as usize) {
-                    table.derived -= 1;
+                    table.uncount();
                 }
             }
         }
@@ -246,7 +246,7 @@ impl Mmu {
     /// Drops every translation of every address space. The guest cannot notice.
     pub fn flush_all(&mut self) {
         for &page in &self.flagged {
-            self.tables[page as usize].derived = 0;
+            self.tables[page as usize].uncount_all();
         }
         self.current.clear();
         self.others.iter_mut().for_each(|context| context.live = false);
@@ -433,8 +433,15 @@ impl Mmu {
     fn drop_entry(&mut self, entry_offset: u64, narrow: bool) {
         // The numbers of a page's two slots have the same low bits as the index of the page's entry in its table.
         let low = (entry_offset / if narrow { 4 } else { 8 }) as usize % SECOND_SLOT;
-        let contexts = std::iter::once(&mut self.current).chain(self.others.iter_mut());
-        for context in contexts.filter(|context| context.live) {
+        let mut left = self.tables[(entry_offset / PAGE_SIZE) as usize].contexts;
+        for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
+            if left == 0 {
+                return;
+            }
+            if !context.live || left & context.bit == 0 {
+                continue;
+            }
+            left &= !context.bit;
             for (index, access) in context.used_kinds() {
                 let mut kind = context.kind(&mut self.tables, index, access);
                 for number in [low, low + SECOND_SLOT] {
@@ -448,11 +455,10 @@ impl Mmu {
 
     /// Drops the translations that came from the entries of a table that satisfy `is_one`.
     fn drop_those(&mut self, table: u64, is_one: impl Fn(u64) -> bool) {
-        let contexts = std::iter::once(&mut self.current).chain(self.others.iter_mut());
-        for context in contexts.filter(|context| context.live) {
+        for context in std::iter::once(&mut self.current).chain(self.others.iter_mut()) {
             for (index, access) in context.used_kinds() {
-                if self.tables[table as usize].derived == 0 {
-                    return;
+                if !context.live || self.tables[table as usize].contexts & context.bit == 0 {
+                    break;
                 }
                 context.kind(&mut self.tables, index, access).empty_those(&is_one);
             }

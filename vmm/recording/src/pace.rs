@@ -282,7 +282,10 @@ mod tests {
         let late = next + 10 * credit;
         pace.taken(at(late, 0), 1);
         assert!(!due(&mut pace, at(late + interval, 0), 7_501), "no more than the credit is saved");
-        assert!(due(&mut pace, at(late + interval + 300_000, 0), 7_501), "a late page costs three times as much");
+        assert!(
+            due(&mut pace, at(late + interval + 300_000, 0), 7_501),
+            "a late page costs three times as much"
+        );
         // Too many written blocks force a checkpoint.
         pace.taken(at(late + 1, 0), 1_000_000);
         assert!(!due(&mut pace, at(late + credit, 0), 1));
