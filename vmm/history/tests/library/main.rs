@@ -1,6 +1,5 @@
 //! Tests of the library, with a guest of a few instructions. The tests are one program, because linking many
-//! programs takes longer than running the tests. `player` is separate, because it installs its own logger in
-//! the process.
+//! programs takes longer than running the tests.
 
 mod cut;
 mod damage;
@@ -20,4 +19,3 @@ mod long_runs;
 mod passthrough;
 mod positions;
 mod stops;
-mod trail;

@@ -199,7 +199,8 @@ fn a_long_log_is_the_same_however_it_is_looked_at_and_little_of_it_is_in_memory(
     std::fs::write(&path, log_of_payloads(payloads.iter().map(Vec::as_slice))).unwrap();
     let log: Log<Instructions> = read_log(&path, Format::default()).unwrap();
     assert!(log.records().unwrap() == records);
-    assert!(log.pieces_in_memory() <= 128 && log.pieces() > 400, "{} pieces", log.pieces());
+    assert!(log.pieces_in_memory() == 128 && log.pieces() > 400, "{} pieces", log.pieces());
+    assert!(log.has_system_calls());
     let events: Vec<_> = records
         .iter()
         .filter_map(|record| match record {
@@ -212,7 +213,9 @@ fn a_long_log_is_the_same_however_it_is_looked_at_and_little_of_it_is_in_memory(
         let (event, system_calls) = log.event_with_system_calls(number).unwrap().unwrap();
         assert_eq!((&event, system_calls), (events[number], Some(number as u64 / 7)));
         let until = events[number].at.count;
-        assert_eq!(log.counts_while(|at| at.count < until).unwrap().0, number);
+        // Each check has the place of the event before it.
+        let checks = number.saturating_sub(1) / 3;
+        assert_eq!(log.counts_while(|at| at.count < until).unwrap(), (number, checks));
         let checks = number / 3;
         assert!(log.check_behind(number + 1, checks).unwrap().is_some() || number % 3 == 0);
         assert_eq!(log.check_behind(number + 2, checks.wrapping_sub(1)).unwrap(), None);
@@ -237,4 +240,178 @@ fn a_file_that_changes_while_it_is_open_is_an_error() {
     assert!(error.contains("was changed while it was being read"), "{error}");
     std::fs::write(&path, &bytes[..5000]).unwrap();
     assert!(log.event(60_000).unwrap_err().to_string().contains("cannot be read"));
+}
+
+#[test]
+fn a_log_tells_its_counts_its_longest_stretch_and_what_is_missing() {
+    let records = sample_records();
+    let log = Log::of_records(&records).unwrap();
+    assert_eq!((log.event_count(), log.check_count(), log.entry_count()), (3, 2, 5));
+    assert_eq!((log.longest_stretch(), log.machine_hash), (50, [9; 32]));
+    assert!(!log.has_system_calls(), "no event has a count of system calls");
+    for (events, checks, is_there) in [(3, 2, true), (0, 0, true), (4, 2, false), (3, 3, false)] {
+        assert_eq!(log.reaches(events, checks), is_there, "{events} {checks}");
+    }
+    assert_eq!(log.power_on().unwrap().event, power_on());
+    let empty = Log::<Instructions>::of_records(&records[..1]).unwrap();
+    assert!(empty.power_on().is_err() && empty.entry(0).unwrap().is_none());
+    assert_eq!(empty.counts_while(|_| true).unwrap(), (0, 0));
+    // The first power-on could be left out, but no count of system calls.
+    let counted: Vec<_> = records.iter().cloned().collect();
+    let with = |at: usize, count: u64| {
+        let mut records = counted.clone();
+        records.insert(at, LogRecord::SystemCalls(count));
+        Log::of_records(&records).map(|log| log.has_system_calls())
+    };
+    assert_eq!(with(1, 0), Ok(false), "one event has a count, two have none");
+    assert!(with(3, 0).is_err(), "an event before it has no count");
+}
+
+#[test]
+fn entries_are_found_by_number_and_checks_from_behind() {
+    let log = Log::of_records(&sample_records()).unwrap();
+    let number = |entry: usize| log.entry(entry).unwrap().map(|entry| entry.at().count.0);
+    assert_eq!([0, 1, 2, 3, 4, 5].map(number), [Some(0), Some(50), Some(100), Some(100), Some(100), None]);
+    assert_eq!(log.entries_from(3).count(), 2);
+    let before = |entry, from: u64| {
+        log.last_check_before(entry, |check| check.at.count.0 >= from).unwrap().map(|check| check.at.count.0)
+    };
+    assert_eq!([before(5, 0), before(4, 0), before(1, 0), before(5, 101)], [Some(100), Some(50), None, None]);
+    assert_eq!(before(usize::MAX, 0), Some(100));
+    let piece = log.piece_of(2).unwrap();
+    assert_eq!([0, 4, 5, 6].map(|entry| piece.contains(entry)), [true, true, false, false]);
+    assert_eq!(piece.check_behind(4), Some(log.check()));
+    assert!(piece.check_behind(5).is_none() && piece.check_behind(0) != piece.check_behind(1));
+    for (events, checks, is_place) in
+        [(0, 0, true), (1, 0, true), (0, 1, false), (2, 1, true), (3, 2, true), (4, 2, false)]
+    {
+        assert_eq!(log.check_behind(events, checks).unwrap().is_some(), is_place, "{events} {checks}");
+    }
+    assert_eq!(log.check_behind(3, 2).unwrap(), Some(log.check()));
+    assert_eq!(log.check_behind(usize::MAX, 2).unwrap(), log.check_behind(0, 0).unwrap());
+}
+
+#[test]
+fn a_piece_in_the_middle_of_a_log_holds_its_own_entries_only() {
+    let log = Log::of_records(&long_log(3_000)).unwrap();
+    let first = log.piece_of(0).unwrap();
+    let behind = (0..).find(|&entry| !first.contains(entry)).unwrap();
+    let second = log.piece_of(behind).unwrap();
+    assert!(second.contains(behind) && !second.contains(behind - 1) && !second.contains(0));
+    assert!(second.entry(behind - 1).is_none() && second.check_behind(behind - 1).is_none());
+    let last = log.entry_count() - 1;
+    let end = log.piece_of(usize::MAX).unwrap();
+    assert!(end.contains(last) && !end.contains(last + 1) && !end.contains(behind));
+}
+
+#[test]
+fn the_piece_that_was_used_longest_ago_is_dropped_first() {
+    use super::piece::Loaded;
+    let mut loaded = Loaded::<Instructions>::new();
+    let piece = |number: usize| std::sync::Arc::new(Piece::new(number));
+    (0..128).for_each(|number| loaded.keep(number, piece(number)));
+    assert_eq!(loaded.count(), 128, "all find room");
+    assert!(loaded.get(0).is_some());
+    loaded.keep(128, piece(128));
+    assert_eq!((loaded.count(), loaded.get(1).is_some(), loaded.get(0).is_some()), (128, false, true));
+    // A piece that is put in again is used, too.
+    loaded.keep(2, piece(2));
+    loaded.keep(129, piece(129));
+    assert!(loaded.get(2).is_some() && loaded.get(3).is_none());
+}
+
+#[test]
+fn a_log_reserves_disk_space_while_it_is_written_and_gives_it_back() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("events.log");
+    let mut writer = LogWriter::create(&path, Format::default()).unwrap();
+    assert_eq!((writer.path(), writer.format()), (path.as_path(), Format::default()));
+    let size = || std::fs::metadata(&path).map(|file| (file.len(), file.blocks() * 512)).unwrap();
+    let can_reserve = size().1 >= 128 << 10;
+    writer.append(&sample_records()[0]).unwrap();
+    writer.append(&sample_records()[1]).unwrap();
+    for number in 1..900 {
+        let typed = Event::ConsoleInput(vec![number as u8; 1000]);
+        writer.append_event(&record(number, typed)).unwrap();
+        let (length, on_disk) = size();
+        assert_eq!(length, writer.bytes());
+        // At least half of the reserve is there, and not much more than the whole reserve.
+        assert!(!can_reserve || on_disk >= length + (128 << 10) - 4096, "{number}: {on_disk} for {length}");
+        assert!(on_disk <= length + (256 << 10) + 8192, "{number}: {on_disk} for {length}");
+    }
+    let (length, check) = (writer.bytes(), writer.check());
+    drop(writer);
+    assert!(size().0 == length && size().1 <= length + 8192, "{:?}", size());
+    let log: Log<Instructions> = read_log(&path, Format::default()).unwrap();
+    assert_eq!((log.bytes, log.check(), log.torn), (length, check, false));
+}
+
+#[test]
+fn only_a_log_with_a_recorder_is_being_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("events.log");
+    assert!(!is_being_written(&path), "there is no such file");
+    let writer = LogWriter::create(&path, Format::default()).unwrap();
+    assert!(is_being_written(&path));
+    drop(writer);
+    assert!(!is_being_written(&path));
+}
+
+#[test]
+fn the_largest_record_is_read_and_a_larger_one_is_refused() {
+    // The bytes of the record besides the text are few.
+    let mut records = sample_records();
+    for length in [(1 << 20) - 100, 1] {
+        let typed = Event::ConsoleInput(vec![7; length]);
+        records.push(LogRecord::Event(record(200, typed)));
+    }
+    let bytes = written(&records);
+    let log = parse_log::<Instructions>(&bytes, Format::default()).unwrap();
+    assert_eq!((log.records().unwrap(), log.bytes), (records, bytes.len() as u64));
+    let error = parse_log::<Instructions>(&log_of_payloads([&[0; (1 << 20) + 1][..]]), Format::default());
+    assert!(error.unwrap_err().contains("claims 1048577 bytes"));
+    let error = parse_log::<Instructions>(&log_of_payloads([&[0; 1 << 20][..]]), Format::default());
+    assert!(error.unwrap_err().contains("is longer than its contents"));
+}
+
+#[test]
+fn a_source_reads_what_is_there_and_finds_the_last_byte_that_is_not_zero() {
+    use super::source::{Source, Window};
+    let directory = tempfile::tempdir().unwrap();
+    for (length, last) in
+        [(0, 0), (5, 5), (5, 3), (200_000, 1), (200_000, 131_072), (200_000, 0), (65_537, 1)]
+    {
+        let mut bytes = vec![0; length];
+        if last > 0 {
+            bytes[last - 1] = 1;
+        }
+        let path = directory.path().join("log");
+        std::fs::write(&path, &bytes).unwrap();
+        for source in [Source::open(&path).unwrap(), Source::Memory(bytes.clone())] {
+            assert_eq!(
+                (source.length().unwrap(), source.end_of_data().unwrap()),
+                (length as u64, last as u64)
+            );
+            let middle = source.read(length as u64 / 2, length as u64 / 4).unwrap();
+            assert_eq!(middle, &bytes[length / 2..length / 2 + length / 4]);
+        }
+    }
+    let large: Vec<u8> = (0..9 << 20).map(|number: u32| (number >> 8) as u8 ^ number as u8).collect();
+    let source = Source::Memory(large.clone());
+    let mut window = Window::new(&source, large.len() as u64);
+    // Forward, back, beyond the first buffer, across its end, and up to the end of the source.
+    for (offset, wanted) in [
+        (0, 8),
+        (100, 5000),
+        (50, 8),
+        ((4 << 20) - 10, 2000),
+        (8 << 20, 5 << 20),
+        (large.len() - 3, 100),
+        (0, 1),
+    ] {
+        let bytes = window.from(offset as u64, wanted as u64).unwrap();
+        let least = wanted.min(large.len() - offset);
+        assert!(bytes.len() >= least && *bytes == large[offset..offset + bytes.len()], "{offset} {wanted}");
+    }
 }

@@ -272,6 +272,7 @@ fn hostile_archives_are_refused_before_they_cost_anything() {
     let (size, whole) = ((log.len() as u64).to_le_bytes(), (log.len() as u32).to_le_bytes());
     let log_file = in_pieces(&log);
     let huge = u64::MAX.to_le_bytes();
+    let (most, too_much) = (archive::MAX_LOG_BYTES.to_le_bytes(), (archive::MAX_LOG_BYTES + 1).to_le_bytes());
     let images: Vec<u8> = manifest
         .machine
         .images()
@@ -288,6 +289,12 @@ fn hostile_archives_are_refused_before_they_cost_anything() {
     for (what, parts, expected) in [
         ("a manifest of 4 GiB", vec![&[0xff; 4][..]], "claims 4294967295 bytes"),
         ("a log of 16 EiB", vec![&length, text.as_bytes(), &huge], "claims 18446744073709551615 bytes"),
+        ("the largest log", vec![&length, text.as_bytes(), &most], "--max-size"),
+        (
+            "a log above it",
+            vec![&length, text.as_bytes(), &too_much],
+            "the event log claims 17179869185 bytes",
+        ),
         ("a piece outside", vec![&length, text.as_bytes(), &size, &huge, &whole, &log], "lies outside"),
         ("a piece of 4 GiB", vec![&length, text.as_bytes(), &size, &[0; 8], &[0xff; 4]], "lies outside"),
         (

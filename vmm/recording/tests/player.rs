@@ -1,11 +1,11 @@
-//! The player by itself: where it gives events, what it refuses, and to whom it shows output and frames.
+//! The player by itself: where it gives events, what it refuses, and to whom it shows output and frames. These tests are a
+//! program of their own, because one installs a logger in the process.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
 use devices::passthrough::{AskV1, DeviceInputV1, RegionV1};
 use devices::virtio::SentFrame;
-use history::replay::{Replay, ReplayEnd};
 use machine::Machine;
 use machine::checks::{CheckParts, CheckRecord};
 use machine::comparable::Likeness;
@@ -254,28 +254,32 @@ fn frames_are_shown_both_ways() {
     let frames = vec![vec![1; 60], vec![2; 70]];
     let script = vec![(500, Event::NetworkInput(frames.clone()))];
     let (recording, _) = record(directory.path(), "r.ttvm", 100, script);
-    let mut replay = Replay::new(&recording, Scrutiny::Everything, |_| Ok(())).unwrap();
+    let mut player = Player::new(recording.log.clone()).unwrap();
+    player.set_scrutiny(Scrutiny::Everything);
+    let images = recording.read_images().unwrap();
+    let mut machine = Machine::new(&recording.manifest.machine, &images, player.power_on()).unwrap();
     let sent = || {
         let frame = SentFrame { header: [0; 12], bytes: vec![3; 80] };
         vec![Sent { at: at(700), frame }]
     };
     // No sink is set yet.
-    replay.player.network_output(sent()).unwrap();
+    player.network_output(sent()).unwrap();
     let shown = Arc::new(Mutex::new(Vec::new()));
     let sink = shown.clone();
-    replay.player.on_frame(move |frame| {
+    player.on_frame(move |frame| {
         sink.lock().unwrap().push(frame);
         Ok(())
     });
-    assert_eq!(replay.run(None, |_| {}).unwrap(), ReplayEnd::Verified);
-    replay.player.network_output(sent()).unwrap();
+    machine.run(Instructions::MAX, &mut player).unwrap();
+    assert!(machine.outcome().is_some() && player.finished());
+    player.network_output(sent()).unwrap();
     let came_in = Moment { count: Instructions(500), time_ns: 500 };
     let came_in = frames.into_iter().map(|bytes| Frame { at: came_in, is_sent: false, bytes });
     let went_out = Frame { at: at(700), is_sent: true, bytes: vec![3; 80] };
     let expected: Vec<_> = came_in.chain([went_out]).collect();
     assert_eq!(*shown.lock().unwrap(), expected);
-    replay.player.on_frame(|_| Err(Error::Interrupted));
-    assert!(matches!(replay.player.network_output(sent()), Err(Error::Interrupted)));
+    player.on_frame(|_| Err(Error::Interrupted));
+    assert!(matches!(player.network_output(sent()), Err(Error::Interrupted)));
 }
 
 #[test]
