@@ -243,6 +243,56 @@ fn known_variables_have_types() {
     );
 }
 
+#[test]
+fn variables_with_room_for_many_elements_are_arrays() {
+    let mut types = Types::new();
+    types.record("long unsigned int", INT << 24, 8, &[64]);
+    types.record("char", INT << 24, 1, &[8]);
+    types.structure("pglist_data", 16, &[("id", 1, 0)]);
+    types.structure("mem_section", 8, &[("map", 1, 0)]);
+    let enumerators = types.string("BOOTING");
+    types.record("system_states", ENUM << 24 | 1, 4, &[enumerators, 0]);
+    let bytes = types.bytes();
+    let mut memory = super::Pages::default();
+    let start = BASE + 0x10_0000;
+    memory.write(start, &bytes);
+    let symbols = vec![
+        found(BASE, 'T', "_text"),
+        found(BASE + 0x1000, 'T', "_etext"),
+        found(BASE + 0x1000, 'D', "_sdata"),
+        found(BASE + 0x1000, 'D', "linux_banner"),
+        found(BASE + 0x1010, 'D', "node_data"),
+        found(BASE + 0x1028, 'D', "mem_section"),
+        found(BASE + 0x1030, 'D', "high_memory"),
+        found(BASE + 0x1038, 'D', "system_state"),
+        found(BASE + 0x1040, 'D', "avenrun"),
+        // A name that is not unique, a function, and a type that the kernel lacks.
+        found(BASE + 0x3_0000, 'D', "jiffies"),
+        found(BASE + 0x3_0008, 'd', "jiffies"),
+        found(BASE + 0x3_0010, 'D', "init_mm"),
+        found(BASE + 0x4_0000, 'D', "_edata"),
+        found(start, 'R', "__start_BTF"),
+        found(start + bytes.len() as u64, 'R', "__stop_BTF"),
+    ];
+    let info = DebugInfo::of_kernel(&memory, &Symbols::new(symbols, Vec::new()));
+    let all = lines(info.sections());
+    let variables: Vec<_> =
+        all.iter().filter(|line| line.contains("  variable")).map(|line| line.trim()).collect();
+    let expected = [
+        "variable avenrun of array_type location external",
+        "variable high_memory of pointer_type location external",
+        "variable linux_banner of array_type location external",
+        "variable mem_section of pointer_type location external",
+        "variable node_data of array_type location external",
+        "variable system_state of enumeration_type location external",
+    ];
+    assert_eq!(variables, expected);
+    let counts: Vec<_> =
+        all.iter().filter(|line| line.contains("subrange")).map(|line| line.trim()).collect();
+    // At most 64 KiB, as eight-byte elements; all 16 bytes of text; three pointers of eight bytes.
+    assert_eq!(counts, ["subrange_type count=8192", "subrange_type count=16", "subrange_type count=3"]);
+}
+
 /// The row for an address.
 fn row(section: &[u8], address: u64) -> Option<(UnwindTableRow<usize>, bool)> {
     let mut frames = DebugFrame::new(section, LittleEndian);

@@ -176,3 +176,44 @@ fn anything_in_memory_does_no_harm() {
         }
     }
 }
+
+/// The starts of the mapped areas.
+fn starts(memory: &Pages, symbols: &Symbols) -> Vec<u64> {
+    mappings(memory, symbols).iter().map(|mapping| mapping.range.start).collect()
+}
+
+#[test]
+fn a_full_node_has_an_area_in_its_last_slot() {
+    let (mut memory, symbols) = kernel(true);
+    let slots = [(1, area(0)), (2, area(1)), (3, area(3)), (0, area(0))];
+    write_node(&mut memory, LEAVES[0], &slots);
+    // The words behind the node look like more pivots and more areas.
+    memory.write_u64(LEAVES[0] + 0x28 + 8 * SLOTS, area(3));
+    write_node(&mut memory, ROOT, &[(u64::MAX, entry(LEAVES[0], 1))]);
+    let [first, second, third] = [0x40_0000, 0x40_1000, 0x7fff_0000_0000];
+    assert_eq!(starts(&memory, &symbols), [first, second, third, first]);
+    // The node's range ends earlier than the node.
+    write_node(&mut memory, ROOT, &[(2, entry(LEAVES[0], 1)), (u64::MAX, 0)]);
+    assert_eq!(starts(&memory, &symbols), [first, second]);
+}
+
+#[test]
+fn marks_in_leaves_and_entries_of_other_kinds_are_no_areas() {
+    let (mut memory, symbols) = kernel(true);
+    for mark in [1, 2, 3] {
+        let slots = [(1, area(0) | mark), (2, area(1)), (u64::MAX, 0)];
+        write_node(&mut memory, LEAVES[0], &slots);
+        write_node(&mut memory, ROOT, &[(u64::MAX, entry(LEAVES[0], 1))]);
+        assert_eq!(starts(&memory, &symbols), [0x40_1000], "{mark}");
+    }
+    // A node of an unknown kind, and a root that is an area and not a node.
+    for root in [entry(ROOT, 4), entry(ROOT, 0), area(0), 2, 4096 + 2, 0] {
+        memory.write_u64(MM + 0x48, root);
+        assert_eq!(starts(&memory, &symbols), [0; 0], "{root:#x}");
+    }
+    // Both kinds of inner nodes lead on.
+    for kind in [2, 3] {
+        memory.write_u64(MM + 0x48, entry(ROOT, kind));
+        assert_eq!(starts(&memory, &symbols), [0x40_1000], "{kind}");
+    }
+}

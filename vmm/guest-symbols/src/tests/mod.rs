@@ -586,6 +586,115 @@ fn the_kernel_is_cut_into_sections() {
     }
 }
 
+/// The sections outside of the marked sections, as (start, size, access).
+fn other_sections(symbols: &[RawSymbol]) -> Vec<(u64, u64, Access)> {
+    let symbols = Symbols::new(symbols.to_vec(), Vec::new());
+    let others = symbols.sections().iter().filter(|section| section.name.starts_with(".other"));
+    others.map(|section| (section.start, section.size, section.access)).collect()
+}
+
+#[test]
+fn what_lies_between_marked_sections_is_cut_where_code_and_data_meet() {
+    let marked = [found(BASE + 0x4000, 'D', "_sdata"), found(BASE + 0x5000, 'D', "_edata")];
+    let symbols = [
+        found(BASE, 't', "one"),
+        found(BASE + 0x100, 't', "two"),
+        found(BASE + 0x200, 'd', "three"),
+        // Data at the same place as code goes with the code.
+        found(BASE + 0x300, 't', "four"),
+        found(BASE + 0x300, 'd', "five"),
+        found(BASE + 0x400, 'd', "six"),
+    ];
+    let behind = [found(BASE + 0x5000, 'd', "seven"), found(BASE + 0x5800, 'b', "eight")];
+    let all: Vec<_> = symbols.iter().chain(&marked).chain(&behind).cloned().collect();
+    let expected = [
+        (BASE, 0x200, Access::Code),
+        (BASE + 0x200, 0x100, Access::Data),
+        (BASE + 0x300, 0x100, Access::Code),
+        (BASE + 0x400, 0x3c00, Access::Data),
+        // The end of the last page.
+        (BASE + 0x5000, 0x1000, Access::Data),
+    ];
+    assert_eq!(other_sections(&all), expected);
+    // Data on both sides of a marked section are two parts.
+    let apart = [found(BASE, 'd', "one"), marked[0].clone(), marked[1].clone(), behind[1].clone()];
+    let expected = [(BASE, 0x4000, Access::Data), (BASE + 0x5000, 0x1000, Access::Data)];
+    assert_eq!(other_sections(&apart)[..1], expected[..1]);
+    assert_eq!(other_sections(&[found(0x40, 'A', "number")]), []);
+    let many: Vec<_> = (0..600)
+        .map(|number| found(BASE + number * 16, if number % 2 == 0 { 't' } else { 'd' }, "it"))
+        .collect();
+    assert_eq!(other_sections(&many).len(), 256);
+}
+
+#[test]
+fn marked_sections_that_cannot_be_are_left_out() {
+    let names = |symbols: &[RawSymbol]| -> Vec<String> {
+        let symbols = Symbols::new(symbols.to_vec(), Vec::new());
+        symbols.sections().iter().map(|section| section.name.clone()).collect()
+    };
+    let pair = |start: u64, end: u64| [found(start, 'T', "_text"), found(end, 'T', "_etext")];
+    assert_eq!(names(&pair(BASE, BASE + 0x1000))[0], ".text");
+    assert!(!names(&pair(BASE + 0x1000, BASE)).contains(&".text".to_string()), "it ends before it begins");
+    assert!(!names(&pair(BASE, BASE)).contains(&".text".to_string()), "it is empty");
+    assert!(!names(&pair(0x1000, 0x2000)).contains(&".text".to_string()), "it is not in the image");
+    let end = kallsyms::IMAGE.end;
+    assert_eq!(names(&pair(end - 0x1000, end))[0], ".text");
+    assert!(!names(&pair(end - 0x1000, end + 1)).contains(&".text".to_string()));
+    // Of two sections that overlap, the first in the list stays.
+    let data = [found(BASE + 0xfff, 'D', "_sdata"), found(BASE + 0x2000, 'D', "_edata")];
+    let overlapping: Vec<_> = pair(BASE, BASE + 0x1000).iter().chain(&data).cloned().collect();
+    assert!(!names(&overlapping).contains(&".data".to_string()));
+    let beside = [found(BASE + 0x1000, 'D', "_sdata"), found(BASE + 0x2000, 'D', "_edata")];
+    let beside: Vec<_> = pair(BASE, BASE + 0x1000).iter().chain(&beside).cloned().collect();
+    assert_eq!(names(&beside)[..2], [".text", ".data"]);
+}
+
+#[test]
+fn names_may_be_as_short_as_two_bytes() {
+    // A hundred names of one token each have two bytes, with the length. No room is left before the markers.
+    let symbols: Vec<_> = (0..100).map(|number| found(BASE + number, 'T', "a")).collect();
+    for shape in SHAPES.into_iter().filter(|shape| !shape.has_absolute()) {
+        let bytes = tables(&symbols, shape);
+        assert_eq!(kallsyms::tables_in(&bytes, TABLES).as_ref(), Some(&symbols), "{shape:?}");
+    }
+    // Fewer symbols than any kernel has are no kernel.
+    for (count, is_kernel) in [(64, true), (63, false)] {
+        let bytes = tables(&symbols[..count], Shape::Linux6_15);
+        assert_eq!(kallsyms::tables_in(&bytes, TABLES).is_some(), is_kernel, "{count}");
+    }
+}
+
+#[test]
+fn sections_and_debug_information_have_their_headers_in_the_file() {
+    use object::{Object, ObjectSection, SectionFlags};
+    let symbols = symbols();
+    let (memory, _, of_orc) = orc::kernel_and_symbols(false);
+    let info = crate::dwarf::DebugInfo::of_kernel(&memory, &of_orc);
+    let bytes = elf::with_debug_info(&of_orc, &info);
+    let file = object::File::parse(&*bytes).expect("it is an ELF file");
+    for (name, contents) in info.sections() {
+        let section = file.section_by_name(name).expect("it has a header");
+        assert_eq!(section.data().expect("it is in the file"), contents, "{name}");
+        assert_eq!(section.address(), 0, "{name} is not in memory");
+    }
+    let bytes = elf::file(&symbols);
+    let file = object::File::parse(&*bytes).expect("it is an ELF file");
+    for section in symbols.sections() {
+        let header = file.section_by_name(&section.name).expect("it has a header");
+        assert_eq!((header.address(), header.size()), (section.start, section.size), "{}", section.name);
+        assert!(header.data().expect("it has none").is_empty(), "{}", section.name);
+        let SectionFlags::Elf { sh_flags, .. } = header.flags() else { panic!("it is an ELF file") };
+        // SHF_ALLOC is 2, SHF_WRITE 1, SHF_EXECINSTR 4.
+        let expected = match section.access {
+            Access::Code => 6,
+            Access::Constants => 2,
+            Access::Data => 3,
+        };
+        assert_eq!(sh_flags.0, expected, "{}", section.name);
+    }
+}
+
 #[test]
 fn the_file_has_locals_first_and_every_symbol_in_its_section() {
     let symbols = symbols();

@@ -36,6 +36,7 @@ const PREV_SP: u16 = 1;
 enum Kind {
     Call,
     Registers,
+    InterruptFrame,
     Nothing,
 }
 
@@ -43,9 +44,11 @@ fn entry(is_old: bool, (sp, sp_offset): (u16, i16), (bp, bp_offset): (u16, i16),
     let kind = match (kind, is_old) {
         (Kind::Call, true) => 0,
         (Kind::Registers, true) => 1,
+        (Kind::InterruptFrame, true) => 2,
         (Kind::Nothing, true) => 0b100,
         (Kind::Call, false) => 2,
         (Kind::Registers, false) => 3,
+        (Kind::InterruptFrame, false) => 4,
         (Kind::Nothing, false) => 1,
     };
     let words = [sp_offset as u16, bp_offset as u16, sp | bp << 4 | kind << 8];
@@ -293,4 +296,75 @@ fn a_table_out_of_order_is_refused() {
     memory.write(ADDRESSES + 4, &((LEAF - 1).wrapping_sub(ADDRESSES + 4) as i32).to_le_bytes());
     let refused = Unwinder::of_kernel(&memory, &symbols).unwrap_err();
     assert_eq!(refused, Missing::Symbol("__start_orc_unwind_ip"));
+}
+
+/// The frame of an interrupt has RIP, CS, RFLAGS, RSP and SS only, so RBP stays.
+#[test]
+fn a_frame_of_an_interrupt_keeps_the_frame_pointer() {
+    for is_old in [true, false] {
+        let (mut memory, _, symbols) = kernel_and_symbols(is_old);
+        memory.write(ENTRIES + 12, &entry(is_old, (SP, 8), (0, 0), Kind::InterruptFrame));
+        let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
+        let frame = STACK + 0x100;
+        for (number, word) in (1..).zip([FRAMED + 0x20, 0x10, 0, STACK + 0x80, 0]) {
+            memory.write_u64(STACK + 8 * number, word);
+        }
+        memory.write_u64(frame, 0x1234);
+        memory.write_u64(frame + 8, FIRST + 2);
+        let handler = Registers { rip: HANDLER, rsp: STACK, rbp: frame, ..Registers::default() };
+        let frames = vec![here(HANDLER), here(FRAMED + 0x20), returns(FIRST + 2)];
+        assert_eq!(unwinder.walk(&memory, handler), Backtrace { frames, end: End::Stack }, "{is_old}");
+        // A program was interrupted.
+        memory.write_u64(STACK + 16, 0x33);
+        let expected = Backtrace { frames: vec![here(HANDLER)], end: End::Program(FRAMED + 0x20) };
+        assert_eq!(unwinder.walk(&memory, handler), expected, "{is_old}");
+    }
+}
+
+/// The numbers of Linux 6 and of Linux 7, and where the stack pointer then is.
+#[test]
+fn each_register_can_lead_to_the_caller() {
+    const NEW_SP: u16 = 3;
+    let (target, indirect) = (STACK + 0x100, STACK + 0x80);
+    let registers = |rip| Registers {
+        rip,
+        rsp: STACK,
+        rbp: STACK + 0x40,
+        rdx: target,
+        rdi: target + 0x10,
+        r10: target + 0x20,
+        r13: target + 0x30,
+        is_user: false,
+    };
+    for (old, new, offset, at) in [
+        (2, 2, 0, target),
+        (3, 5, 0, target + 0x10),
+        (4, 4, 0x30, STACK + 0x70),
+        (5, 3, 0x18, STACK + 0x18),
+        (6, 6, 0, target + 0x20),
+        (7, 7, 0, target + 0x30),
+        (8, 10, 8, STACK + 0x200),
+        (9, 9, 0x10, indirect + 0x10),
+    ] {
+        for (is_new, number) in [(false, old), (true, new)] {
+            let (mut memory, _, symbols) = kernel_and_symbols(false);
+            if is_new {
+                memory.write(EXAMPLE, &entry(false, (NEW_SP, 8), (0, 0), Kind::Call));
+            }
+            memory.write(ENTRIES, &entry(false, (number, offset), (0, 0), Kind::Call));
+            let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
+            memory.write_u64(STACK, indirect);
+            memory.write_u64(STACK + 0x48, STACK + 0x200);
+            memory.write_u64(at - 8, FIRST + 2);
+            let walk = unwinder.walk(&memory, registers(LEAF));
+            let expected = Backtrace { frames: vec![here(LEAF), returns(FIRST + 2)], end: End::Stack };
+            assert_eq!(walk, expected, "register {number}, {is_new}");
+        }
+    }
+    // A number that means nothing.
+    let (mut memory, _, symbols) = kernel_and_symbols(false);
+    memory.write(ENTRIES, &entry(false, (12, 0), (0, 0), Kind::Call));
+    let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
+    let expected = Backtrace { frames: vec![here(LEAF)], end: End::Stack };
+    assert_eq!(unwinder.walk(&memory, registers(LEAF)), expected);
 }

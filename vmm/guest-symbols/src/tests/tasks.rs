@@ -275,3 +275,48 @@ fn what_is_missing_for_processes_is_said() {
     let symbols = Symbols::new(kernel.symbols.clone(), Vec::new());
     assert_eq!(Tasks::find(memory.view(), &symbols), Err(Missing::Types));
 }
+
+#[test]
+fn the_running_task_is_where_its_cpu_says() {
+    for current in [Current::Number, Current::Hot, Current::InImage] {
+        let mut kernel = kernel(current);
+        let tasks = kernel.tasks();
+        assert_eq!(tasks.place_of_current(&kernel.memory), Some(CPU + CURRENT), "{current:?}");
+        assert_eq!(tasks.running(&kernel.memory), Some(task(7)));
+        assert_eq!(tasks.current(&kernel.memory).map(|thread| thread.id), Some(7));
+        kernel.memory.write_u64(CPU + CURRENT, task(8));
+        let thread = Thread { id: 8, process: 7, name: "fifteen bytes..".to_string(), task: task(8) };
+        assert_eq!(tasks.current(&kernel.memory), Some(thread.clone()));
+        assert_eq!(tasks.at(&kernel.memory, task(8)), Some((thread, 'R')));
+        assert_eq!(tasks.at(&kernel.memory, 0x10), None);
+        let ended = [7, 2, 9].map(|number| tasks.has_ended(&kernel.memory, task(number)));
+        assert_eq!(ended, [false, false, true], "only the dead task");
+        assert!(!tasks.has_ended(&kernel.memory, 0x10));
+    }
+}
+
+#[test]
+fn isolated_page_tables_belong_to_the_same_process() {
+    struct At<'a>(&'a Pages, u64);
+    impl crate::GuestView for At<'_> {
+        fn cr3(&self) -> u64 {
+            self.1
+        }
+        fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize {
+            crate::GuestView::read(self.0, cr3, address, to)
+        }
+        fn physical(&self, cr3: u64, address: u64) -> Option<u64> {
+            crate::GuestView::physical(self.0, cr3, address)
+        }
+    }
+    let mut kernel = kernel(Current::Number);
+    let tasks = kernel.tasks();
+    let user = 0x10_0000 | crate::USER_ROOT_BIT | 0x86;
+    assert_eq!(tasks.address_space(&At(&kernel.memory, user)), 0x10_1000, "nothing says that it is isolated");
+    for (bits, isolated, root) in [(1_u32 << 11, true, 0x10_0000), (!(1 << 11), false, 0x10_1000)] {
+        // Word 7 of the capabilities.
+        kernel.memory.write(FEATURES + 0x20 + 4 * 7, &bits.to_le_bytes());
+        let guest = At(&kernel.memory, user);
+        assert_eq!((tasks.is_isolated(&guest), tasks.address_space(&guest)), (isolated, root), "{bits:#x}");
+    }
+}
