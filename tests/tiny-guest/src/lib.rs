@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod linux;
 pub mod passed;
 pub mod stopped;
 

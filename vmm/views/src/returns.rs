@@ -129,3 +129,113 @@ impl Joined {
         self.found.into_values().take(self.limit).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system_calls::SystemCall;
+
+    /// A call of a thread, at a time.
+    fn call(thread: u32, time_ns: u64, name: &str) -> Met {
+        let call = SystemCall { name: name.to_string(), arguments: Vec::new(), result: None, seconds: None };
+        Met::Place(Box::new(Place { call: Some(call), ..event(thread, time_ns) }), time_ns)
+    }
+
+    /// Another event of a thread.
+    fn event(thread: u32, time_ns: u64) -> Place {
+        Place {
+            instruction: time_ns,
+            what: String::new(),
+            guest_seconds: 0.0,
+            rip: None,
+            pid: Some(thread),
+            name: None,
+            kernel: None,
+            call: None,
+            old: None,
+            new: None,
+            backtrace: None,
+        }
+    }
+
+    fn returned(thread: u32, time_ns: u64, result: u64) -> Met {
+        Met::Return(Return { thread, result, time_ns })
+    }
+
+    /// The joined calls: the time of entry, the result and the duration.
+    fn joined(longer_ns: Option<u64>, limit: usize, met: Vec<Met>, end_ns: u64) -> Vec<String> {
+        let mut joined = Joined::new(longer_ns, limit);
+        met.into_iter().for_each(|met| joined.take(met));
+        let line = |place: Place| match place.call {
+            Some(call) => format!("{} {call}", place.instruction),
+            None => format!("{} event", place.instruction),
+        };
+        joined.finish(end_ns).into_iter().map(line).collect()
+    }
+
+    #[test]
+    fn a_call_gets_the_next_return_of_its_own_thread() {
+        let met = vec![
+            returned(1, 5, 7),
+            call(1, 10, "read"),
+            call(2, 20, "write"),
+            Met::Nothing,
+            returned(1, 30, 3),
+            returned(1, 31, 9),
+            returned(2, 1_000_000_020, 4),
+            Met::Place(Box::new(event(1, 40)), 40),
+            returned(1, 50, 1),
+            // This call never returns, because the thread makes another one.
+            call(1, 60, "execve"),
+            call(1, 70, "brk"),
+            returned(1, 75, 0x1000),
+        ];
+        let expected = [
+            "10 read() = 3 in 0.000000020 s",
+            "20 write() = 4 in 1.000000000 s",
+            "40 event",
+            "60 execve()",
+            "70 brk() = 0x1000 in 0.000000005 s",
+        ];
+        assert_eq!(joined(None, 100, met, 0), expected);
+    }
+
+    #[test]
+    fn short_calls_are_left_out_and_unfinished_ones_last_until_the_end() {
+        let met = || {
+            vec![
+                call(1, 10, "read"),
+                returned(1, 20, 0),
+                call(1, 30, "write"),
+                returned(1, 39, 0),
+                call(2, 40, "poll"),
+                call(3, 45, "exit"),
+                call(4, 46, "exit_group"),
+            ]
+        };
+        let read = "10 read() = 0 in 0.000000010 s";
+        assert_eq!(joined(Some(10), 100, met(), 49), [read]);
+        assert_eq!(joined(Some(10), 100, met(), 50), [read, "40 poll()"]);
+        assert_eq!(joined(Some(11), 100, met(), 51), ["40 poll()"]);
+        // The last event is a place where the run was, too.
+        let late = met().into_iter().chain([returned(9, 60, 0)]).collect();
+        assert_eq!(joined(Some(10), 100, late, 0), [read, "40 poll()"]);
+        let later = met().into_iter().chain([call(9, 60, "brk")]).collect();
+        assert_eq!(joined(Some(10), 100, later, 0), [read, "40 poll()"]);
+    }
+
+    #[test]
+    fn only_as_many_calls_are_kept_as_are_wanted_and_those_in_progress() {
+        let met = || vec![call(1, 10, "read"), call(2, 20, "write"), returned(1, 25, 0), returned(2, 30, 1)];
+        assert_eq!(joined(None, 1, met(), 0), ["10 read() = 0 in 0.000000015 s"]);
+        assert_eq!(joined(None, 0, met(), 0), [""; 0]);
+        // With a filter, a call in progress may be left out later, so that another one takes its place.
+        let met = vec![call(1, 10, "read"), call(2, 11, "write"), returned(1, 12, 0), returned(2, 30, 1)];
+        assert_eq!(joined(Some(5), 1, met, 0), ["11 write() = 1 in 0.000000019 s"]);
+        let mut two = Joined::new(None, 2);
+        for time_ns in 1..=3 {
+            two.take(Met::Place(Box::new(event(1, time_ns)), time_ns));
+        }
+        assert_eq!(two.found.len(), 2, "no more are held in memory");
+    }
+}

@@ -708,4 +708,237 @@ mod tests {
         assert_eq!(lines, expected);
         assert_eq!((counts.interrupts, counts.system_calls, counts.system_calls_returned), (3, 4, 0));
     }
+
+    /// The packets of a trace of these notes.
+    fn packets(notes: Vec<Note>) -> (Vec<TracePacket>, Counts) {
+        let mut bytes = Vec::new();
+        let mut trace = Trace::new(Packets::new(&mut bytes));
+        notes.into_iter().for_each(|note| trace.add(note).unwrap());
+        let counts = trace.finish(1_000).unwrap();
+        (crate::perfetto::read(&bytes), counts)
+    }
+
+    fn note(time_ns: u64, thread: Option<Thread>, what: What) -> Note {
+        Note { at: Instructions(time_ns * 10), time_ns, thread, what }
+    }
+
+    #[test]
+    fn a_console_line_ends_at_a_line_feed_or_when_it_is_too_long() {
+        let say = |time_ns, text: &[u8]| note(time_ns, None, What::Console(text.to_vec()));
+        let long = vec![b'x'; MAX_LINE_BYTES + 1];
+        let (packets, counts) = packets(vec![
+            say(1, b"boot"),
+            say(2, b"ing\r\n\nlast"),
+            say(3, b"\n"),
+            say(4, &long),
+            say(5, b"\ny"),
+        ]);
+        let events =
+            packets.iter().filter_map(|packet| Some((packet.timestamp?, packet.track_event.as_ref()?)));
+        let lines: Vec<(u64, String)> =
+            events.map(|(time, event)| (time, event.name.clone().unwrap())).collect();
+        let expected = [
+            (2, "booting".to_string()),
+            (2, String::new()),
+            (3, "last".to_string()),
+            (4, "x".repeat(MAX_LINE_BYTES)),
+            (5, "x".to_string()),
+            // The last line has no line feed.
+            (1_000, "y".to_string()),
+        ];
+        assert_eq!(lines, expected);
+        assert_eq!((counts.console_lines, counts.threads), (6, 0));
+        let tracks: Vec<_> = packets.iter().filter_map(|packet| packet.track_descriptor.as_ref()).collect();
+        assert_eq!((tracks.len(), tracks[0].uuid, tracks[0].name.as_deref()), (1, Some(1), Some("console")));
+        // Only lines that an output ended have a position.
+        let positions = packets.iter().filter_map(|packet| packet.track_event.as_ref());
+        let counts: Vec<_> = positions.map(|event| event.debug_annotations.len()).collect();
+        assert_eq!(counts, [1, 1, 1, 1, 1, 0]);
+    }
+
+    #[test]
+    fn a_switch_names_both_threads_and_the_state_of_the_previous_one() {
+        let (one, two) = (thread(7, "one"), thread(9, "two"));
+        let switch =
+            |time_ns, previous, state| note(time_ns, previous, What::Switch { next: two.clone(), state });
+        let (packets, counts) = packets(vec![
+            note(1, Some(one.clone()), What::SystemCall(60)),
+            switch(2, Some(one.clone()), 'S'),
+            // A thread that has ended continues no slice.
+            switch(3, Some(one.clone()), 'X'),
+            switch(4, None, 'R'),
+        ]);
+        let bundles: Vec<_> = packets.iter().filter_map(|packet| packet.ftrace_events.as_ref()).collect();
+        assert_eq!((bundles.len(), counts.switches, counts.threads), (2, 2, 2));
+        let event = &bundles[0].event[0];
+        assert_eq!((bundles[0].cpu, event.timestamp, event.pid), (Some(0), Some(2), Some(7)));
+        let expected = SchedSwitch {
+            prev_comm: Some("one".to_string()),
+            prev_pid: Some(7),
+            prev_state: Some(1),
+            next_comm: Some("two".to_string()),
+            next_pid: Some(9),
+        };
+        assert_eq!(event.sched_switch, Some(expected));
+        assert_eq!(bundles[1].event[0].sched_switch.as_ref().unwrap().prev_state, Some(16));
+        let is_end = |packet: &&TracePacket| {
+            packet.track_event.as_ref().is_some_and(|event| event.r#type == Some(kind::END))
+        };
+        let ends: Vec<_> = packets.iter().filter(is_end).map(|packet| packet.timestamp).collect();
+        assert_eq!(ends, [Some(3)]);
+    }
+
+    #[test]
+    fn tracks_are_described_once_and_again_under_a_new_name() {
+        let main = Thread { id: 7, process: 7, name: "sh".to_string(), task: 0 };
+        let renamed = Thread { name: "ls".to_string(), ..main.clone() };
+        let other = thread(8, "worker");
+        let calls = [&main, &main, &renamed, &other].map(Clone::clone).into_iter();
+        let notes =
+            (1..).zip(calls).map(|(time_ns, thread)| note(time_ns, Some(thread), What::SystemCall(0)));
+        let (packets, counts) = packets(notes.collect());
+        let tracks: Vec<_> = packets.iter().filter_map(|packet| packet.track_descriptor.clone()).collect();
+        let process = |name: &str| TrackDescriptor {
+            uuid: Some((1 << 32) + 7),
+            process: Some(ProcessDescriptor { pid: Some(7), process_name: Some(name.to_string()) }),
+            ..TrackDescriptor::default()
+        };
+        let thread = |id: u32, name: &str| TrackDescriptor {
+            uuid: Some((2 << 32) + u64::from(id)),
+            parent_uuid: Some((1 << 32) + 7),
+            thread: Some(ThreadDescriptor {
+                pid: Some(7),
+                tid: Some(id.into()),
+                thread_name: Some(name.to_string()),
+            }),
+            ..TrackDescriptor::default()
+        };
+        let expected = [process("sh"), thread(7, "sh"), process("ls"), thread(7, "ls"), thread(8, "worker")];
+        assert_eq!(tracks, expected);
+        assert_eq!(counts.threads, 2);
+        // The first packet begins the sequence, and all packets belong to it.
+        let flags: Vec<_> = packets.iter().map(|packet| packet.sequence_flags).collect();
+        assert!(flags[0] == Some(1) && flags[1..].iter().all(Option::is_none));
+        assert!(packets.iter().all(|packet| packet.trusted_packet_sequence_id == Some(1)));
+    }
+
+    #[test]
+    fn events_that_nothing_ends_are_instants() {
+        let vector = |vector, is_program| What::Vector {
+            vector,
+            interrupted: Some(Interrupted { rip: 0x1000, is_program }),
+            address: 0,
+        };
+        let (packets, counts) = packets(vec![
+            note(1, None, vector(32, false)),
+            note(2, None, vector(31, false)),
+            note(3, Some(thread(7, "sh")), vector(NMI, false)),
+            note(4, Some(thread(7, "sh")), vector(3, true)),
+            note(5, None, What::Nothing),
+            note(6, Some(thread(7, "sh")), What::InterruptReturns { to_program: false }),
+        ]);
+        let events = packets.iter().filter_map(|packet| packet.track_event.as_ref());
+        let events: Vec<_> = events
+            .map(|event| {
+                let category = event.categories.join(",");
+                (event.r#type.unwrap(), category, event.name.clone().unwrap_or_default(), event.track_uuid)
+            })
+            .collect();
+        let (interrupt, exception) = ("interrupt".to_string(), "exception".to_string());
+        let (machine, thread) = (Some(track::MACHINE), Some(track::thread(7)));
+        let expected = [
+            (kind::INSTANT, interrupt, "interrupt 0x20".to_string(), machine),
+            (kind::INSTANT, exception.clone(), "exception 31".to_string(), machine),
+            (kind::INSTANT, exception.clone(), "NMI".to_string(), thread),
+            (kind::BEGIN, exception, "breakpoint".to_string(), thread),
+            (kind::END, String::new(), String::new(), thread),
+        ];
+        assert_eq!(events, expected);
+        assert_eq!((counts.interrupts, counts.exceptions, counts.page_faults), (1, 3, 0));
+    }
+
+    #[test]
+    fn vectors_and_states_have_the_kernels_names_and_bits() {
+        let names = [
+            (0, "divide error"),
+            (1, "debug"),
+            (2, "NMI"),
+            (3, "breakpoint"),
+            (4, "overflow"),
+            (5, "bound range"),
+            (6, "invalid opcode"),
+            (7, "device not available"),
+            (8, "double fault"),
+            (9, "exception 9"),
+            (10, "invalid TSS"),
+            (11, "segment not present"),
+            (12, "stack fault"),
+            (13, "general protection"),
+            (14, "page fault"),
+            (15, "exception 15"),
+            (16, "x87 error"),
+            (17, "alignment check"),
+            (18, "machine check"),
+            (19, "SIMD error"),
+            (20, "exception 20"),
+            (31, "exception 31"),
+            (32, "interrupt 0x20"),
+            (0x80, "int 80h"),
+            (0xec, "local timer"),
+            (0xf6, "IRQ work"),
+            (0xfb, "function call"),
+            (0xfd, "reschedule"),
+            (0xfe, "APIC error"),
+            (0xff, "spurious interrupt"),
+        ];
+        assert!(names.iter().all(|&(vector, name)| vector_name(vector) == name));
+        // `include/linux/sched.h`: __TASK_STOPPED is 4, EXIT_DEAD is 16, TASK_PARKED is 64, and so on.
+        let bits =
+            [('R', 0), ('S', 1), ('D', 2), ('T', 4), ('t', 8), ('X', 16), ('Z', 32), ('P', 64), ('I', 128)];
+        assert!(bits.iter().all(|&(letter, bits)| state_bits(letter) == bits));
+    }
+
+    /// A guest that looks like Linux, traced from an event of the kernel.
+    #[test]
+    fn events_of_a_guest_are_read_from_its_registers_and_its_stack() {
+        let directory = tempfile::tempdir().unwrap();
+        let (recording, _, kernel) = tiny_guest::linux::record(directory.path(), "r.ttvm", 2, None);
+        let mut timeline = Timeline::open(&recording).unwrap();
+        let (whole, path) = ((Instructions(0), timeline.end()), directory.path().join("trace"));
+        write(&mut timeline, whole, &path, &mut history::never, |_| {}).unwrap();
+        let packets = crate::perfetto::read(&std::fs::read(&path).unwrap());
+        let events: Vec<&TrackEvent> =
+            packets.iter().filter_map(|packet| packet.track_event.as_ref()).collect();
+        let told = |event: &&TrackEvent| {
+            let value =
+                |said: &DebugAnnotation| said.int_value.or(said.pointer_value.map(|value| value as i64));
+            let names = event.debug_annotations.iter().filter(|said| value(said).is_some());
+            let texts =
+                names.map(|said| format!(" {}={:x}", said.name.as_ref().unwrap(), value(said).unwrap()));
+            format!("{}{}", event.name.as_deref().unwrap_or("end"), texts.collect::<String>())
+        };
+        let told: Vec<String> = events.iter().map(told).collect();
+        let breakpoint = kernel.address_of("do_syscall_64") + 5;
+        let fault = breakpoint + 5;
+        let within = |name: &str, result: &str| {
+            [
+                name.to_string(),
+                format!("breakpoint interrupted at={breakpoint:x}"),
+                "end".to_string(),
+                format!("page fault interrupted at={fault:x} address=7fff0000"),
+                "end".to_string(),
+                "call".to_string(),
+                format!("end result={result}"),
+            ]
+        };
+        let expected = [within("read", "fffffffffffffffe"), within("write", "5")].concat();
+        assert_eq!(told, expected);
+        let switches: Vec<_> = packets
+            .iter()
+            .filter_map(|packet| packet.ftrace_events.as_ref()?.event[0].sched_switch.clone())
+            .map(|switch| (switch.prev_pid.unwrap(), switch.prev_state.unwrap(), switch.next_pid.unwrap()))
+            .collect();
+        // The thread 5 runs, and the thread 6 sleeps as far as its structure says.
+        assert_eq!(switches, [(5, 0, 6), (6, 1, 5), (5, 0, 6), (6, 1, 5)]);
+    }
 }

@@ -1,0 +1,527 @@
+//! A guest that looks like Linux: it has the tables and structures by which `guest-symbols` finds a kernel, and makes
+//! system calls. The tests of views use this guest, because a real kernel takes seconds to boot.
+//!
+//! The kernel has three processes: 0 (`swapper`), the kernel thread 2 (`worker`), and 5 (`alpha`) with the thread 6
+//! (`beta`). The program of 5 makes system calls, `write` and `read` in turn. In each call the kernel meets a breakpoint
+//! exception and a page fault, switches to 6 and back, and prints a line. All code runs in ring 0, but the saved state
+//! of a system call says that a program made the call.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use iced_x86::code_asm::*;
+use iced_x86::{BlockEncoderOptions, IcedError};
+use machine::position::Instructions;
+use recording::Recording;
+use recording::log::EndRecord;
+use recording::pace::CheckpointOptions;
+
+use super::{DENSE, HEADER_BYTES, LOAD, Script, image, record_kernel};
+
+/// The address at which the kernel maps physical address 0.
+pub const IMAGE: u64 = 0xffff_ffff_8100_0000;
+/// The address of the direct map of physical memory.
+pub const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
+/// The kernel's release.
+pub const RELEASE: &str = "6.1.0-tiny";
+/// The address of the text that the program writes, in the program's own memory.
+pub const TEXT: u64 = 0x15_0000;
+/// The text.
+pub const WRITTEN: &[u8] = b"hello";
+/// The address where the page fault happens.
+pub const UNMAPPED: u64 = 0x7fff_0000;
+/// The root of the page tables.
+pub const ROOT: u64 = 0x11_0000;
+/// The address of a word that each system call counts.
+pub const CALLS: u64 = IMAGE + 0x15_1000;
+
+/// Physical addresses of the kernel's parts.
+const SEGMENTS: u64 = 0x11_6000;
+const SEGMENT_REGISTER: u64 = 0x11_6100;
+const INTERRUPTS: u64 = 0x11_7000;
+const INTERRUPT_REGISTER: u64 = 0x11_8000;
+const CODE: u64 = 0x12_0000;
+const FUNCTIONS: u64 = 0x12_8000;
+const TYPES: u64 = 0x13_0000;
+const UNWIND_ADDRESSES: u64 = 0x13_4000;
+const UNWIND_ENTRIES: u64 = 0x13_5000;
+const TABLES: u64 = 0x13_8000;
+const TASKS: u64 = 0x14_0000;
+const VARIABLES: u64 = 0x14_8000;
+const NOTE: u64 = 0x14_9000;
+const END: u64 = 0x15_2000;
+/// The stack that the kernel runs on.
+const STACK: u64 = 0x18_0000;
+
+/// The number of functions with no other purpose.
+const FILLERS: u64 = 100;
+/// The processes and threads, with the process of each.
+const THREADS: [(u64, u64, &str); 4] = [(0, 0, "swapper"), (2, 2, "worker"), (5, 5, "alpha"), (6, 5, "beta")];
+
+/// The address of a thread's structure.
+pub fn task(id: u64) -> u64 {
+    let base = if id == 0 { IMAGE } else { DIRECT_MAP };
+    base + TASKS + id * 0x1000
+}
+
+/// The kernel's memory from [`LOAD`] on, and its symbols.
+pub struct Kernel {
+    bytes: Vec<u8>,
+    symbols: BTreeMap<String, (u64, char)>,
+}
+
+impl Kernel {
+    /// A kernel whose program makes this many system calls.
+    pub fn new(calls: u32) -> Kernel {
+        let bytes = vec![0; (END - u64::from(LOAD)) as usize];
+        let mut kernel = Kernel { bytes, symbols: BTreeMap::new() };
+        kernel.write_tables();
+        kernel.write_code(calls);
+        kernel.write_types();
+        kernel.write_tasks();
+        kernel.write_variables();
+        kernel.write_unwind_tables();
+        kernel.write_symbols();
+        kernel
+    }
+
+    /// The address of a symbol.
+    pub fn address_of(&self, name: &str) -> u64 {
+        self.symbols[name].0
+    }
+
+    fn put(&mut self, at: u64, bytes: &[u8]) {
+        let from = (at - u64::from(LOAD)) as usize;
+        self.bytes[from..from + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn put_u64(&mut self, at: u64, value: u64) {
+        self.put(at, &value.to_le_bytes());
+    }
+
+    fn symbol(&mut self, name: &str, class: char, address: u64) {
+        self.symbols.insert(name.to_string(), (address, class));
+    }
+
+    /// Page tables, segments and interrupt vectors.
+    fn write_tables(&mut self) {
+        let table = |number: u64| ROOT + number * 0x1000;
+        for (entry, value) in [
+            (table(0), table(1) | 3),
+            (table(0) + 273 * 8, table(1) | 3),
+            (table(0) + 511 * 8, table(2) | 3),
+            (table(1), table(3) | 3),
+            (table(2) + 510 * 8, table(4) | 3),
+            (table(3), 0x83),
+            (table(3) + 8, 0x20_0083),
+            (table(4) + 8 * 8, 0x83),
+            (table(4) + 9 * 8, 0x20_0083),
+            (SEGMENTS + 8, 0x00af_9a00_0000_ffff),
+            (SEGMENTS + 16, 0x00cf_9200_0000_ffff),
+        ] {
+            self.put_u64(entry, value);
+        }
+        self.put(SEGMENT_REGISTER, &23_u16.to_le_bytes());
+        self.put(SEGMENT_REGISTER + 2, &(SEGMENTS as u32).to_le_bytes());
+        self.put(INTERRUPT_REGISTER, &0xfff_u16.to_le_bytes());
+        self.put_u64(INTERRUPT_REGISTER + 2, IMAGE + INTERRUPTS);
+    }
+
+    fn write_code(&mut self, calls: u32) {
+        let begin = begin().expect("the program is a constant that can be assembled");
+        self.put(u64::from(LOAD + HEADER_BYTES), &begin);
+        let (code, labels) = code(calls).expect("the program is a constant that can be assembled");
+        self.put(CODE, &code);
+        labels.into_iter().for_each(|(name, address)| self.symbol(name, 'T', address));
+        for (vector, name) in [(3, "asm_exc_int3"), (14, "asm_exc_page_fault")] {
+            let handler = self.address_of(name);
+            let low = handler & 0xffff | 8 << 16 | 0x8e00 << 32 | (handler >> 16 & 0xffff) << 48;
+            self.put_u64(INTERRUPTS + vector * 16, low);
+            self.put_u64(INTERRUPTS + vector * 16 + 8, handler >> 32);
+        }
+        for number in 0..FILLERS {
+            self.symbol(&format!("filler_{number}"), 't', IMAGE + FUNCTIONS + number * 16);
+        }
+        let sleeping = IMAGE + FUNCTIONS + 0x1000;
+        self.symbol("__sched_text_start", 'T', sleeping);
+        self.symbol("schedule", 'T', sleeping + 0x10);
+        self.symbol("__sched_text_end", 'T', sleeping + 0x100);
+        self.symbol("pipe_read", 't', sleeping + 0x200);
+        self.symbol("_stext", 'T', IMAGE + CODE);
+        self.symbol("_text", 'T', IMAGE + CODE);
+        self.symbol("_etext", 'T', sleeping + 0x400);
+        self.symbol("_end", 'B', IMAGE + END);
+    }
+
+    /// The kernel's type information.
+    fn write_types(&mut self) {
+        let mut types = Types::default();
+        types.record("int", 1 << 24, 4, &[0]);
+        let thread = types.structure("thread_struct", 0x20, &[("sp", 1, 0x18)]);
+        let fields = [
+            ("__state", 1, 0),
+            ("flags", 1, 0x10),
+            ("exit_state", 1, 0x18),
+            ("tasks", 1, 0x20),
+            ("mm", 1, 0x30),
+            ("pid", 1, 0x38),
+            ("tgid", 1, 0x3c),
+            ("real_parent", 1, 0x40),
+            ("thread_node", 1, 0x48),
+            ("comm", 1, 0x58),
+            ("signal", 1, 0x68),
+            ("thread", thread, 0x70),
+        ];
+        types.structure("task_struct", 0x100, &fields);
+        types.structure("signal_struct", 0x20, &[("thread_head", 1, 0x10)]);
+        types.structure("mm_struct", 0x20, &[("pgd", 1, 0x18)]);
+        let registers = ["r15", "r14", "r13", "r12", "bp", "bx", "ret_addr"];
+        let fields: Vec<_> = (0..).step_by(8).zip(registers).map(|(at, name)| (name, 1, at)).collect();
+        types.structure("inactive_task_frame", 56, &fields);
+        types.structure("orc_entry", 6, &[("sp_offset", 1, 0), ("bp_offset", 1, 2), ("signal", 1, 4)]);
+        let bytes = types.bytes();
+        self.put(TYPES, &bytes);
+        self.symbol("__start_BTF", 'R', IMAGE + TYPES);
+        self.symbol("__stop_BTF", 'R', IMAGE + TYPES + bytes.len() as u64);
+    }
+
+    fn write_tasks(&mut self) {
+        let physical = |address: u64| address & 0xff_ffff;
+        for (id, process, name) in THREADS {
+            let at = physical(task(id));
+            let (is_worker, is_beta) = (id == 2, id == 6);
+            self.put(at, &u32::from(is_worker || is_beta).to_le_bytes());
+            self.put(at + 0x10, &(u32::from(is_worker) << 21).to_le_bytes());
+            let memory = if process == 5 { DIRECT_MAP + at + 0x900 } else { 0 };
+            self.put_u64(at + 0x30, memory);
+            self.put_u64(at + 0x918, DIRECT_MAP + ROOT);
+            self.put(at + 0x38, &(id as u32).to_le_bytes());
+            self.put(at + 0x3c, &(process as u32).to_le_bytes());
+            self.put_u64(at + 0x40, task(0));
+            self.put(at + 0x58, name.as_bytes());
+            self.put_u64(at + 0x68, DIRECT_MAP + physical(task(process)) + 0x800);
+        }
+        for (from, to) in [(0, 2), (2, 5), (5, 0)] {
+            self.put_u64(physical(task(from)) + 0x20, task(to) + 0x20);
+            // The list of threads has the process itself.
+            let head = DIRECT_MAP + physical(task(from)) + 0x810;
+            self.put_u64(physical(head), task(from) + 0x48);
+            self.put_u64(physical(task(from)) + 0x48, head);
+        }
+        self.put_u64(physical(task(5)) + 0x48, task(6) + 0x48);
+        self.put_u64(physical(task(6)) + 0x48, DIRECT_MAP + physical(task(5)) + 0x810);
+        // 2 and 6 have called the scheduler, from a function and straight from an entry.
+        let schedule = self.address_of("schedule") + 5;
+        for id in [2, 6] {
+            let stack = physical(task(id)) + 0xa00;
+            self.put_u64(physical(task(id)) + 0x88, DIRECT_MAP + stack);
+            self.put_u64(stack + 48, schedule);
+            self.put_u64(stack + 56, self.address_of("pipe_read") + 0x20);
+        }
+        self.symbol("init_task", 'D', task(0));
+        self.symbol("__per_cpu_offset", 'R', IMAGE + VARIABLES);
+        self.symbol("current_task", 'D', IMAGE + VARIABLES + 8);
+        self.put_u64(VARIABLES + 8, task(5));
+    }
+
+    fn write_variables(&mut self) {
+        let banner = format!("Linux version {RELEASE} (tests) #1\n");
+        self.put(VARIABLES + 0x100, banner.as_bytes());
+        self.symbol("linux_banner", 'D', IMAGE + VARIABLES + 0x100);
+        self.put(VARIABLES + 0x200 + 0x210, &[0xb0; 28]);
+        self.symbol("boot_params", 'D', IMAGE + VARIABLES + 0x200);
+        self.put_u64(VARIABLES + 0x600, DIRECT_MAP);
+        self.symbol("page_offset_base", 'D', IMAGE + VARIABLES + 0x600);
+        let text = format!("OSRELEASE={RELEASE}\nPAGESIZE=4096\n");
+        let sizes = [11, text.len() as u32, 0];
+        self.put(NOTE, &sizes.map(u32::to_le_bytes).concat());
+        self.put(NOTE + 12, b"VMCOREINFO\0\0");
+        self.put(NOTE + 24, text.as_bytes());
+        self.put(TEXT, WRITTEN);
+        self.symbol("calls", 'B', CALLS);
+    }
+
+    /// A row for each function: the bytes on the stack above the return address.
+    fn write_unwind_tables(&mut self) {
+        let call = |bytes: u16| [bytes, 0, 5 | 2 << 8];
+        let (registers, nothing) = ([0, 0, 5 | 3 << 8], [0, 0, 1 << 8]);
+        let mut rows: Vec<(u64, [u16; 3])> = [
+            ("startup_64", nothing),
+            ("entry_SYSCALL_64", nothing),
+            ("entry_SYSCALL_64_before_call", registers),
+            ("do_syscall_64", call(8)),
+            ("do_syscall_64_body", call(16)),
+            ("__switch_to", call(8)),
+            ("asm_exc_int3", nothing),
+            ("schedule", call(8)),
+            ("__sched_text_end", call(8)),
+            ("_etext", nothing),
+        ]
+        .map(|(name, row)| (self.address_of(name), row))
+        .into();
+        rows.sort();
+        for (number, (address, row)) in (0..).zip(&rows) {
+            let place = UNWIND_ADDRESSES + 4 * number;
+            self.put(place, &(address.wrapping_sub(IMAGE + place) as i32).to_le_bytes());
+            self.put(UNWIND_ENTRIES + 6 * number, &row.map(u16::to_le_bytes).concat());
+        }
+        self.symbol("__start_orc_unwind_ip", 'R', IMAGE + UNWIND_ADDRESSES);
+        self.symbol("__stop_orc_unwind_ip", 'R', IMAGE + UNWIND_ADDRESSES + 4 * rows.len() as u64);
+        self.symbol("__start_orc_unwind", 'R', IMAGE + UNWIND_ENTRIES);
+    }
+
+    /// The tables of symbols, in the form of Linux 6.15.
+    fn write_symbols(&mut self) {
+        // Labels that only the tables of this file need.
+        self.symbols
+            .retain(|name, _| !name.starts_with("entry_SYSCALL_64_before_call") && !name.ends_with("_body"));
+        let mut symbols: Vec<(u64, &String, char)> =
+            self.symbols.iter().map(|(name, &(address, class))| (address, name, class)).collect();
+        symbols.sort();
+        let aligned = |bytes: &mut Vec<u8>, more: &[u8]| {
+            bytes.extend(more);
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+        };
+        let (mut names, mut markers, mut tokens, mut index) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (number, (_, name, class)) in symbols.iter().enumerate() {
+            if number % 256 == 0 {
+                markers.extend((names.len() as u32).to_le_bytes());
+            }
+            names.push(name.len() as u8 + 1);
+            names.extend(class.to_string().bytes().chain(name.bytes()));
+        }
+        for byte in 0..=255_u8 {
+            index.extend((tokens.len() as u16).to_le_bytes());
+            tokens.extend(Some(byte).filter(|byte| (0x21..0x7f).contains(byte)).into_iter().chain([0]));
+        }
+        let base = symbols[0].0;
+        let offsets = symbols.iter().flat_map(|(address, ..)| ((address - base) as i32).to_le_bytes());
+        let mut bytes = Vec::new();
+        aligned(&mut bytes, &(symbols.len() as u32).to_le_bytes());
+        aligned(&mut bytes, &names);
+        aligned(&mut bytes, &markers);
+        aligned(&mut bytes, &tokens);
+        aligned(&mut bytes, &index);
+        aligned(&mut bytes, &offsets.collect::<Vec<_>>());
+        bytes.extend(base.to_le_bytes());
+        self.put(TABLES, &bytes);
+    }
+}
+
+/// The kernel's type information, record by record.
+#[derive(Default)]
+struct Types {
+    records: Vec<u8>,
+    strings: Vec<u8>,
+    count: u32,
+}
+
+impl Types {
+    fn string(&mut self, text: &str) -> u32 {
+        self.strings.extend(text.bytes().chain([0]));
+        // The first string is empty.
+        (self.strings.len() - text.len()) as u32
+    }
+
+    fn record(&mut self, name: &str, info: u32, size: u32, rest: &[u32]) -> u32 {
+        let words = [self.string(name), info, size].into_iter().chain(rest.iter().copied());
+        self.records.extend(words.flat_map(u32::to_le_bytes));
+        self.count += 1;
+        self.count
+    }
+
+    /// A structure with fields (name, type, offset in bytes).
+    fn structure(&mut self, name: &str, size: u32, fields: &[(&str, u32, u32)]) -> u32 {
+        let rest: Vec<u32> =
+            fields.iter().flat_map(|&(name, kind, offset)| [self.string(name), kind, offset * 8]).collect();
+        self.record(name, 4 << 24 | fields.len() as u32, size, &rest)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let (types, strings) = (self.records.len() as u32, self.strings.len() as u32 + 1);
+        let header = [24, 0, types, types, strings].map(u32::to_le_bytes).concat();
+        [&[0x9f, 0xeb, 1, 0], &header[..], &self.records, &[0], &self.strings].concat()
+    }
+}
+
+/// Switches to long mode and jumps to the kernel.
+fn begin() -> Result<Vec<u8>, IcedError> {
+    let mut a = CodeAssembler::new(32)?;
+    a.mov(eax, cr4)?;
+    a.or(eax, 0x20)?;
+    a.mov(cr4, eax)?;
+    a.mov(eax, ROOT as i32)?;
+    a.mov(cr3, eax)?;
+    a.mov(ecx, 0xc000_0080_u32)?;
+    a.rdmsr()?;
+    a.or(eax, 0x101)?;
+    a.wrmsr()?;
+    a.mov(eax, cr0)?;
+    a.or(eax, i32::MIN)?;
+    a.mov(cr0, eax)?;
+    a.lgdt(dword_ptr(SEGMENT_REGISTER as i32))?;
+    let mut code = a.assemble((LOAD + HEADER_BYTES).into())?;
+    let address = LOAD + HEADER_BYTES + code.len() as u32 + 7;
+    // JMP to the first code segment.
+    code.push(0xea);
+    code.extend(address.to_le_bytes());
+    code.extend([8, 0]);
+    let mut a = CodeAssembler::new(64)?;
+    a.mov(rax, IMAGE + CODE)?;
+    a.jmp(rax)?;
+    code.extend(a.assemble(address.into())?);
+    Ok(code)
+}
+
+/// A name, and its address.
+type Label = (&'static str, u64);
+
+fn code(calls: u32) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
+    let mut a = CodeAssembler::new(64)?;
+    let names = [
+        "startup_64",
+        "entry_SYSCALL_64",
+        "entry_SYSCALL_64_after_hwframe",
+        "entry_SYSCALL_64_before_call",
+        "decoy",
+        "do_syscall_64",
+        "do_syscall_64_body",
+        "__switch_to",
+        "asm_exc_int3",
+        "asm_exc_page_fault",
+        "native_irq_return_iret",
+    ];
+    let mut labels: Vec<CodeLabel> = names.iter().map(|_| a.create_label()).collect();
+    let [startup, entry, hwframe, before_call, decoy, do_call, body, switch, int3, page_fault, iret] =
+        &mut labels[..]
+    else {
+        unreachable!("there is a label for each name")
+    };
+    let (mut top, mut is_read, mut done) = (a.create_label(), a.create_label(), a.create_label());
+    a.set_label(startup)?;
+    a.mov(rsp, IMAGE + STACK)?;
+    a.mov(rax, IMAGE + INTERRUPT_REGISTER)?;
+    a.lidt(qword_ptr(rax))?;
+    // STAR, LSTAR, and SFMASK.
+    a.lea(rbx, qword_ptr(*entry))?;
+    for (register, is_entry) in [(0xc000_0081_u32, false), (0xc000_0082, true), (0xc000_0084, false)] {
+        a.mov(ecx, register)?;
+        a.xor(eax, eax)?;
+        a.mov(edx, if register == 0xc000_0081 { 8_u32 } else { 0 })?;
+        if is_entry {
+            a.mov(rax, rbx)?;
+            a.mov(rdx, rbx)?;
+            a.shr(rdx, 32)?;
+        }
+        a.wrmsr()?;
+    }
+    a.mov(ebp, calls)?;
+    // The program.
+    a.set_label(&mut top)?;
+    a.mov(eax, ebp)?;
+    a.and(eax, 1)?;
+    a.mov(edi, 1)?;
+    a.mov(esi, TEXT as u32)?;
+    a.mov(edx, WRITTEN.len() as u32)?;
+    a.syscall()?;
+    a.dec(ebp)?;
+    a.jne(top)?;
+    a.mov(edx, 0x501)?;
+    a.xor(eax, eax)?;
+    a.out(dx, eax)?;
+    let mut stop = a.create_label();
+    a.set_label(&mut stop)?;
+    a.jmp(stop)?;
+
+    a.set_label(entry)?;
+    a.mov(r10, rsp)?;
+    a.push(0x2b)?;
+    a.push(r10)?;
+    a.push(r11)?;
+    a.push(0x33)?;
+    a.push(rcx)?;
+    a.set_label(hwframe)?;
+    for register in [rax, rdi, rsi, rdx, rcx, rax, r8, r9, r10, r11, rbx, rbp, r12, r13, r14, r15] {
+        a.push(register)?;
+    }
+    // Another call, which is not the one to look for.
+    a.call(*decoy)?;
+    a.set_label(before_call)?;
+    a.mov(rdi, rsp)?;
+    a.call(*do_call)?;
+    for register in [r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi] {
+        a.pop(register)?;
+    }
+    // The call's number, RIP, CS and RFLAGS.
+    a.add(rsp, 32)?;
+    a.pop(rsp)?;
+    a.jmp(rcx)?;
+
+    a.set_label(do_call)?;
+    a.push(rbx)?;
+    a.set_label(body)?;
+    a.mov(rbx, rdi)?;
+    a.int3()?;
+    a.mov(edx, UNMAPPED as u32)?;
+    a.mov(rax, qword_ptr(rdx))?;
+    for (previous, next) in [(5, 6), (6, 5)] {
+        a.mov(rdi, task(previous))?;
+        a.mov(rsi, task(next))?;
+        a.call(*switch)?;
+    }
+    a.mov(rcx, CALLS)?;
+    a.inc(qword_ptr(rcx))?;
+    a.mov(edx, 0x3f8)?;
+    for byte in *b"call\r\n" {
+        a.mov(al, i32::from(byte))?;
+        a.out(dx, al)?;
+    }
+    // `read` finds no file, and `write` returns the number of bytes.
+    a.mov(rax, qword_ptr(rbx + 96))?;
+    a.cmp(qword_ptr(rbx + 120), 0)?;
+    a.je(is_read)?;
+    a.jmp(done)?;
+    a.set_label(&mut is_read)?;
+    a.mov(rax, -2_i64 as u64)?;
+    a.set_label(&mut done)?;
+    a.mov(qword_ptr(rbx + 80), rax)?;
+    a.pop(rbx)?;
+    a.ret()?;
+
+    a.set_label(decoy)?;
+    a.ret()?;
+
+    a.set_label(switch)?;
+    a.mov(rax, IMAGE + VARIABLES + 8)?;
+    a.mov(qword_ptr(rax), rsi)?;
+    a.ret()?;
+
+    a.set_label(int3)?;
+    a.jmp(*iret)?;
+    a.set_label(page_fault)?;
+    // Skips the instruction and the error code.
+    a.add(rsp, 8)?;
+    a.add(qword_ptr(rsp), 3)?;
+    a.set_label(iret)?;
+    a.iretq()?;
+
+    let assembled = a.assemble_options(IMAGE + CODE, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
+    let addresses = labels.iter().map(|label| assembled.label_ip(label)).collect::<Result<Vec<_>, _>>()?;
+    let bytes = assembled.inner.code_buffer.clone();
+    Ok((bytes, names.into_iter().zip(addresses).collect()))
+}
+
+/// Records the guest, with checkpoints or without.
+pub fn record(
+    directory: &Path,
+    name: &str,
+    calls: u32,
+    checkpoints: Option<CheckpointOptions>,
+) -> (Recording<Instructions>, EndRecord<Instructions>, Kernel) {
+    let path = directory.join(format!("linux-{calls}"));
+    let kernel = Kernel::new(calls);
+    std::fs::write(&path, image(&kernel.bytes[HEADER_BYTES as usize..])).unwrap();
+    let (recording, end) = record_kernel(directory, name, path, DENSE, Script(Vec::new()), checkpoints);
+    (recording, end, kernel)
+}
