@@ -19,6 +19,9 @@ const OPTIMISED: &str = "profile.mutants.opt-level=2";
 /// In place of an error's code: the mutant would give a function two return types.
 pub const TWO_TYPES: &str = "two types";
 
+/// The line that adds the module to a package.
+const MODULE: &str = "\nmod mutation;\n";
+
 /// The build's result.
 pub struct Built {
     pub programs: Vec<Program>,
@@ -96,7 +99,7 @@ fn copy(repository: &Path, tree: &Path, mutants: &[Mutant]) -> Result<()> {
     {
         let Ok(mut contents) = fs::read(repository.join(name)) else { continue };
         if name.strip_suffix("/lib.rs").is_some_and(|folder| sources.contains(folder)) {
-            contents.extend_from_slice(b"\nmod mutation;\n");
+            contents.extend_from_slice(MODULE.as_bytes());
         }
         write_changed(&tree.join(name), &contents)?;
     }
@@ -125,7 +128,10 @@ fn write_mutants(
     for file in mutants.iter().map(|mutant| &mutant.file).collect::<BTreeSet<_>>() {
         let source = fs::read_to_string(repository.join(file))?;
         let here = (1..).zip(mutants).filter(|(_, mutant)| mutant.file == *file);
-        let rewritten = rewrite::rewrite(&source, here, &without).with_context(|| file.clone())?;
+        let mut rewritten = rewrite::rewrite(&source, here, &without).with_context(|| file.clone())?;
+        if file.ends_with("/src/lib.rs") {
+            rewritten.text += MODULE;
+        }
         write_changed(&tree.join(file), rewritten.text.as_bytes())?;
         places.extend(rewritten.places);
     }

@@ -1,6 +1,8 @@
 //! Which mutant is active. The rewritten crates get this file as their module `mutation`.
 
+use std::fs::File;
 use std::io::Write;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 /// The program has not read the environment variable yet.
@@ -11,6 +13,8 @@ const PLACES: usize = 1 << 16;
 
 static ACTIVE: AtomicU32 = AtomicU32::new(UNKNOWN);
 static SEEN: [AtomicBool; PLACES] = [const { AtomicBool::new(false) }; PLACES];
+/// The file for the places that are reached. A process that locks itself in later can open no file, so the file stays open.
+static REACHED: OnceLock<File> = OnceLock::new();
 
 /// The number of the active mutant, for a place with mutants. 0: no mutant is active.
 #[inline(always)]
@@ -31,8 +35,10 @@ fn look(place: u32) -> u32 {
         return ACTIVE.load(Relaxed);
     }
     if !SEEN[place as usize].swap(true, Relaxed) {
-        let path = std::env::var_os("MUTANTS_REACHED").expect("it is what makes us record");
-        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).expect("it can be written");
+        let mut file = REACHED.get_or_init(|| {
+            let path = std::env::var_os("MUTANTS_REACHED").expect("it is what makes us record");
+            File::options().append(true).create(true).open(path).expect("it can be written")
+        });
         file.write_all(format!("{place}\n").as_bytes()).expect("it can be written");
     }
     0

@@ -83,17 +83,43 @@ const TRIED: &[(&str, &str, &str)] = &[
     ("wait for one of many files", "EFAULT", ENDED),
 ];
 
+/// Attempts of processes that have named more needs: the need, the attempt, and the result.
+const NEEDED: &[(&str, &str, &str)] = &[
+    ("kvm", "ask a file as if it were KVM", "ENOTTY"),
+    ("kvm", "ask a file as if it were a counter", "ENOTTY"),
+    ("kvm", "ask a file as if it were VFIO", ENDED),
+    ("kvm", "make a descriptor for events", "done"),
+    ("kvm", "ask who gets a file's signals", "done"),
+    ("kvm", "wait for a process", ENDED),
+    ("vfio", "ask a file as if it were VFIO", "ENOTTY"),
+    ("vfio", "ask a file as if it were KVM", ENDED),
+    ("vfio", "ask a file as if it were a counter", ENDED),
+    ("vfio", "make a descriptor for events", "done"),
+    ("vfio", "wait for one of many files", "EFAULT"),
+    ("vfio", "ask who gets a file's signals", ENDED),
+    ("helper", "wait for a process", "ECHILD"),
+    ("helper", "make a descriptor for events", ENDED),
+    ("devices", "open a device", "done"),
+    ("devices", "read a file that was named", "EACCES"),
+    ("read", "read a file that was named", "done"),
+    ("read", "write a file in the folder", "EACCES"),
+    ("written", "write a file in the folder", "done"),
+    ("written", "make a symbolic link", ENDED),
+    ("clients", "listen on a port", ENDED),
+];
+
 /// The attempt of a process that named no files.
 const LOOK_AT_A_FILE: &str = "look at a file where none was named";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.get(1).map(String::as_str) {
-        Some(kind @ ("free" | "locked-in")) => {
-            attack(Path::new(&arguments[2]), kind == "locked-in", &arguments[3]);
-        }
+        // `cargo test` hands on its arguments. There is one test.
+        Some("--list") if !arguments.contains(&"--ignored".to_string()) => println!("locked_in: test"),
+        Some("--list") => {}
+        Some("attack") => attack(Path::new(&arguments[3]), &arguments[2], &arguments[4]),
         Some(kind @ ("clients" | "clients-elsewhere")) => accept(kind == "clients"),
-        Some("status") => status(),
+        Some("status") => status(&arguments[2]),
         Some("with-thread") => with_thread(),
         Some("with-leaving-thread") => with_leaving_thread(),
         _ => {
@@ -116,6 +142,26 @@ fn what_is_tried_fails_where_one_is_locked_in() {
         assert_eq!(result("free", what), free, "{what}, free");
         assert_eq!(result("locked-in", what), locked_in, "{what}, locked in");
     }
+    for &(need, what, expected) in NEEDED {
+        assert_eq!(result(need, what), expected, "{what}, locked in with the need '{need}'");
+    }
+}
+
+/// The needs of an attempt's process, by their name.
+fn needs(kind: &str, root: &Path) -> Needs {
+    let (read, written) = (vec![root.join("named")], vec![root.join("recording")]);
+    let nothing = Needs::default();
+    match kind {
+        "locked-in" => Needs { read, written, ..nothing },
+        "read" => Needs { read, ..nothing },
+        "written" => Needs { written, ..nothing },
+        "devices" => Needs { devices: vec!["/dev/urandom".into()], ..nothing },
+        "clients" => Needs { clients: true, ..nothing },
+        "helper" => Needs { helper: true, ..nothing },
+        "kvm" => Needs { kvm: true, ..nothing },
+        "vfio" => Needs { vfio: true, ..nothing },
+        _ => nothing,
+    }
 }
 
 /// The result of an attempt in a process of this program.
@@ -130,7 +176,7 @@ fn result(kind: &str, what: &str) -> String {
     let _socket = UnixListener::bind(root.join("socket")).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap();
     fs::write(root.join("recording/port"), port.local_addr().unwrap().to_string()).unwrap();
-    let output = command(&[kind, root.to_str().unwrap(), what]).output().unwrap();
+    let output = command(&["attack", kind, root.to_str().unwrap(), what]).output().unwrap();
     if output.status.signal() == Some(libc::SIGSYS) {
         return ENDED.to_string();
     }
@@ -150,25 +196,23 @@ fn lines_of(arguments: &[&str]) -> Vec<String> {
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_string).collect()
 }
 
-fn lock_in(root: &Path) {
-    let needs =
-        Needs { read: vec![root.join("named")], written: vec![root.join("recording")], ..Needs::default() };
-    let locked = sandbox::lock_in(&needs).unwrap();
+fn lock_in(needs: &Needs) {
+    let locked = sandbox::lock_in(needs).unwrap();
     assert!(locked.calls && !matches!(locked.files, Files::None(_)), "{locked:?}");
 }
 
 /// Makes an attempt. The attempt's files and sockets are opened before the process is locked in.
-fn attack(root: &Path, is_locked_in: bool, what: &str) {
+fn attack(root: &Path, kind: &str, what: &str) {
     let (inside, outside) = (root.join("recording"), root.join("outside"));
     let port = fs::read_to_string(inside.join("port")).unwrap();
     let open = File::open(&outside).unwrap();
     let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
     let (mut here, _there) = UnixStream::pair().unwrap();
     let (fd, parent) = (open.as_raw_fd() as u64, nix::unistd::getppid().as_raw() as u64);
-    match is_locked_in {
-        true if what == LOOK_AT_A_FILE => _ = sandbox::lock_in(&Needs::default()).unwrap(),
-        true => lock_in(root),
-        false => {}
+    match kind {
+        "free" => {}
+        _ if what == LOOK_AT_A_FILE => lock_in(&Needs::default()),
+        kind => lock_in(&needs(kind, root)),
     }
     let result = match what {
         "read a file that was named" => fs::read(root.join("named")).map(drop),
@@ -338,19 +382,26 @@ fn capabilities_are_given_up() {
     if before.contains("CapEff:\t0000000000000000\n") {
         return skip::test("this user has no capabilities that could be given up");
     }
-    let after = lines_of(&["status"]);
-    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
-        assert!(after.contains(&format!("{set}:\t0000000000000000")), "{after:?}");
-    }
-    for line in ["NoNewPrivs:\t1", "Seccomp:\t2"] {
-        assert!(after.contains(&line.to_string()), "{after:?}");
+    let had = before.lines().find_map(|line| line.strip_prefix("CapPrm:\t")).unwrap();
+    let had = u64::from_str_radix(had, 16).unwrap();
+    // CAP_PERFMON is 38, and CAP_IPC_LOCK is 14.
+    for (need, kept) in [("nothing", 0), ("kvm", had & 1 << 38), ("vfio", had & 1 << 14)] {
+        let after = lines_of(&["status", need]);
+        for (set, expected) in
+            [("CapInh", 0), ("CapPrm", kept), ("CapEff", kept), ("CapBnd", 0), ("CapAmb", 0)]
+        {
+            assert!(after.contains(&format!("{set}:\t{expected:016x}")), "{need}: {after:?}");
+        }
+        for line in ["NoNewPrivs:\t1", "Seccomp:\t2"] {
+            assert!(after.contains(&line.to_string()), "{after:?}");
+        }
     }
 }
 
-/// Prints the kernel's status of this process when it is locked in.
-fn status() {
+/// Prints the kernel's status of this process when it is locked in with a need.
+fn status(need: &str) {
     let file = File::open("/proc/self/status").unwrap();
-    sandbox::lock_in(&Needs::default()).unwrap();
+    sandbox::lock_in(&needs(need, Path::new("/"))).unwrap();
     print!("{}", std::io::read_to_string(file).unwrap());
 }
 
