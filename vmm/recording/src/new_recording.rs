@@ -127,3 +127,49 @@ fn cut_off<U: Unit>(error: Error, folder: &Path, machine: &Machine<U>) -> Error 
         at: machine.moment().count.position(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error as HostError, ErrorKind};
+    use std::sync::Arc;
+
+    use machine::config::MachineConfig;
+    use machine::position::{Count, Instructions};
+
+    use super::*;
+
+    #[test]
+    fn a_run_is_cut_off_by_trouble_with_its_own_files_the_disk_or_the_engine() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = tiny_guest::options(tiny_guest::write_kernel(directory.path(), 10));
+        let (config, images) = MachineConfig::from_options(&options).unwrap();
+        let machine = Machine::<Instructions>::new(&config, &images, &PowerOn::default()).unwrap();
+        let (folder, elsewhere) = (directory.path().join("r.ttvm"), directory.path().join("disk"));
+        let full = || HostError::from(ErrorKind::StorageFull);
+        let checkpoints =
+            |path: &Path, kind| Error::Checkpoints(StoreError { path: path.to_path_buf(), kind });
+        let io = || StoreErrorKind::Io { what: "write", source: Arc::new(full()) };
+        let offset = 7;
+        for (error, is_cut_off) in [
+            (Error::file("write", folder.join(EVENTS))(full()), true),
+            (Error::file("write", &elsewhere)(full()), false),
+            (checkpoints(&folder.join("checkpoints"), io()), true),
+            (checkpoints(&elsewhere, io()), false),
+            (checkpoints(&folder, StoreErrorKind::Busy), false),
+            (Error::Disk { path: elsewhere.clone(), offset, source: full() }, true),
+            (Error::Engine("it is gone".to_string()), true),
+            (Error::Usage("no".to_string()), false),
+        ] {
+            let text = error.to_string();
+            match cut_off(error, &folder, &machine) {
+                Error::CutOff { cause, recording, at } => {
+                    assert!(is_cut_off && recording == folder, "{text}");
+                    assert_eq!(at, Instructions(0).position());
+                    // An error of the store is told like one of another file.
+                    assert!(matches!(*cause, Error::File { .. } | Error::Disk { .. } | Error::Engine(_)));
+                }
+                _ => assert!(!is_cut_off, "{text}"),
+            }
+        }
+    }
+}

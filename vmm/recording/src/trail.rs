@@ -156,3 +156,98 @@ fn joined<C>(earlier: Option<TrailState<C>>, later: Option<TrailState<C>>) -> Op
         (earlier, later) => later.or(earlier),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use machine::config::MachineConfig;
+    use machine::inputs::PowerOn;
+    use machine::position::Instructions;
+    use tiny_guest::Script;
+
+    use super::*;
+
+    fn machine() -> Machine<Instructions> {
+        let directory = tempfile::tempdir().unwrap();
+        let options = tiny_guest::options(tiny_guest::write_kernel(directory.path(), 10_000));
+        let (config, images) = MachineConfig::from_options(&options).unwrap();
+        Machine::new(&config, &images, &PowerOn::default()).unwrap()
+    }
+
+    fn run(machine: &mut Machine<Instructions>, until: u64) {
+        machine.run(Instructions(until), &mut Script(Vec::new())).unwrap();
+    }
+
+    /// The places of the two states.
+    fn places(trail: &Trail<Instructions>) -> [Option<u64>; 2] {
+        [&trail.older, &trail.newer].map(|kept| kept.as_ref().map(|kept| kept.at.count.0))
+    }
+
+    #[test]
+    fn the_last_two_states_are_kept_with_all_pages_since_their_checkpoint() {
+        let mut machine = machine();
+        machine.begin_written().unwrap();
+        let mut trail = Trail::<Instructions>::begin(&mut machine, 0).unwrap();
+        assert_eq!(places(&trail), [None, None]);
+        let mut pages = BTreeMap::new();
+        let mut seen = Vec::new();
+        for until in [1_000, 2_000, 3_000] {
+            run(&mut machine, until);
+            trail.keep(&mut machine, Cursor::default()).unwrap();
+            pages.extend(trail.newer.as_ref().unwrap().ram.clone());
+            seen.push((places(&trail), pages.len()));
+        }
+        let expected = [[None, Some(1_000)], [Some(1_000), Some(2_000)], [Some(2_000), Some(3_000)]];
+        assert_eq!([0, 1, 2].map(|number| seen[number].0), expected);
+        // The older state has the pages of the state before it, too.
+        let older = trail.older.as_ref().unwrap();
+        assert_eq!(older.ram.len(), seen[1].1);
+        assert!(older.ram.len() > 10 && seen[2].1 > seen[1].1, "{seen:?}");
+
+        // Behind a checkpoint, the last state stays, and needs no pages of later states.
+        trail.checkpoint(&mut machine).unwrap();
+        assert_eq!(places(&trail), [Some(3_000), None]);
+        assert!(trail.older.as_ref().unwrap().is_behind_checkpoint);
+        run(&mut machine, 4_000);
+        trail.keep(&mut machine, Cursor::default()).unwrap();
+        assert_eq!(places(&trail), [Some(3_000), Some(4_000)]);
+        let alone = trail.newer.as_ref().unwrap().ram.len();
+        run(&mut machine, 5_000);
+        trail.keep(&mut machine, Cursor::default()).unwrap();
+        assert_eq!(places(&trail), [Some(4_000), Some(5_000)]);
+        assert_eq!(trail.older.as_ref().unwrap().ram.len(), alone, "without the pages of 3,000");
+        trail.begin_anew(&mut machine).unwrap();
+        assert_eq!(places(&trail), [None, None]);
+        trail.give_up();
+        run(&mut machine, 6_000);
+        trail.keep(&mut machine, Cursor::default()).unwrap();
+        assert_eq!(places(&trail), [None, None], "until the next checkpoint");
+        trail.checkpoint(&mut machine).unwrap();
+        run(&mut machine, 7_000);
+        trail.keep(&mut machine, Cursor::default()).unwrap();
+        assert_eq!(places(&trail), [None, Some(7_000)]);
+    }
+
+    #[test]
+    fn a_state_is_kept_once_its_pages_are_paid() {
+        let mut machine = machine();
+        machine.begin_written().unwrap();
+        run(&mut machine, 1_000);
+        let price = 20;
+        let mut trail = Trail::<Instructions>::begin(&mut machine, price).unwrap();
+        let mut last = 1_000;
+        for until in (2_000..90_000).step_by(500) {
+            run(&mut machine, until);
+            let before = places(&trail)[1];
+            let pages = machine.trail_count().unwrap() as u64;
+            trail.keep(&mut machine, Cursor::default()).unwrap();
+            let is_paid = until >= last + (pages + STATE_PAGES as u64) * price;
+            if is_paid {
+                assert_eq!((places(&trail)[0], places(&trail)[1]), (before, Some(until)));
+                last = until;
+            } else {
+                assert_eq!(places(&trail)[1], before, "{until}");
+            }
+        }
+        assert!(last > 1_000 && places(&trail)[0].is_some(), "{last}");
+    }
+}

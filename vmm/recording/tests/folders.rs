@@ -1,18 +1,19 @@
 //! The files of a recording's folder: which folders are recordings, and where a recording finds its images.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use machine::config::{ImageFile, MachineConfig, hash_image};
 use machine::contents_hash::Scheme;
 use machine::error::Error;
 use machine::inputs::{Event, PowerOn};
-use machine::position::{Instructions, Moment};
+use machine::position::{Exits, Instructions, Moment};
 use machine::start::{KernelFiles, ModuleFile, Start};
-use recording::log::{EventRecord, LogRecord, parse_log};
+use recording::log::{EventRecord, Log, LogRecord, parse_log};
 use recording::pack::{check_log, unpack};
 use recording::player::MOST_STEPS_WITHOUT_RECORD;
 use recording::relink::{MovedImages, relink};
-use recording::{EVENTS, MANIFEST, Manifest, Opened, Recording, create_folder};
+use recording::{EVENTS, MANIFEST, Manifest, Opened, Recording, Recounted, create_folder};
 
 fn image(directory: &Path, name: &str) -> ImageFile {
     let path = directory.join(name);
@@ -251,4 +252,17 @@ fn a_pack_that_is_none_leaves_no_folder() {
     }
     std::fs::create_dir(&to).unwrap();
     assert!(why(unpack(&from, &to, 1 << 20)).contains("cannot create") && to.exists());
+}
+
+#[test]
+fn only_a_recording_that_was_recounted_from_a_later_exit_on_is_a_part() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("r.ttvm");
+    write(&path, &machine(directory.path(), false), vec![record(0, power_on())]);
+    let Opened::ByInstructions(mut recording) = Opened::open(&path).unwrap() else { panic!() };
+    let log = Arc::new(Log::<Exits>::of_records(&[LogRecord::Machine([0; 32])]).unwrap());
+    for (from, is_part) in [(0, false), (1, true), (7, true)] {
+        recording.recounted = Some(Arc::new(Recounted { log: log.clone(), from: Exits(from), skipped: 0 }));
+        assert_eq!(recording.is_part(), is_part, "{from}");
+    }
 }

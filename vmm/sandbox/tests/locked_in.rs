@@ -106,7 +106,20 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("written", "write a file in the folder", "done"),
     ("written", "make a symbolic link", ENDED),
     ("clients", "listen on a port", ENDED),
+    ("locked-in", "copy a descriptor", "done"),
 ];
+
+/// Flags for new namespaces. No thread may have one of its own.
+const NAMESPACES: [libc::c_int; 7] = [
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWCGROUP,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+];
+const WITH_FLAG: &str = "make a thread with the flag ";
 
 /// The attempt of a process that named no files.
 const LOOK_AT_A_FILE: &str = "look at a file where none was named";
@@ -144,6 +157,10 @@ fn what_is_tried_fails_where_one_is_locked_in() {
     }
     for &(need, what, expected) in NEEDED {
         assert_eq!(result(need, what), expected, "{what}, locked in with the need '{need}'");
+    }
+    for flag in NAMESPACES {
+        let what = format!("{WITH_FLAG}{flag}");
+        assert_eq!(result("locked-in", &what), ENDED, "{what}");
     }
 }
 
@@ -287,6 +304,12 @@ fn attack(root: &Path, kind: &str, what: &str) {
         "ask a file as if it were a counter" => call(libc::SYS_ioctl, [fd, 0x2400, 0]),
         "make a descriptor for events" => call(libc::SYS_eventfd2, [0, 0, 0]),
         "wait for one of many files" => call(libc::SYS_epoll_ctl, [u64::MAX, 1, fd]),
+        "copy a descriptor" => call(libc::SYS_fcntl, [fd, libc::F_DUPFD_CLOEXEC as u64, 0]),
+        _ if what.starts_with(WITH_FLAG) => {
+            let flag: libc::c_int = what[WITH_FLAG.len()..].parse().unwrap();
+            // Without CLONE_SIGHAND, the kernel makes no thread.
+            call(libc::SYS_clone, [(libc::CLONE_VM | libc::CLONE_THREAD | flag) as u64, 0, 0])
+        }
         _ => panic!("nobody knows how to {what}"),
     };
     print!("{}", result.map_or_else(name_of, |()| "done".to_string()));

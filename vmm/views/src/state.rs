@@ -286,3 +286,18 @@ fn rows(bytes: &Bytes) -> impl Iterator<Item = String> {
     let digits = bytes.bytes.as_bytes().chunks(32);
     digits.map(|row| String::from_utf8_lossy(row).into_owned()).chain(bytes.ends.clone())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_has_its_time_in_seconds_and_its_lines_as_dmesg_shows_them() {
+        let message = Message { time_ns: 1_500_000_000, level: 3, text: "one\ntwo".to_string() };
+        let lines = message.to_string();
+        assert_eq!(lines.lines().count(), 2);
+        let said = Said::from(message);
+        assert_eq!((said.seconds, said.level, said.text.as_str()), (1.5, 3, "one\ntwo"));
+        assert_eq!(said.lines, lines);
+    }
+}

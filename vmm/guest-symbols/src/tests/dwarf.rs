@@ -5,7 +5,7 @@ use gimli::{
     UnwindSection, UnwindTableRow, X86_64,
 };
 
-use super::orc::{ENTRIES, FIRST, FRAMED, HANDLER, IRET, LEAF, MODULE_CODE, kernel_and_symbols};
+use super::orc::{self, ENTRIES, FIRST, FRAMED, HANDLER, IRET, LEAF, MODULE_CODE, kernel_and_symbols};
 use super::{BASE, Types, found};
 use crate::btf::Btf;
 use crate::dwarf::{DebugInfo, frames, types};
@@ -342,6 +342,19 @@ fn frames_are_those_of_the_tables() {
             assert_eq!(row.register(X86_64::RA), Some(RegisterRule::Undefined), "{first:#x}");
         }
         assert!(row(section, MODULE_CODE + 0x100).is_none());
+    }
+}
+
+#[test]
+fn a_frame_pointer_may_be_saved_relative_to_itself() {
+    for is_old in [true, false] {
+        let (mut memory, _, symbols) = kernel_and_symbols(is_old);
+        // RBP is the register 4 in both places.
+        memory.write(ENTRIES, &orc::entry(is_old, (5, 8), (4, -24), orc::Kind::Call));
+        let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
+        let section = &frames::of_kernel(&unwinder, &symbols)[0].1;
+        let (leaf, _) = row(section, LEAF).expect("there is a row");
+        assert!(matches!(leaf.register(X86_64::RBP), Some(RegisterRule::Expression(_))), "{is_old}");
     }
 }
 

@@ -570,6 +570,22 @@ fn names_and_addresses() {
 }
 
 #[test]
+fn a_size_that_is_known_and_possible_stays() {
+    let size_of = |size: u64| {
+        let symbols =
+            vec![RawSymbol { size, ..found(CODE + 0x10, 't', "take") }, found(CODE + 0x40, 'T', "put")];
+        let section = Section::new(".text.tokens", CODE, 0x1000, Access::Code).expect("it is not empty");
+        let module = modules::Module { name: "tokens".to_string(), sections: vec![section], symbols };
+        let symbols = Symbols::new(kernel(Shape::Linux6_1), vec![module]);
+        symbols.named("take").expect("it is there").size
+    };
+    // Up to the section's end, even if another symbol lies before it.
+    assert_eq!([0x20, 0xff0].map(size_of), [0x20, 0xff0]);
+    // Unknown, and beyond the section: up to the next symbol.
+    assert_eq!([0, 0xff1].map(size_of), [0x30, 0x30]);
+}
+
+#[test]
 fn the_kernel_is_cut_into_sections() {
     let symbols = symbols();
     let rows: Vec<_> = symbols.sections().iter().map(|section| (section.start, section.access)).collect();

@@ -33,14 +33,19 @@ const PREV_SP: u16 = 1;
 
 /// The type of an entry, as the two formats number it.
 #[derive(Clone, Copy)]
-enum Kind {
+pub(super) enum Kind {
     Call,
     Registers,
     InterruptFrame,
     Nothing,
 }
 
-fn entry(is_old: bool, (sp, sp_offset): (u16, i16), (bp, bp_offset): (u16, i16), kind: Kind) -> [u8; 6] {
+pub(super) fn entry(
+    is_old: bool,
+    (sp, sp_offset): (u16, i16),
+    (bp, bp_offset): (u16, i16),
+    kind: Kind,
+) -> [u8; 6] {
     let kind = match (kind, is_old) {
         (Kind::Call, true) => 0,
         (Kind::Registers, true) => 1,
@@ -212,6 +217,29 @@ fn registers_have_the_numbers_of_linux_7() {
     let leaf = Registers { rip: LEAF, rsp: STACK, rbp: frame, ..Registers::default() };
     let frames = vec![here(LEAF), returns(FRAMED + 0x20), returns(FIRST + 2)];
     assert_eq!(unwinder.walk(&memory, leaf), Backtrace { frames, end: End::Stack });
+}
+
+/// Two functions with frame pointers: the second is found by the frame pointer that the first has saved.
+#[test]
+fn a_saved_frame_pointer_is_restored_in_both_numberings() {
+    const NEW_SP: u16 = 3;
+    const NEW_PREV_SP: u16 = 8;
+    for (is_new, prev_sp) in [(false, PREV_SP), (true, NEW_PREV_SP)] {
+        let (mut memory, _, symbols) = kernel_and_symbols(false);
+        if is_new {
+            memory.write(EXAMPLE, &entry(false, (NEW_SP, 8), (0, 0), Kind::Call));
+        }
+        memory.write(ENTRIES + 6, &entry(false, (BP, 16), (prev_sp, -16), Kind::Call));
+        let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
+        let (first, second) = (STACK + 0x40, STACK + 0x80);
+        for (at, value) in [(first, second), (first + 8, FRAMED + 0x20), (second, 0), (second + 8, FIRST + 2)]
+        {
+            memory.write_u64(at, value);
+        }
+        let registers = Registers { rip: FRAMED + 5, rsp: STACK, rbp: first, ..Registers::default() };
+        let frames = vec![here(FRAMED + 5), returns(FRAMED + 0x20), returns(FIRST + 2)];
+        assert_eq!(unwinder.walk(&memory, registers), Backtrace { frames, end: End::Stack }, "{is_new}");
+    }
 }
 
 #[test]

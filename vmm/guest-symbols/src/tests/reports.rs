@@ -20,6 +20,9 @@ fn an_oops_is_one_report_and_the_panic_behind_it_another() {
     let newer = "Oops: general protection fault, probably for non-canonical address 0xdead: 0000 [#1] SMP\n\
         KASAN: maybe wild-memory-access in range [0x0-0x7]\nOops: 0000 [#2] SMP\n";
     assert_eq!(sifted(newer), [(0, Kind::Oops), (2, Kind::Oops)]);
+    // KASAN's own reports are reports inside an oops, too.
+    let kasan = "Oops: 0000 [#1] SMP\nBUG: KASAN: slab-use-after-free in f+0x1/0x2\n";
+    assert_eq!(sifted(kasan), [(0, Kind::Oops), (1, Kind::Kasan)]);
     let bug =
         "------------[ cut here ]------------\nkernel BUG at mm/slub.c:435!\ninvalid opcode: 0000 [#1] SMP\n";
     assert_eq!(sifted(bug), [(1, Kind::Oops)]);

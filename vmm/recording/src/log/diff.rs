@@ -171,4 +171,85 @@ mod tests {
         let other = log_of([1; 32], vec![typed(10, b"a"), typed(30, b"b")], vec![]);
         assert_eq!(diff(&base, &other).unwrap().unwrap().at, None);
     }
+
+    #[test]
+    fn a_difference_is_told_in_words() {
+        let typed = |number, text: &[u8]| event(number, Event::ConsoleInput(text.to_vec()));
+        let with = |rip| EventRecord { rip, ..event(10, Event::PowerButton) };
+        let what = |left: &Log<_>, right: &Log<_>| {
+            let parting = diff(left, right).unwrap();
+            parting.map(|parting| parting.what).unwrap_or_default()
+        };
+        let base = log(vec![with(1)], vec![]);
+        let other = log_of([1; 32], vec![with(1)], vec![]);
+        assert_eq!(what(&base, &other), "they were made on different machines");
+        assert_eq!(
+            what(&base, &log(vec![with(2)], vec![])),
+            "event 1: power-button: the machine's registers differ"
+        );
+        let later = log(vec![event(11, Event::PowerButton)], vec![]);
+        let told = what(&base, &later);
+        assert!(told.starts_with("event 1: power-button at ") && told.contains(" or at "), "{told}");
+        let told = what(&base, &log(vec![typed(10, b"x")], vec![]));
+        assert_eq!(told, "event 1: PowerButton or ConsoleInput([120])");
+        // The event is missing in a log that goes on beyond it.
+        let without = log(vec![], vec![check(20, 1)]);
+        assert_eq!(what(&base, &without), "event 1 (power-button) is in the first only");
+        assert_eq!(what(&without, &base), "event 1 (power-button) is in the second only");
+        let ends_there = log(vec![], vec![check(10, 1)]);
+        assert_eq!(what(&base, &ends_there), "event 1 (power-button) is in the first only");
+        let ends_before = log(vec![], vec![check(9, 1)]);
+        assert_eq!((what(&base, &ends_before), what(&ends_before, &base)), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn checks_are_compared_in_the_parts_that_both_have() {
+        let of = |devices: Option<u8>, ram: Option<u8>| CheckRecord {
+            devices_hash: devices.map(|byte| [byte; 8]),
+            ram_digest: ram.map(|byte| [byte; 16]),
+            ..check(20, 1)
+        };
+        let what = |left: CheckRecord<_>, right: CheckRecord<_>| {
+            let parting =
+                diff(&log(vec![], vec![check(10, 1), left]), &log(vec![], vec![check(15, 7), right]));
+            parting.unwrap().map(|parting| (parting.at.unwrap().count.0, parting.what)).unwrap_or_default()
+        };
+        let differs = |part: &str| (20, format!("a check finds different {part}"));
+        assert_eq!(what(of(Some(1), Some(1)), of(Some(1), Some(1))).0, 0);
+        assert_eq!(what(of(Some(1), None), of(Some(2), None)), differs("devices"));
+        assert_eq!(what(of(None, Some(1)), of(None, Some(2))), differs("RAM"));
+        assert_eq!(what(of(Some(1), Some(1)), of(Some(2), Some(2))), differs("devices"));
+        assert_eq!(what(of(Some(1), Some(1)), of(None, None)).0, 0);
+        assert_eq!(what(of(None, None), of(Some(1), Some(1))).0, 0);
+        assert_eq!(what(CheckRecord { rip: 9, ..of(None, None) }, of(None, None)), differs("registers"));
+        assert_eq!(what(CheckRecord { branches: 9, ..of(None, None) }, of(None, None)), differs("registers"));
+    }
+
+    #[test]
+    fn ends_are_compared_last() {
+        use crate::log::records::EndRecord;
+        use machine::Outcome;
+        use machine::hashes::Hashes;
+        let ended = |number, outcome, ram: u8| {
+            let hashes = Hashes { cpu: [0; 32], devices: [0; 32], ram: [ram; 16], disk: [0; 32] };
+            let (console_bytes, console_hash) = (0, [0; 32]);
+            let end = EndRecord { at: at(number), branches: 0, outcome, hashes, console_bytes, console_hash };
+            let mut records = log(vec![], vec![]).records().unwrap();
+            records.push(LogRecord::End(end));
+            Log::of_records(&records).unwrap()
+        };
+        let base = ended(50, Outcome::PowerOff, 1);
+        let told = |other: &Log<_>| {
+            let parting = diff(&base, other).unwrap();
+            parting.map(|parting| (parting.at.unwrap().count.0, parting.what)).unwrap_or_default()
+        };
+        assert_eq!(told(&base), (0, String::new()));
+        assert_eq!(told(&log(vec![], vec![])).0, 0, "one was cut off");
+        let (place, what) = told(&ended(50, Outcome::Reset, 1));
+        assert!(place == 50 && what.starts_with("the end: ") && what.contains(", or "), "{what}");
+        let (place, what) = told(&ended(40, Outcome::PowerOff, 1));
+        assert!(place == 40 && what.starts_with("the end: at ") && what.contains(" or at "), "{what}");
+        let hashes = (50, "the hashes of the whole machine at the end".to_string());
+        assert_eq!(told(&ended(50, Outcome::PowerOff, 2)), hashes);
+    }
 }

@@ -296,6 +296,11 @@ fn hostile_archives_are_refused_before_they_cost_anything() {
             "the event log claims 17179869185 bytes",
         ),
         ("a piece outside", vec![&length, text.as_bytes(), &size, &huge, &whole, &log], "lies outside"),
+        (
+            "a piece twice",
+            vec![&length, text.as_bytes(), &size, &[0; 8], &whole, &log, &[0; 8], &whole, &log],
+            "lies outside",
+        ),
         ("a piece of 4 GiB", vec![&length, text.as_bytes(), &size, &[0; 8], &[0xff; 4]], "lies outside"),
         (
             "a kernel of another size",
