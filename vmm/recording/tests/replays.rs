@@ -1,5 +1,5 @@
-//! Replays of recordings by the player: an unchanged recording replays to the same end, from its beginning and from each
-//! checkpoint, and each changed record is noticed.
+//! Replays of recordings by the player. An unchanged recording replays to the same end, from its beginning and from
+//! each checkpoint. Each changed record is noticed.
 
 use std::sync::{Arc, Mutex};
 

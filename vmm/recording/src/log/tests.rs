@@ -257,7 +257,7 @@ fn a_log_tells_its_counts_its_longest_stretch_and_what_is_missing() {
     assert!(empty.power_on().is_err() && empty.entry(0).unwrap().is_none());
     assert_eq!(empty.counts_while(|_| true).unwrap(), (0, 0));
     // The first power-on could be left out, but no count of system calls.
-    let counted: Vec<_> = records.iter().cloned().collect();
+    let counted = records.to_vec();
     let with = |at: usize, count: u64| {
         let mut records = counted.clone();
         records.insert(at, LogRecord::SystemCalls(count));
