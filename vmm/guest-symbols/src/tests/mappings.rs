@@ -217,3 +217,16 @@ fn marks_in_leaves_and_entries_of_other_kinds_are_no_areas() {
         assert_eq!(starts(&memory, &symbols), [0x40_1000], "{kind}");
     }
 }
+
+#[test]
+fn the_last_child_of_a_full_node_ends_where_the_node_ends() {
+    let (mut memory, symbols) = kernel(true);
+    let [first, second] = LEAVES.map(|leaf| entry(leaf, 1));
+    write_node(&mut memory, ROOT, &[(1, 0), (2, first), (3, 0), (0, second)]);
+    // The word behind the pivots is no pivot.
+    memory.write_u64(ROOT + 8 + 8 * (SLOTS - 1), 1);
+    write_node(&mut memory, LEAVES[0], &[(1, 0), (2, area(0)), (3, area(3))]);
+    write_node(&mut memory, LEAVES[1], &[(4, area(1)), (5, area(3))]);
+    // The first leaf's range ends at 2, so the third slot does not count.
+    assert_eq!(starts(&memory, &symbols), [0x40_0000, 0x40_1000, 0x7fff_0000_0000]);
+}
