@@ -60,6 +60,13 @@ impl Core {
         }
     }
 
+    /// Reports the end of a processor's turn to traps.
+    pub(crate) fn turn_ended(&mut self, processor: usize) {
+        if self.debug.traps_turns() {
+            self.note_trap(Trap::Turn(processor));
+        }
+    }
+
     /// Whether neither the debugger, the guest nor the observer watches any access.
     #[inline]
     pub(crate) fn sees_no_access(&self) -> bool {

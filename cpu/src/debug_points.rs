@@ -68,6 +68,8 @@ pub struct Traps {
     pub vectors: BTreeSet<u8>,
     /// Completed IRET, SYSRET and SYSEXIT.
     pub returns: bool,
+    /// Ends of turns after which another processor has the seat.
+    pub turns: bool,
 }
 
 /// A set of system calls.
@@ -104,6 +106,8 @@ pub enum Trap {
     Vector(u8),
     /// An IRET, SYSRET or SYSEXIT completed.
     Return,
+    /// The step ended the turn of this processor.
+    Turn(usize),
 }
 
 /// An event that the debugger waited for, and that happened in the last completed step.
@@ -229,6 +233,11 @@ impl DebugPoints {
     /// Whether a trap waits for returns from handlers and system calls.
     pub(crate) fn traps_returns(&self) -> bool {
         self.traps.returns
+    }
+
+    /// Whether a trap waits for ends of turns.
+    pub(crate) fn traps_turns(&self) -> bool {
+        self.traps.turns
     }
 
     fn rebuild(&mut self) {

@@ -288,8 +288,9 @@ impl Cpu {
         // The exit by which translated code was just left, if nothing has happened since. An exit without an
         // event in between can be linked directly.
         let mut link = None;
+        let begun = self.core.block_steps;
         // The turn that ends where this run begins has ended in the run before.
-        let mut turned_at = self.core.block_steps;
+        let mut turned_at = begun;
         loop {
             if self.core.block_steps >= self.core.budget_end || self.core.yields {
                 self.end_turn_here(bus, until_steps, &mut turned_at);
@@ -297,7 +298,7 @@ impl Cpu {
             }
             if self.core.attention != 0 {
                 link = None;
-                match self.attend(bus) {
+                match self.attend(bus, begun) {
                     Attended::Stop(stop) => return stop,
                     Attended::Again => continue,
                     Attended::Done => {}
@@ -449,7 +450,7 @@ impl Cpu {
     }
 
     /// Handles every condition that [`attention`] names.
-    fn attend(&mut self, bus: &mut dyn Bus) -> Attended {
+    fn attend(&mut self, bus: &mut dyn Bus, begun: u64) -> Attended {
         self.observe_step();
         if self.core.state.shut_down {
             return Attended::Stop(Stop::Shutdown);
@@ -475,7 +476,7 @@ impl Cpu {
         }
         if self.core.attention & attention::HALTED != 0 {
             if self.core.state.pending_debug == 0 {
-                return match self.leave_halted(bus) {
+                return match self.leave_halted(bus, begun) {
                     Halted::PassedOn => Attended::Again,
                     Halted::Waits => Attended::Stop(Stop::Halted),
                     Halted::Wakes => Attended::Stop(Stop::Budget),

@@ -61,21 +61,33 @@ impl Cpu {
         let is_over = yields || *turned_at != steps && steps.is_multiple_of(TURN_STEPS);
         if self.seats.are_several() && is_over {
             self.observe_step();
-            self.pass_on(bus);
+            let from = self.seats.seat();
+            if self.pass_on(bus) {
+                self.core.turn_ended(from);
+            }
             *turned_at = steps;
         }
         self.core.budget_end = until_steps.min(self.seats.turn_end(steps));
     }
 
-    /// Gives the seat of a halted processor to another that can run.
-    pub(super) fn leave_halted(&mut self, bus: &mut dyn Bus) -> Halted {
+    /// Gives the seat of a halted processor to another that can run. The run has executed the HLT, or began at `begun`
+    /// with a halted processor.
+    pub(super) fn leave_halted(&mut self, bus: &mut dyn Bus, begun: u64) -> Halted {
         if !self.seats.are_several() {
             return Halted::Waits;
         }
         if can_run(&self.core.state, self.core.rflags, self.seats.seat(), bus) {
             return Halted::Wakes;
         }
-        if self.pass_on(bus) { Halted::PassedOn } else { Halted::Waits }
+        let from = self.seats.seat();
+        if !self.pass_on(bus) {
+            return Halted::Waits;
+        }
+        // Time may have passed since the last step.
+        if self.core.block_steps != begun {
+            self.core.turn_ended(from);
+        }
+        Halted::PassedOn
     }
 
     /// Gives the seat to the next processor that can run, if there is one. Returns whether the seat changed.

@@ -1,6 +1,6 @@
 //! Several processors that take turns: a run that is cut anywhere, and restored there, is the same run.
 
-use cpu::{Counts, Cpu, CpuState, EmptyBus, Stop, TURN_STEPS};
+use cpu::{Counts, Cpu, CpuState, EmptyBus, Hit, Met, Stop, TURN_STEPS, Trap, Traps};
 use iced_x86::code_asm::*;
 use seeded::Rng;
 
@@ -121,6 +121,43 @@ fn cuts_move_no_turn() {
         }
     }
     assert_eq!(all(&cut), expected);
+}
+
+#[test]
+fn a_trap_stops_behind_the_last_step_of_every_turn() {
+    const STEPS: u64 = 25 * TURN_STEPS;
+    let mut stepped = begin();
+    let mut turns = Vec::new();
+    while stepped.steps() < STEPS {
+        let (seat, to) = (stepped.seat(), stepped.steps() + 1);
+        run_to(&mut stepped, to);
+        if stepped.seat() != seat {
+            turns.push((to, seat, stepped.seat()));
+        }
+    }
+    // Also at PAUSE and at HLT.
+    assert!(turns.iter().any(|turn| turn.0 % TURN_STEPS != 0), "{turns:?}");
+
+    let mut trapped = begin();
+    trapped.set_traps(Traps { turns: true, ..Traps::default() });
+    let mut seen = Vec::new();
+    while trapped.steps() < STEPS {
+        let origin = trapped.steps();
+        if let Stop::Met(met) = trapped.run(&mut EmptyBus::default(), STEPS, origin) {
+            let Met::Trap(Trap::Turn(from)) = met else { panic!("{met:?}") };
+            assert_eq!(trapped.hits(), [Hit::Trap(Trap::Turn(from))]);
+            seen.push((trapped.steps(), from, trapped.seat()));
+        }
+    }
+    assert_eq!(seen, turns);
+    assert_eq!(all(&trapped), all(&stepped));
+
+    // A run of one step stops there, too.
+    let mut one = begin();
+    run_to(&mut one, turns[0].0 - 1);
+    one.set_traps(Traps { turns: true, ..Traps::default() });
+    let stop = one.run(&mut EmptyBus::default(), turns[0].0, turns[0].0 - 1);
+    assert_eq!(stop, Stop::Met(Met::Trap(Trap::Turn(turns[0].1))));
 }
 
 #[test]

@@ -244,9 +244,9 @@ impl GdbTarget<'_> {
             TravelStop::Reached => Stop::Step,
             TravelStop::Hit(Cause::Breakpoint(_)) => Stop::Breakpoint(self.timeline.machine().cpu().rip()),
             // In gdb's own movements only gdb's breakpoints and watchpoints are set, so these causes do not occur.
-            TravelStop::Hit(Cause::SystemCall(_) | Cause::Vector(_) | Cause::Return | Cause::Console(_)) => {
-                Stop::Step
-            }
+            TravelStop::Hit(
+                Cause::SystemCall(_) | Cause::Vector(_) | Cause::Return | Cause::Turn | Cause::Console(_),
+            ) => Stop::Step,
             TravelStop::Hit(Cause::Watch { kind, address }) => Stop::Watchpoint {
                 kind: match kind {
                     cpu::WatchKind::Read => gdb::WatchKind::Read,

@@ -135,7 +135,11 @@ impl Places {
         let addresses: BTreeSet<u64> = addresses.flatten().collect();
         Stops {
             breakpoints: addresses.into_iter().map(Breakpoint::at).collect(),
-            traps: Traps { system_calls: SystemCalls::All, vectors: (0..=u8::MAX).collect(), returns: false },
+            traps: Traps {
+                system_calls: SystemCalls::All,
+                vectors: (0..=u8::MAX).collect(),
+                ..Traps::default()
+            },
             console: Some(Vec::new()),
             ..Stops::default()
         }
@@ -205,7 +209,7 @@ impl Note {
             Cause::Breakpoint(at) if Some(at) == places.switch => {
                 here.map_or(What::Nothing, |(kernel, _)| switch(machine, kernel))
             }
-            Cause::Breakpoint(_) | Cause::Watch { .. } | Cause::Return => What::Nothing,
+            Cause::Breakpoint(_) | Cause::Watch { .. } | Cause::Return | Cause::Turn => What::Nothing,
         };
         Note { at: hit.before, time_ns, thread, what }
     }

@@ -236,6 +236,7 @@ impl std::fmt::Display for Cause {
             },
             Cause::Vector(vector) => write!(f, "vector {vector}"),
             Cause::Return => f.write_str("return from a handler or system call"),
+            Cause::Turn => f.write_str("end of a processor's turn"),
             Cause::Console(_) => f.write_str("the text on the console"),
         }
     }

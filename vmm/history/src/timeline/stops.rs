@@ -204,6 +204,8 @@ pub enum Cause {
     Vector(u8),
     /// A return from a handler or a system call completed.
     Return,
+    /// The turn of a processor ended, and another processor has the seat.
+    Turn,
     /// The text appeared on the console. The number is the length, in bytes, of the output that completed the text.
     Console(usize),
 }
@@ -309,6 +311,7 @@ impl<'a> Armed<'a> {
             Trap::SystemCall(number) => Cause::SystemCall(number),
             Trap::Vector(vector) => Cause::Vector(vector),
             Trap::Return => Cause::Return,
+            Trap::Turn(_) => Cause::Turn,
         })
     }
 
