@@ -79,7 +79,12 @@ impl Seats {
 
     /// The architectural states of the parked processors, by number.
     pub fn parked_states(&self) -> Vec<CpuState> {
-        self.others().map(|number| self.parked[number].state()).collect()
+        self.others().map(|number| self.parked_state(number)).collect()
+    }
+
+    /// The architectural state of a parked processor.
+    pub fn parked_state(&self, number: usize) -> CpuState {
+        self.parked[number].state()
     }
 
     /// Replaces the seat and the states of the parked processors.

@@ -30,6 +30,15 @@ impl Cpu {
         self.seats.seat()
     }
 
+    /// The state of a processor.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such processor.
+    pub fn state_of(&self, processor: usize) -> CpuState {
+        if processor == self.seat() { self.state() } else { self.seats.parked_state(processor) }
+    }
+
     /// The states of the processors that are not in the seat, by number.
     pub fn parked_states(&self) -> Vec<CpuState> {
         self.seats.parked_states()

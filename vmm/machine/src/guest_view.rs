@@ -1,7 +1,6 @@
 //! The machine as the package `guest-symbols` reads it: memory through page tables.
 
 use guest_symbols::GuestView;
-use guest_symbols::orc::Registers;
 
 use crate::run::Machine;
 use crate::unit::Unit;
@@ -24,15 +23,5 @@ impl<U: Unit> GuestView for Machine<U> {
     fn physical(&self, cr3: u64, address: u64) -> Option<u64> {
         let core = self.cpu().core();
         if cr3 == core.state.cr3 { core.peek_address(address) } else { core.peek_address_in(cr3, address) }
-    }
-}
-
-impl<U: Unit> Machine<U> {
-    /// The registers needed to unwind the kernel's stack from here.
-    pub fn unwind_registers(&self) -> Registers {
-        let core = self.cpu().core();
-        let state = self.cpu().state();
-        let [_, _, rdx, _, rsp, rbp, _, rdi, _, _, r10, _, _, r13, ..] = state.gpr;
-        Registers { rip: state.rip, rsp, rbp, rdx, rdi, r10, r13, is_user: core.cpl == 3 }
     }
 }

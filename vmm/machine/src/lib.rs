@@ -69,6 +69,7 @@ pub mod notation;
 pub mod outcome;
 pub mod position;
 mod power_on;
+mod processor;
 pub mod processors;
 pub mod profile;
 pub mod ram_digest;

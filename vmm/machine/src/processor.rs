@@ -1,0 +1,99 @@
+//! One processor of a machine, and the guest as this processor sees it.
+
+use cpu::{CpuState, SegReg};
+use devices::lapic::StartupV1;
+use guest_symbols::GuestView;
+use guest_symbols::orc::Registers;
+
+use crate::run::Machine;
+use crate::unit::Unit;
+
+/// CR0.PE and RFLAGS.VM: protected mode, and virtual-8086 mode in it (SDM vol. 3, 2.5 and 2.3).
+const PROTECTED_MODE: u64 = 1;
+const VIRTUAL_8086: u64 = 1 << 17;
+
+/// A processor of a machine that stands still. Functions that read a [`GuestView`] see the guest as this processor:
+/// through its page tables, and with its per-CPU variables.
+pub struct Processor<'a, U: Unit> {
+    machine: &'a Machine<U>,
+    number: usize,
+    state: CpuState,
+}
+
+impl<U: Unit> Machine<U> {
+    /// The number of processors.
+    pub fn processors(&self) -> usize {
+        self.cpu().processors()
+    }
+
+    /// A processor by its number; `None` if the machine has no such processor.
+    pub fn processor_at(&self, number: usize) -> Option<Processor<'_, U>> {
+        let exists = number < self.processors();
+        exists.then(|| Processor { machine: self, number, state: self.cpu().state_of(number) })
+    }
+
+    /// All processors, by number.
+    pub fn all_processors(&self) -> impl Iterator<Item = Processor<'_, U>> {
+        (0..self.processors()).filter_map(|number| self.processor_at(number))
+    }
+
+    /// The registers needed to unwind the kernel's stack from here.
+    pub fn unwind_registers(&self) -> Registers {
+        unwind_registers(&self.cpu().state())
+    }
+}
+
+impl<U: Unit> Processor<'_, U> {
+    /// The processor's number, from 0.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// The processor's registers.
+    pub fn state(&self) -> &CpuState {
+        &self.state
+    }
+
+    /// Whether this processor executes the machine's next instruction.
+    pub fn has_seat(&self) -> bool {
+        self.number == self.machine.cpu().seat()
+    }
+
+    /// Whether the guest has started this processor.
+    pub fn is_started(&self) -> bool {
+        self.machine.bus.platform.startup(self.number) == StartupV1::Done
+    }
+
+    /// The registers needed to unwind the kernel's stack from where this processor stands.
+    pub fn unwind_registers(&self) -> Registers {
+        unwind_registers(&self.state)
+    }
+}
+
+impl<U: Unit> GuestView for Processor<'_, U> {
+    fn cr3(&self) -> u64 {
+        self.state.cr3
+    }
+
+    fn processor(&self) -> u64 {
+        self.number as u64
+    }
+
+    fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize {
+        self.machine.read(cr3, address, to)
+    }
+
+    fn physical(&self, cr3: u64, address: u64) -> Option<u64> {
+        self.machine.physical(cr3, address)
+    }
+}
+
+fn unwind_registers(state: &CpuState) -> Registers {
+    let [_, _, rdx, _, rsp, rbp, _, rdi, _, _, r10, _, _, r13, ..] = state.gpr;
+    Registers { rip: state.rip, rsp, rbp, rdx, rdi, r10, r13, is_user: is_user(state) }
+}
+
+fn is_user(state: &CpuState) -> bool {
+    let is_ring_3 = state.rflags & VIRTUAL_8086 != 0 || state.segments[SegReg::Ss as usize].dpl() == 3;
+    state.cr0 & PROTECTED_MODE != 0 && is_ring_3
+}
