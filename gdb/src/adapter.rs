@@ -1,8 +1,8 @@
 //! The protocol library's traits over a [`DebugTarget`].
 //!
 //! The library splits a movement into a request and a report. [`Adapter`] only notes the request; for the report, the
-//! session calls [`Adapter::perform`]. The CPU appears as a thread with a name, and only this thread moves. Sleeping
-//! threads of the guest, if the target shows any, can be inspected.
+//! session calls [`Adapter::perform`]. Each CPU appears as a thread with a name. Sleeping threads of the guest, if the
+//! target shows any, can be inspected.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -31,15 +31,12 @@ use crate::link::Link;
 use crate::registers::RegisterNumber;
 use crate::registers::Registers;
 use crate::stops::StopSets;
-use crate::target::{DebugTarget, Progress, Refusal, Stop, Threads, WatchKind, Watchpoint};
-
-/// The thread of the CPU, which is the only one that moves.
-pub(crate) const CPU: Tid = Tid::MIN;
+use crate::target::{
+    DebugTarget, FIRST_CPU, Progress, Refusal, Stop, Thread, Threads, WatchKind, Watchpoint,
+};
 
 /// The refusal of changes to a sleeping thread.
-pub const NOT_THE_CPU: &str = "only the CPU can be changed, not a sleeping thread: select thread 1";
-
-const CPU_NAME: &str = "vCPU 0";
+pub const NOT_A_CPU: &str = "only a CPU can be changed, not a sleeping thread: select thread 1";
 
 /// The largest number of bytes of a `monitor` answer in one packet. gdb joins the pieces.
 const CONSOLE_CHUNK_BYTES: usize = 2048;
@@ -51,21 +48,19 @@ const EINVAL: u8 = 22;
 /// A movement that gdb has asked for.
 #[derive(Clone)]
 enum Move {
-    StepForward,
-    StepBackward,
+    StepForward(Thread),
+    StepBackward(Thread),
     RunForward,
     RunBackward,
-    Range(Range<u64>),
+    Range(Thread, Range<u64>),
 }
 
 pub(crate) struct Adapter<'t> {
     target: &'t mut dyn DebugTarget,
     pub(crate) link: Link<'t>,
     stops: StopSets,
-    /// The registers at the current position, once gdb has asked for any.
-    registers: Option<Registers>,
-    /// The registers of the sleeping thread that gdb asked for last.
-    sleeping_registers: Option<(Tid, Registers)>,
+    /// The thread whose registers gdb asked for last at the current position, and its registers.
+    registers: Option<(Thread, Registers)>,
     /// The threads at the current position, once gdb has asked for them.
     threads: Option<Threads>,
     requested: Move,
@@ -84,7 +79,6 @@ impl<'t> Adapter<'t> {
             link,
             stops: StopSets::default(),
             registers: None,
-            sleeping_registers: None,
             threads: None,
             requested: Move::RunForward,
             refusal: None,
@@ -96,8 +90,8 @@ impl<'t> Adapter<'t> {
     /// Moves the target as gdb has asked, and returns the report. If the move fails, its sentence goes to the console.
     pub(crate) fn perform(&mut self) -> MultiThreadStopReason<u64> {
         let steps_off = match self.requested {
-            Move::StepForward | Move::StepBackward if self.stops.has_removed() => {
-                self.registers().ok().map(|registers| registers.rip)
+            Move::StepForward(cpu) | Move::StepBackward(cpu) if self.stops.has_removed() => {
+                self.registers_of(cpu).ok().map(|registers| registers.rip)
             }
             _ => None,
         };
@@ -107,14 +101,15 @@ impl<'t> Adapter<'t> {
             Err(refusal) => {
                 log::warn!("gdb's request failed: {refusal}");
                 self.print(&refusal.0);
-                MultiThreadStopReason::SignalWithThread { tid: CPU, signal: Signal::SIGZERO }
+                MultiThreadStopReason::SignalWithThread { tid: self.stopped_cpu(), signal: Signal::SIGZERO }
             }
         }
     }
 
     /// The registers that gdb reads after every stop, as bytes.
     pub(crate) fn frame_registers(&mut self) -> Vec<(RegisterNumber, [u8; 8])> {
-        let Ok(registers) = self.registers() else { return Vec::new() };
+        let cpu = self.target.stopped_cpu();
+        let Ok(registers) = self.registers_of(cpu) else { return Vec::new() };
         [RegisterNumber::RBP, RegisterNumber::RSP, RegisterNumber::RIP]
             .into_iter()
             .filter_map(|number| {
@@ -170,29 +165,35 @@ impl<'t> Adapter<'t> {
         let mut progress = target.progress();
         let poll = &mut sticky_poll(link, &mut *progress);
         match requested {
-            Move::StepForward => target.step_forward(poll),
-            Move::StepBackward => target.step_backward(poll),
+            Move::StepForward(cpu) => target.step_forward(*cpu, poll),
+            Move::StepBackward(cpu) => target.step_backward(*cpu, poll),
             Move::RunForward => target.run_forward(poll),
             Move::RunBackward => target.run_backward(poll),
-            Move::Range(range) => target.step_range(range.clone(), stops.target_breakpoints(), poll),
+            Move::Range(cpu, range) => {
+                target.step_range(*cpu, range.clone(), stops.target_breakpoints(), poll)
+            }
         }
     }
 
-    fn reason(&self, stop: Stop) -> MultiThreadStopReason<u64> {
+    /// The CPU to which the last stop belongs.
+    pub(crate) fn stopped_cpu(&mut self) -> Tid {
+        tid_of(self.target.stopped_cpu())
+    }
+
+    fn reason(&mut self, stop: Stop) -> MultiThreadStopReason<u64> {
         use MultiThreadStopReason as Reason;
+        let tid = self.stopped_cpu();
         match stop {
             // Not `DoneStep`, whose packet has no room for registers.
-            Stop::Step => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGTRAP },
+            Stop::Step => Reason::SignalWithThread { tid, signal: Signal::SIGTRAP },
             // With this signal, gdb does not report that the program received one.
-            Stop::Elsewhere => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGZERO },
-            Stop::Breakpoint(address) if self.is_hardware(address) => Reason::HwBreak(CPU),
-            Stop::Breakpoint(_) => Reason::SwBreak(CPU),
-            Stop::Watchpoint { kind, address } => {
-                Reason::Watch { tid: CPU, kind: to_ext(kind), addr: address }
-            }
-            Stop::Interrupted => Reason::SignalWithThread { tid: CPU, signal: Signal::SIGINT },
-            Stop::HistoryStart => Reason::ReplayLog { tid: Some(CPU), pos: ReplayLogPosition::Begin },
-            Stop::HistoryEnd => Reason::ReplayLog { tid: Some(CPU), pos: ReplayLogPosition::End },
+            Stop::Elsewhere => Reason::SignalWithThread { tid, signal: Signal::SIGZERO },
+            Stop::Breakpoint(address) if self.is_hardware(address) => Reason::HwBreak(tid),
+            Stop::Breakpoint(_) => Reason::SwBreak(tid),
+            Stop::Watchpoint { kind, address } => Reason::Watch { tid, kind: to_ext(kind), addr: address },
+            Stop::Interrupted => Reason::SignalWithThread { tid, signal: Signal::SIGINT },
+            Stop::HistoryStart => Reason::ReplayLog { tid: Some(tid), pos: ReplayLogPosition::Begin },
+            Stop::HistoryEnd => Reason::ReplayLog { tid: Some(tid), pos: ReplayLogPosition::End },
         }
     }
 
@@ -203,7 +204,6 @@ impl<'t> Adapter<'t> {
     /// Drops the cached data of the position that the target leaves.
     fn forget(&mut self) {
         self.registers = None;
-        self.sleeping_registers = None;
         self.threads = None;
     }
 
@@ -211,39 +211,19 @@ impl<'t> Adapter<'t> {
         self.threads.get_or_insert_with(|| self.target.threads())
     }
 
-    /// The registers of a thread.
-    fn registers_of(&mut self, thread: Tid) -> Result<&mut Registers, Refusal> {
-        if thread == CPU {
-            return self.registers();
-        }
-        let known = match self.sleeping_registers.take() {
+    fn registers_of(&mut self, thread: Thread) -> Result<&mut Registers, Refusal> {
+        let known = match self.registers.take() {
             Some((known, registers)) if known == thread => registers,
-            _ => self.target.read_thread_registers(number_of(thread))?,
+            _ => self.target.read_registers(thread)?,
         };
-        let (_, registers) = self.sleeping_registers.insert((thread, known));
+        let (_, registers) = self.registers.insert((thread, known));
         Ok(registers)
     }
 
-    /// Refuses a change to a sleeping thread.
-    fn must_be_cpu(&mut self, thread: Tid) -> TargetResult<(), Self> {
-        if thread == CPU {
-            return Ok(());
-        }
-        self.refused(Err(Refusal::new(NOT_THE_CPU)))
-    }
-
-    fn registers(&mut self) -> Result<&mut Registers, Refusal> {
-        let known = match self.registers.take() {
-            Some(registers) => registers,
-            None => self.target.read_registers()?,
-        };
-        Ok(self.registers.insert(known))
-    }
-
-    fn set_registers(&mut self, registers: &Registers) -> Result<(), Refusal> {
+    fn set_registers(&mut self, thread: Thread, registers: &Registers) -> Result<(), Refusal> {
         // Read registers back even after success, because a register may not keep all bits of a value.
         self.forget();
-        self.target.write_registers(registers)
+        self.target.write_registers(thread, registers)
     }
 
     fn refused<T>(&mut self, result: Result<T, Refusal>) -> TargetResult<T, Self> {
@@ -310,9 +290,24 @@ fn patient_poll<'l>(
     }
 }
 
-/// The target's number of a sleeping thread. No sleeping thread has the CPU's number.
-fn number_of(thread: Tid) -> u32 {
-    u32::try_from(thread.get()).unwrap_or(0)
+/// The target's number of a thread. No thread has the number 0.
+fn number_of(thread: Tid) -> Thread {
+    Thread::try_from(thread.get()).unwrap_or(0)
+}
+
+fn tid_of(thread: Thread) -> Tid {
+    Tid::new(thread as usize).unwrap_or(Tid::MIN)
+}
+
+/// What gdb shows of a thread besides its number.
+fn described(threads: &Threads, thread: Thread) -> String {
+    let cpu = thread.checked_sub(FIRST_CPU).map(|cpu| cpu as usize);
+    if let Some((cpu, running)) = cpu.and_then(|cpu| Some((cpu, threads.cpus.get(cpu)?))) {
+        let running = if running.is_empty() { String::new() } else { format!(", {running}") };
+        return format!("vCPU {cpu}{running}");
+    }
+    let sleeping = threads.sleeping.iter().find(|sleeping| sleeping.number == thread);
+    sleeping.map(|sleeping| sleeping.description.clone()).unwrap_or_default()
 }
 
 fn to_ext(kind: WatchKind) -> ext::WatchKind {
@@ -367,14 +362,13 @@ impl Target for Adapter<'_> {
 
 impl MultiThreadBase for Adapter<'_> {
     fn read_registers(&mut self, registers: &mut Registers, thread: Tid) -> TargetResult<(), Self> {
-        let known = self.registers_of(thread).cloned();
+        let known = self.registers_of(number_of(thread)).cloned();
         *registers = self.refused(known)?;
         Ok(())
     }
 
     fn write_registers(&mut self, registers: &Registers, thread: Tid) -> TargetResult<(), Self> {
-        self.must_be_cpu(thread)?;
-        let written = self.set_registers(registers);
+        let written = self.set_registers(number_of(thread), registers);
         self.refused(written)
     }
 
@@ -383,11 +377,7 @@ impl MultiThreadBase for Adapter<'_> {
     }
 
     fn read_addrs(&mut self, address: u64, buffer: &mut [u8], thread: Tid) -> TargetResult<usize, Self> {
-        let read = match thread {
-            CPU => self.target.read_memory(address, buffer),
-            _ => self.target.read_thread_memory(number_of(thread), address, buffer),
-        };
-        match read {
+        match self.target.read_memory(number_of(thread), address, buffer) {
             0 => Err(TargetError::Errno(EFAULT)),
             count => Ok(count.min(buffer.len())),
         }
@@ -398,10 +388,7 @@ impl MultiThreadBase for Adapter<'_> {
             // gdb checks in this way whether the server knows the packet.
             return Ok(());
         }
-        let written = match thread {
-            CPU => self.target.write_memory(address, bytes),
-            _ => Err(Refusal::new(NOT_THE_CPU)),
-        };
+        let written = self.target.write_memory(number_of(thread), address, bytes);
         if let Err(refusal) = &written {
             // gdb 13 itself says only that it cannot access the memory.
             self.print(&refusal.0);
@@ -411,9 +398,10 @@ impl MultiThreadBase for Adapter<'_> {
     }
 
     fn list_active_threads(&mut self, report: &mut dyn FnMut(Tid)) -> Result<(), Infallible> {
-        report(CPU);
-        let numbers = self.threads().sleeping.iter().map(|thread| thread.number as usize);
-        numbers.filter_map(Tid::new).filter(|&thread| thread != CPU).for_each(report);
+        let threads = self.threads();
+        let cpus = (FIRST_CPU..).zip(&threads.cpus).map(|(number, _)| number);
+        let sleeping = threads.sleeping.iter().map(|thread| thread.number);
+        cpus.chain(sleeping).filter_map(|number| Tid::new(number as usize)).for_each(report);
         Ok(())
     }
 
@@ -428,16 +416,8 @@ impl MultiThreadBase for Adapter<'_> {
 
 impl ThreadExtraInfo for Adapter<'_> {
     fn thread_extra_info(&self, thread: Tid, buffer: &mut [u8]) -> Result<usize, Infallible> {
-        let threads = self.threads.as_ref();
-        let mut sleeping = threads.iter().flat_map(|threads| &threads.sleeping);
-        let text = match threads {
-            _ if thread != CPU => {
-                let found = sleeping.find(|sleeping| sleeping.number == number_of(thread));
-                found.map(|found| found.description.clone()).unwrap_or_default()
-            }
-            Some(threads) if !threads.running.is_empty() => format!("{CPU_NAME}, {}", threads.running),
-            _ => CPU_NAME.to_owned(),
-        };
+        let text = self.threads.as_ref().map(|threads| described(threads, number_of(thread)));
+        let text = text.unwrap_or_default();
         let count = text.len().min(buffer.len());
         buffer[..count].copy_from_slice(&text.as_bytes()[..count]);
         Ok(count)
@@ -451,7 +431,7 @@ impl SingleRegisterAccess<Tid> for Adapter<'_> {
         number: RegisterNumber,
         buffer: &mut [u8],
     ) -> TargetResult<usize, Self> {
-        let read = self.registers_of(thread).map(|registers| number.read(registers, buffer));
+        let read = self.registers_of(number_of(thread)).map(|registers| number.read(registers, buffer));
         self.refused(read)?.ok_or(TargetError::Errno(EINVAL))
     }
 
@@ -461,13 +441,13 @@ impl SingleRegisterAccess<Tid> for Adapter<'_> {
         number: RegisterNumber,
         value: &[u8],
     ) -> TargetResult<(), Self> {
-        self.must_be_cpu(thread)?;
+        let thread = number_of(thread);
         let changed = self
-            .registers()
+            .registers_of(thread)
             .cloned()
             .map(|mut registers| number.write(&mut registers, value).map(|()| registers));
         let registers = self.refused(changed)?.ok_or(TargetError::Errno(EINVAL))?;
-        let written = self.set_registers(&registers);
+        let written = self.set_registers(thread, &registers);
         self.refused(written)
     }
 }
@@ -483,7 +463,7 @@ impl MultiThreadResume for Adapter<'_> {
     }
 
     fn set_resume_action_continue(&mut self, _: Tid, _: Option<Signal>) -> Result<(), Infallible> {
-        self.requested = Move::RunForward;
+        // This is the default. A step of another thread ends the movement.
         Ok(())
     }
 
@@ -510,28 +490,29 @@ impl MultiThreadResume for Adapter<'_> {
 
 impl MultiThreadSchedulerLocking for Adapter<'_> {
     fn set_resume_action_scheduler_lock(&mut self) -> Result<(), Infallible> {
-        // No other thread ever moves.
+        // The other CPUs execute what they have executed.
         Ok(())
     }
 }
 
 impl MultiThreadSingleStep for Adapter<'_> {
-    fn set_resume_action_step(&mut self, _: Tid, _: Option<Signal>) -> Result<(), Infallible> {
-        self.requested = Move::StepForward;
+    fn set_resume_action_step(&mut self, thread: Tid, _: Option<Signal>) -> Result<(), Infallible> {
+        self.requested = Move::StepForward(number_of(thread));
         Ok(())
     }
 }
 
 impl MultiThreadRangeStepping for Adapter<'_> {
-    fn set_resume_action_range_step(&mut self, _: Tid, start: u64, end: u64) -> Result<(), Infallible> {
-        self.requested = if start == end { Move::StepForward } else { Move::Range(start..end) };
+    fn set_resume_action_range_step(&mut self, thread: Tid, start: u64, end: u64) -> Result<(), Infallible> {
+        let cpu = number_of(thread);
+        self.requested = if start == end { Move::StepForward(cpu) } else { Move::Range(cpu, start..end) };
         Ok(())
     }
 }
 
 impl ReverseStep<Tid> for Adapter<'_> {
-    fn reverse_step(&mut self, _: Tid) -> Result<(), Infallible> {
-        self.requested = Move::StepBackward;
+    fn reverse_step(&mut self, thread: Tid) -> Result<(), Infallible> {
+        self.requested = Move::StepBackward(number_of(thread));
         Ok(())
     }
 }

@@ -21,7 +21,7 @@
 //! - ^C interrupts a run through a poll function that the target calls. gdb prints the progress of a long run.
 //! - The target evaluates conditions of breakpoints while it runs, so gdb need not evaluate them
 //!   after a stop.
-//! - Threads of the guest's system that do not run appear as threads beside the CPU.
+//! - Each CPU is a thread. Threads of the guest's system that do not run appear as further threads.
 //! - Control registers and segment bases are part of the register file.
 //!
 //! The crate knows nothing of engines, logs or positions, starts no threads and never reads a clock. The
@@ -47,13 +47,14 @@ mod stops;
 mod target;
 mod turn_away;
 
-pub use adapter::NOT_THE_CPU;
+pub use adapter::NOT_A_CPU;
 pub use condition::{Condition, ReadMemory};
 pub use link::Transport;
 pub use listener::{ListenError, Listener, Reach, Stream};
 pub use registers::Registers;
 pub use session::{SessionEnd, serve, serve_stream};
 pub use target::{
-    DebugTarget, Poll, Progress, Refusal, SleepingThread, Stop, Threads, WatchKind, Watchpoint,
+    DebugTarget, FIRST_CPU, Poll, Progress, Refusal, SleepingThread, Stop, Thread, Threads, WatchKind,
+    Watchpoint,
 };
 pub use turn_away::turn_away;

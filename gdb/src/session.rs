@@ -16,6 +16,7 @@ use std::fmt;
 use std::io;
 use std::rc::Rc;
 
+use gdbstub::common::Tid;
 use gdbstub::conn::Connection;
 use gdbstub::stub::state_machine::{GdbStubStateMachine, GdbStubStateMachineInner, state};
 use gdbstub::stub::{DisconnectReason, GdbStub, GdbStubError};
@@ -121,6 +122,8 @@ struct Session<'t> {
 
 const NO_ACKS_REQUEST: &[u8] = b"QStartNoAckMode";
 const TRACE_REQUEST: &[u8] = b"qTStatus";
+/// gdb asks why the target stands still.
+const STATUS_REQUEST: &[u8] = b"?";
 /// A request that is answered with the word that follows it.
 const SYNC_REQUEST: &[u8] = b"qttvm.sync:";
 /// A request that gets no answer.
@@ -192,6 +195,12 @@ impl<'t> Session<'t> {
             encode_console_into(&mut outgoing, &format!("{text}\n"));
             outgoing.extend(answer);
             drop(outgoing);
+            self.send(adapter)?;
+            return Ok(None);
+        }
+        if body == STATUS_REQUEST {
+            // The library would always name the first CPU.
+            self.reply_status(adapter.stopped_cpu());
             self.send(adapter)?;
             return Ok(None);
         }
@@ -321,6 +330,12 @@ impl<'t> Session<'t> {
             outgoing.truncate(start);
             encode_into(&mut outgoing, &body);
         }
+    }
+
+    /// Says that the target stands still, and which thread gdb shows.
+    fn reply_status(&mut self, thread: Tid) {
+        let process = if self.supported.is_some() { "p01." } else { "" };
+        self.reply(format!("T05thread:{process}{thread:02x};").as_bytes());
     }
 
     /// Replies without the library.

@@ -52,22 +52,35 @@ pub struct Watchpoint {
     pub kind: WatchKind,
 }
 
-/// A thread that does not run while the target stands still: one that the guest's system has suspended.
+/// A thread's number in gdb. The target's CPUs are the threads from [`FIRST_CPU`] on.
+pub type Thread = u32;
+
+/// The thread of the target's first CPU.
+pub const FIRST_CPU: Thread = 1;
+
+/// A thread that the guest's system has suspended: no CPU executes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SleepingThread {
-    /// The thread's number in gdb. The number is never 1, which is the CPU's, and never 0.
-    pub number: u32,
+    /// The thread's number, which is neither 0 nor a CPU's.
+    pub number: Thread,
     /// What gdb shows of the thread besides its number.
     pub description: String,
 }
 
 /// The target's threads at the current position.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Threads {
-    /// What gdb shows of the CPU besides its name: the running thread.
-    pub running: String,
+    /// What gdb shows of each CPU besides its name: the running thread.
+    pub cpus: Vec<String>,
     /// All other threads.
     pub sleeping: Vec<SleepingThread>,
+}
+
+impl Default for Threads {
+    /// One CPU, of which nothing is known.
+    fn default() -> Threads {
+        Threads { cpus: vec![String::new()], sleeping: Vec::new() }
+    }
 }
 
 /// Why the target stands still after a step or a run.
@@ -95,7 +108,7 @@ pub enum Stop {
     HistoryEnd,
 }
 
-/// A machine with one CPU that can move forwards and backwards along its history.
+/// A machine that can move forwards and backwards along its history. Its CPUs execute their instructions in one order.
 ///
 /// The server calls from one thread, one method at a time, and the target stands still between calls.
 /// Breakpoints and watchpoints change only while it stands still, right before it moves.
@@ -103,41 +116,37 @@ pub enum Stop {
 /// Every movement returns `Err` if the target cannot go where it was asked to (a divergence, an unreadable recording).
 /// gdb's user sees the sentence. The target must then still be at a position whose registers and memory can be read.
 pub trait DebugTarget {
-    /// The registers at the current position.
+    /// The CPU that gdb shows at the current position: the one to which the last stop belongs.
+    fn stopped_cpu(&mut self) -> Thread {
+        FIRST_CPU
+    }
+
+    /// The registers of a thread at the current position. A sleeping thread has the registers with which it continues;
+    /// unknown registers are zero.
     ///
-    /// The server asks once per stop, and caches the answer until the target moves or is written to.
-    fn read_registers(&mut self) -> Result<Registers, Refusal>;
+    /// The server caches the last answer until the target moves or is written to.
+    fn read_registers(&mut self, thread: Thread) -> Result<Registers, Refusal>;
 
-    /// Replaces all registers. The new registers differ from the result of [`Self::read_registers`] only in
+    /// Replaces all registers of a thread. The new registers differ from the result of [`Self::read_registers`] only in
     /// the user's changes.
-    fn write_registers(&mut self, registers: &Registers) -> Result<(), Refusal>;
+    fn write_registers(&mut self, thread: Thread, registers: &Registers) -> Result<(), Refusal>;
 
-    /// Reads guest-virtual memory as a debugger: no permission checks, no accessed bits, no side effects. Returns how
-    /// many bytes from `address` on could be read.
-    fn read_memory(&mut self, address: u64, buffer: &mut [u8]) -> usize;
+    /// Reads guest-virtual memory as a debugger, in the address space of a thread: no permission checks, no accessed
+    /// bits, no side effects. Returns how many bytes from `address` on could be read.
+    fn read_memory(&mut self, thread: Thread, address: u64, buffer: &mut [u8]) -> usize;
 
-    /// Writes guest-virtual memory as a debugger: either all bytes, or none and a refusal.
-    fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Refusal>;
+    /// Writes guest-virtual memory as a debugger, in the address space of a thread: either all bytes, or none and a
+    /// refusal.
+    fn write_memory(&mut self, thread: Thread, address: u64, bytes: &[u8]) -> Result<(), Refusal>;
 
     /// Tells the target that gdb shows this place to its user.
     fn shown(&mut self) {}
 
-    /// The threads to show besides the CPU itself. Without sleeping threads, as by default, gdb sees only the CPU.
+    /// The threads to show. By default gdb sees one CPU.
     ///
     /// The server asks once per stop, and again after a `monitor` command.
     fn threads(&mut self) -> Threads {
         Threads::default()
-    }
-
-    /// The registers with which a sleeping thread continues, as far as they are known. Unknown registers
-    /// are zero.
-    fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
-        Err(Refusal::new(format!("there is no thread {number}")))
-    }
-
-    /// As [`Self::read_memory`], in the address space of a sleeping thread.
-    fn read_thread_memory(&mut self, _number: u32, address: u64, buffer: &mut [u8]) -> usize {
-        self.read_memory(address, buffer)
     }
 
     /// Makes runs stop before the instruction at this guest-virtual address. Called once per address until it is
@@ -160,8 +169,8 @@ pub trait DebugTarget {
     /// Undoes [`Self::set_watchpoint`].
     fn clear_watchpoint(&mut self, watchpoint: Watchpoint);
 
-    /// Executes exactly one instruction. Returns [`Stop::Step`], [`Stop::Watchpoint`], or [`Stop::HistoryEnd`] if the
-    /// target was already at the end.
+    /// Executes exactly one instruction of a CPU. The other CPUs execute what comes before it. Returns [`Stop::Step`],
+    /// [`Stop::Watchpoint`], or [`Stop::HistoryEnd`] if the target was already at the end.
     ///
     /// A long step, for which the target must replay, may poll. The step either completes, or returns
     /// [`Stop::Interrupted`] without moving the target.
@@ -169,11 +178,11 @@ pub trait DebugTarget {
     /// Breakpoints at the instruction and at the next one do not count: gdb removes a breakpoint before it steps off. A
     /// target may step over other code between these two instructions, such as an interrupt's handler. For a breakpoint
     /// in such code it returns [`Stop::Breakpoint`].
-    fn step_forward(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
+    fn step_forward(&mut self, cpu: Thread, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
 
-    /// Undoes exactly one instruction: the mirror image of [`Self::step_forward`], with
+    /// Undoes exactly one instruction of a CPU: the mirror image of [`Self::step_forward`], with
     /// [`Stop::HistoryStart`].
-    fn step_backward(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
+    fn step_backward(&mut self, cpu: Thread, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
 
     /// Runs until a breakpoint, a watchpoint, the end of the history, or the poll function stops it.
     ///
@@ -183,23 +192,24 @@ pub trait DebugTarget {
     /// Runs backwards: the mirror image of [`Self::run_forward`], with the start of the history.
     fn run_backward(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
 
-    /// Executes one instruction, and then more while RIP is in `range` and nothing else stops the target. Returns
-    /// [`Stop::Step`] when RIP has left the range.
+    /// Executes one instruction of a CPU, and then more while the CPU's RIP is in `range` and nothing else stops the
+    /// target. Returns [`Stop::Step`] when RIP has left the range.
     ///
     /// `breakpoints` are the breakpoints in the target, for an implementation that steps, as this default
     /// does. This default reads the registers after each instruction; a faster target should replace it.
     fn step_range(
         &mut self,
+        cpu: Thread,
         range: Range<u64>,
         breakpoints: &BTreeSet<u64>,
         poll: &mut Poll<'_>,
     ) -> Result<Stop, Refusal> {
         for step in 1u64.. {
-            let stop = self.step_forward(poll)?;
+            let stop = self.step_forward(cpu, poll)?;
             if stop != Stop::Step {
                 return Ok(stop);
             }
-            let rip = self.read_registers()?.rip;
+            let rip = self.read_registers(cpu)?.rip;
             if breakpoints.contains(&rip) {
                 return Ok(Stop::Breakpoint(rip));
             }

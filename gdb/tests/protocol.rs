@@ -307,7 +307,7 @@ fn sleeping_threads_are_looked_at_and_never_changed_or_moved() {
     }
     // A step of the thread is a step of the CPU. gdb 13 shows the sentence of a refused write only if it is printed.
     client.send(b"vCont;s:p1.7;c:p1.-1");
-    let sentence = "only the CPU can be changed, not a sleeping thread: select thread 1\n";
+    let sentence = "only a CPU can be changed, not a sleeping thread: select thread 1\n";
     assert_eq!(client.reply(), format!("O{}", hex(sentence)));
     assert_eq!(stop_kind(&client.reply()), "T05thread:p01.01;");
     assert_eq!(client.request("Hgp1.1"), "OK");
@@ -315,6 +315,29 @@ fn sleeping_threads_are_looked_at_and_never_changed_or_moved() {
     assert_eq!(client.request("m2000,1"), "00");
     let (_, toy) = client.close();
     assert_eq!((toy.position, toy.thread_lists), (1, 1), "one list for the questions before the step");
+}
+
+#[test]
+fn each_cpu_is_a_thread_and_stops_name_theirs() {
+    let mut toy = Toy::new();
+    (toy.cpus, toy.sleeping, toy.stopped) = (3, vec![0x40_0001], 2);
+    let mut client = Client::connect_without_acks(toy);
+    assert_eq!(client.request("?"), "T05thread:p01.02;");
+    assert_eq!(client.request("qfThreadInfo"), "mp01.01,p01.02,p01.03,p01.400001");
+    assert_eq!(client.request("qThreadExtraInfo,p1.3"), hex("vCPU 2, task 1"));
+    for thread in [2, 3] {
+        assert_eq!(client.request(&format!("Hgp1.{thread}")), "OK");
+        assert_eq!((client.rip(), client.request("m2000,2")), (thread, format!("{thread:02}").repeat(2)));
+    }
+    // The others may run or be locked.
+    for step in ["vCont;s:p1.3;c:p1.-1", "vCont;s:p1.3", "vCont;s:p1.3;c:p1.1", "vCont;c:p1.1;s:p1.3"] {
+        assert_eq!(stop_kind(&client.request(step)), "T05thread:p01.03;", "{step}");
+    }
+    assert_eq!(stop_kind(&client.request("vCont;r1000,1001:p1.2;c:p1.-1")), "T05thread:p01.02;");
+    assert_eq!(client.request("Hcp1.3"), "OK");
+    assert_eq!(stop_kind(&client.request("bs")), "T05thread:p01.03;");
+    let (_, toy) = client.close();
+    assert_eq!(toy.position, 4);
 }
 
 #[test]

@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use gdb::{
-    DebugTarget, Poll, Refusal, Registers, SessionEnd, SleepingThread, Stop, Threads, WatchKind, Watchpoint,
-    serve_stream,
+    DebugTarget, FIRST_CPU, NOT_A_CPU, Poll, Refusal, Registers, SessionEnd, SleepingThread, Stop, Thread,
+    Threads, WatchKind, Watchpoint, serve_stream,
 };
 
 pub const ENTRY: u64 = 0x1000;
@@ -71,6 +71,10 @@ pub struct Toy {
     /// The numbers of the toy's sleeping threads. Each thread has its number in RIP, and in every byte
     /// of its memory.
     pub sleeping: Vec<u32>,
+    /// The number of CPUs. The first CPU executes everything. The others have their thread's number in RIP.
+    pub cpus: u32,
+    /// The CPU of the last stop: the one whose step gdb asked for last.
+    pub stopped: Thread,
 }
 
 impl Toy {
@@ -90,6 +94,8 @@ impl Toy {
             register_reads: 0,
             thread_lists: 0,
             sleeping: Vec::new(),
+            cpus: 1,
+            stopped: FIRST_CPU,
         }
     }
 
@@ -218,19 +224,34 @@ fn execute(registers: &mut Registers, memory: &mut Arc<Vec<u8>>) -> Option<(Watc
     access
 }
 
+fn refuse_unless_cpu(thread: Thread) -> Result<(), Refusal> {
+    if thread == FIRST_CPU { Ok(()) } else { Err(Refusal::new(NOT_A_CPU)) }
+}
+
 impl DebugTarget for Toy {
-    fn read_registers(&mut self) -> Result<Registers, Refusal> {
+    fn read_registers(&mut self, thread: Thread) -> Result<Registers, Refusal> {
+        if self.sleeping.contains(&thread) || (FIRST_CPU + 1..FIRST_CPU + self.cpus).contains(&thread) {
+            return Ok(Registers { rip: u64::from(thread), ..Registers::default() });
+        }
+        if thread != FIRST_CPU {
+            return Err(Refusal::new("no such thread"));
+        }
         self.register_reads += 1;
         Ok(self.now().registers.clone())
     }
 
-    fn write_registers(&mut self, registers: &Registers) -> Result<(), Refusal> {
+    fn write_registers(&mut self, thread: Thread, registers: &Registers) -> Result<(), Refusal> {
         self.refuse_unless_writable()?;
+        refuse_unless_cpu(thread)?;
         self.now().registers = registers.clone();
         Ok(())
     }
 
-    fn read_memory(&mut self, address: u64, buffer: &mut [u8]) -> usize {
+    fn read_memory(&mut self, thread: Thread, address: u64, buffer: &mut [u8]) -> usize {
+        if thread != FIRST_CPU {
+            buffer.fill(thread as u8);
+            return buffer.len();
+        }
         let memory = &self.now().memory;
         let available =
             usize::try_from(address).ok().and_then(|start| memory.get(start..)).unwrap_or_default();
@@ -239,8 +260,9 @@ impl DebugTarget for Toy {
         count
     }
 
-    fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_memory(&mut self, thread: Thread, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
         self.refuse_unless_writable()?;
+        refuse_unless_cpu(thread)?;
         let start = usize::try_from(address).map_err(|_| Refusal::new("no such memory"))?;
         let memory = Arc::make_mut(&mut self.now().memory);
         let place = memory.get_mut(start..).and_then(|rest| rest.get_mut(..bytes.len()));
@@ -252,18 +274,12 @@ impl DebugTarget for Toy {
         self.thread_lists += 1;
         let thread = |&number: &u32| SleepingThread { number, description: format!("task {number}") };
         let sleeping: Vec<_> = self.sleeping.iter().map(thread).collect();
-        Threads { running: if sleeping.is_empty() { String::new() } else { "task 1".to_owned() }, sleeping }
+        let running = if sleeping.is_empty() { String::new() } else { "task 1".to_owned() };
+        Threads { cpus: vec![running; self.cpus as usize], sleeping }
     }
 
-    fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
-        let is_known = self.sleeping.contains(&number);
-        let registers = Registers { rip: u64::from(number), ..Registers::default() };
-        is_known.then_some(registers).ok_or_else(|| Refusal::new("no such thread"))
-    }
-
-    fn read_thread_memory(&mut self, number: u32, _: u64, buffer: &mut [u8]) -> usize {
-        buffer.fill(number as u8);
-        buffer.len()
+    fn stopped_cpu(&mut self) -> Thread {
+        self.stopped
     }
 
     fn set_breakpoint(&mut self, address: u64) -> Result<(), Refusal> {
@@ -295,11 +311,13 @@ impl DebugTarget for Toy {
         self.watchpoints.retain(|known| *known != watchpoint);
     }
 
-    fn step_forward(&mut self, _: &mut Poll<'_>) -> Result<Stop, Refusal> {
+    fn step_forward(&mut self, cpu: Thread, _: &mut Poll<'_>) -> Result<Stop, Refusal> {
+        self.stopped = if cpu < FIRST_CPU + self.cpus { cpu } else { FIRST_CPU };
         Ok(self.forward())
     }
 
-    fn step_backward(&mut self, _: &mut Poll<'_>) -> Result<Stop, Refusal> {
+    fn step_backward(&mut self, cpu: Thread, _: &mut Poll<'_>) -> Result<Stop, Refusal> {
+        self.stopped = if cpu < FIRST_CPU + self.cpus { cpu } else { FIRST_CPU };
         Ok(self.backward())
     }
 
