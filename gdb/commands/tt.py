@@ -17,7 +17,7 @@ from ttvm_ask import Interrupted, ask, say
 from ttvm_symbols import Files, Guest, MODULE_FILE, MOVED_FILE, add_command, module_name, moved_by, name_program
 
 
-# The number that ttvm gives to the CPU's thread.
+# The number that ttvm gives to the thread of the first processor.
 CPU = 1
 NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
 # Filters behind what is looked for.
@@ -33,10 +33,11 @@ COMPARED = re.compile(r"(.*?\S)(?:\s*(==|!=|<=|>=)\s*|\s+([<>])\s+)(\S.*)")
 
 
 def where():
-    """The instruction count, that of the recording's end, and whether this is a scratch fork; None without ttvm."""
+    """The instruction count, that of the recording's end, whether this is a scratch fork, and the thread of the processor that
+    gdb shows; None without ttvm."""
     try:
-        position, end, fork = ask("position").split()
-        return int(position), int(end), fork == "1"
+        position, end, fork, thread = ask("position").split()
+        return int(position), int(end), fork == "1", int(thread)
     except (gdb.error, gdb.GdbError, ValueError):
         return None
 
@@ -95,9 +96,10 @@ def forget():
 
 
 def choose_cpu():
-    """Selects the thread that moves. Others may be gone at another place."""
+    """Selects the processor that ttvm shows. Other threads may be gone at another place."""
+    place = where()
     for thread in gdb.selected_inferior().threads():
-        if thread.ptid[1] == CPU and thread != gdb.selected_thread():
+        if thread.ptid[1] == (place[3] if place else CPU) and thread != gdb.selected_thread():
             thread.switch()
     tell_thread()
 
@@ -124,6 +126,7 @@ def move(command):
     forget()
     say(answer)
     if where() != before:
+        choose_cpu()
         try:
             gdb.execute("frame")
             gdb.execute("display")

@@ -64,6 +64,8 @@ pub(crate) struct Adapter<'t> {
     /// The threads at the current position, once gdb has asked for them.
     threads: Option<Threads>,
     requested: Move,
+    /// The thread that the older requests move, if gdb has chosen one.
+    mover: Option<Thread>,
     /// Why the current request failed.
     refusal: Option<Refusal>,
     /// Text that gdb would not show as an error. The text is sent when gdb next listens.
@@ -81,6 +83,7 @@ impl<'t> Adapter<'t> {
             registers: None,
             threads: None,
             requested: Move::RunForward,
+            mover: None,
             refusal: None,
             console: String::new(),
             abandoned: false,
@@ -101,14 +104,14 @@ impl<'t> Adapter<'t> {
             Err(refusal) => {
                 log::warn!("gdb's request failed: {refusal}");
                 self.print(&refusal.0);
-                MultiThreadStopReason::SignalWithThread { tid: self.stopped_cpu(), signal: Signal::SIGZERO }
+                MultiThreadStopReason::SignalWithThread { tid: self.selected_cpu(), signal: Signal::SIGZERO }
             }
         }
     }
 
     /// The registers that gdb reads after every stop, as bytes.
     pub(crate) fn frame_registers(&mut self) -> Vec<(RegisterNumber, [u8; 8])> {
-        let cpu = self.target.stopped_cpu();
+        let cpu = self.target.selected_cpu();
         let Ok(registers) = self.registers_of(cpu) else { return Vec::new() };
         [RegisterNumber::RBP, RegisterNumber::RSP, RegisterNumber::RIP]
             .into_iter()
@@ -175,14 +178,19 @@ impl<'t> Adapter<'t> {
         }
     }
 
-    /// The CPU to which the last stop belongs.
-    pub(crate) fn stopped_cpu(&mut self) -> Tid {
-        tid_of(self.target.stopped_cpu())
+    /// The CPU that gdb shows.
+    pub(crate) fn selected_cpu(&mut self) -> Tid {
+        tid_of(self.target.selected_cpu())
+    }
+
+    /// Notes the thread that gdb has chosen for the older requests to move, or that it has chosen none.
+    pub(crate) fn choose_mover(&mut self, thread: Option<Thread>) {
+        self.mover = thread;
     }
 
     fn reason(&mut self, stop: Stop) -> MultiThreadStopReason<u64> {
         use MultiThreadStopReason as Reason;
-        let tid = self.stopped_cpu();
+        let tid = self.selected_cpu();
         match stop {
             // Not `DoneStep`, whose packet has no room for registers.
             Stop::Step => Reason::SignalWithThread { tid, signal: Signal::SIGTRAP },
@@ -511,8 +519,10 @@ impl MultiThreadRangeStepping for Adapter<'_> {
 }
 
 impl ReverseStep<Tid> for Adapter<'_> {
-    fn reverse_step(&mut self, thread: Tid) -> Result<(), Infallible> {
-        self.requested = Move::StepBackward(number_of(thread));
+    fn reverse_step(&mut self, _: Tid) -> Result<(), Infallible> {
+        // If gdb has chosen no thread, the library names the first one.
+        let cpu = self.mover.unwrap_or_else(|| self.target.selected_cpu());
+        self.requested = Move::StepBackward(cpu);
         Ok(())
     }
 }

@@ -26,7 +26,7 @@ use crate::condition::parse_packet;
 use crate::frame::{Event, MAX_PACKET_BYTES, encode_console_into, encode_error_into, encode_into};
 use crate::link::{Link, Transport};
 use crate::listener::{ListenError, Listener};
-use crate::target::DebugTarget;
+use crate::target::{DebugTarget, Thread};
 
 /// How a session ended. The target stays where the client left it, without the client's breakpoints and watchpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,6 +122,8 @@ struct Session<'t> {
 
 const NO_ACKS_REQUEST: &[u8] = b"QStartNoAckMode";
 const TRACE_REQUEST: &[u8] = b"qTStatus";
+/// gdb chooses the thread of the next movement. Newer requests to move name their thread.
+const CHOICE_REQUEST: &[u8] = b"Hc";
 /// gdb asks why the target stands still.
 const STATUS_REQUEST: &[u8] = b"?";
 /// A request that is answered with the word that follows it.
@@ -198,9 +200,12 @@ impl<'t> Session<'t> {
             self.send(adapter)?;
             return Ok(None);
         }
+        if let Some(thread) = body.strip_prefix(CHOICE_REQUEST) {
+            adapter.choose_mover(chosen_thread(thread));
+        }
         if body == STATUS_REQUEST {
             // The library would always name the first CPU.
-            self.reply_status(adapter.stopped_cpu());
+            self.reply_status(adapter.selected_cpu());
             self.send(adapter)?;
             return Ok(None);
         }
@@ -363,6 +368,13 @@ impl<'t> Session<'t> {
         self.outgoing.0.borrow_mut().clear();
         adapter.link.send(&self.last_reply)
     }
+}
+
+/// The number of a thread, as in `3` or `p1.3`; `None` if the text means any thread or all threads.
+fn chosen_thread(text: &[u8]) -> Option<Thread> {
+    let text = str::from_utf8(text).ok()?;
+    let number = text.rsplit_once('.').map_or(text, |(_, number)| number);
+    Thread::from_str_radix(number, 16).ok().filter(|&thread| thread != 0)
 }
 
 fn start_library<'t>(outgoing: &Outgoing, adapter: &mut Adapter<'t>) -> Idle<'t> {

@@ -116,8 +116,9 @@ pub enum Stop {
 /// Every movement returns `Err` if the target cannot go where it was asked to (a divergence, an unreadable recording).
 /// gdb's user sees the sentence. The target must then still be at a position whose registers and memory can be read.
 pub trait DebugTarget {
-    /// The CPU that gdb shows at the current position: the one to which the last stop belongs.
-    fn stopped_cpu(&mut self) -> Thread {
+    /// The CPU that gdb shows at the current position: the one to which the last stop belongs, unless the target knows
+    /// that gdb's user has selected another one since.
+    fn selected_cpu(&mut self) -> Thread {
         FIRST_CPU
     }
 

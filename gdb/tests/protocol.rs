@@ -336,8 +336,13 @@ fn each_cpu_is_a_thread_and_stops_name_theirs() {
     assert_eq!(stop_kind(&client.request("vCont;r1000,1001:p1.2;c:p1.-1")), "T05thread:p01.02;");
     assert_eq!(client.request("Hcp1.3"), "OK");
     assert_eq!(stop_kind(&client.request("bs")), "T05thread:p01.03;");
+    // Without a choice, the CPU that gdb shows moves.
+    assert_eq!(client.request("Hcp1.2"), "OK");
+    assert_eq!(stop_kind(&client.request("bs")), "T05thread:p01.02;");
+    assert_eq!(client.request("Hc0"), "OK");
+    assert_eq!(stop_kind(&client.request("bs")), "T05thread:p01.02;");
     let (_, toy) = client.close();
-    assert_eq!(toy.position, 4);
+    assert_eq!(toy.position, 2);
 }
 
 #[test]

@@ -20,6 +20,8 @@ pub(super) struct Seats {
     /// The processors by number. The entry of the processor in the seat is stale.
     parked: Vec<Parked>,
     seat: usize,
+    /// The step count at which the last turn ended, and that turn's processor. Not a part of the state.
+    last_turn: Option<(u64, usize)>,
 }
 
 /// How a run continues when the processor in the seat is halted.
@@ -52,7 +54,7 @@ impl Seats {
     /// Makes this many processors in reset state.
     pub fn of(count: usize) -> Seats {
         let state = CpuState::reset();
-        Seats { parked: (0..count).map(|_| Parked::of(&state)).collect(), seat: 0 }
+        Seats { parked: (0..count).map(|_| Parked::of(&state)).collect(), seat: 0, last_turn: None }
     }
 
     /// The number of processors.
@@ -91,7 +93,7 @@ impl Seats {
     pub fn set_parked(&mut self, seat: usize, states: &[CpuState]) {
         assert_eq!(states.len() + 1, self.count(), "all processors but one are parked");
         assert!(seat < self.count(), "the processor exists");
-        self.seat = seat;
+        (self.seat, self.last_turn) = (seat, None);
         let others: Vec<usize> = self.others().collect();
         for (number, state) in others.into_iter().zip(states) {
             self.parked[number] = Parked::of(state);
@@ -101,6 +103,18 @@ impl Seats {
     /// The RFLAGS of the parked processors, without the arithmetic flags.
     pub fn parked_flags(&self) -> impl Iterator<Item = u64> {
         self.others().map(|number| self.parked[number].rflags)
+    }
+
+    /// Notes that a turn ends at this step count. If several turns end there, the first has executed the last step.
+    pub fn note_end(&mut self, steps: u64) {
+        if self.last_turn.is_none_or(|(ended, _)| ended != steps) {
+            self.last_turn = Some((steps, self.seat));
+        }
+    }
+
+    /// The processor that executed the step before this count.
+    pub fn stepped(&self, steps: u64) -> usize {
+        self.last_turn.filter(|&(ended, _)| ended == steps).map_or(self.seat, |(_, processor)| processor)
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {

@@ -30,6 +30,21 @@ impl Cpu {
         self.seats.seat()
     }
 
+    /// The processor that executed the last step of the last run. It is not in the seat if the step ended its turn.
+    pub fn stepped(&self) -> usize {
+        self.seats.stepped(self.steps())
+    }
+
+    /// Lends the seat to a processor, so that all functions that look at the CPU show it. Returns the processor that had
+    /// the seat. The CPU must not run before that processor has the seat again.
+    pub fn lend_seat(&mut self, processor: usize) -> usize {
+        let had = self.seat();
+        if processor != had {
+            self.seats.exchange(processor, &mut self.core);
+        }
+        had
+    }
+
     /// The state of a processor.
     ///
     /// # Panics
@@ -102,6 +117,7 @@ impl Cpu {
     /// Gives the seat to the next processor that can run, if there is one. Returns whether the seat changed.
     fn pass_on(&mut self, bus: &mut dyn Bus) -> bool {
         let Some(next) = self.seats.next(bus) else { return false };
+        self.seats.note_end(self.core.block_steps);
         self.seats.exchange(next, &mut self.core);
         bus.take_seat(next);
         if let Some(page) = bus.take_start() {

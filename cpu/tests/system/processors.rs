@@ -145,7 +145,13 @@ fn a_trap_stops_behind_the_last_step_of_every_turn() {
         let origin = trapped.steps();
         if let Stop::Met(met) = trapped.run(&mut EmptyBus::default(), STEPS, origin) {
             let Met::Trap(Trap::Turn(from)) = met else { panic!("{met:?}") };
-            assert_eq!(trapped.hits(), [Hit::Trap(Trap::Turn(from))]);
+            assert_eq!((trapped.hits(), trapped.stepped()), (&[Hit::Trap(Trap::Turn(from))][..], from));
+            // A look as the processor that has just left changes nothing.
+            let (before, parked) = (all(&trapped), trapped.state_of(from));
+            let seat = trapped.lend_seat(from);
+            assert_eq!((trapped.seat(), trapped.state()), (from, parked));
+            trapped.lend_seat(seat);
+            assert_eq!(all(&trapped), before);
             seen.push((trapped.steps(), from, trapped.seat()));
         }
     }

@@ -278,7 +278,7 @@ impl DebugTarget for Toy {
         Threads { cpus: vec![running; self.cpus as usize], sleeping }
     }
 
-    fn stopped_cpu(&mut self) -> Thread {
+    fn selected_cpu(&mut self) -> Thread {
         self.stopped
     }
 

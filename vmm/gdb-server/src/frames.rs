@@ -1,7 +1,7 @@
 //! The functions of a program that a run is to return from, by the return addresses on the stack. This module
 //! detects when the program has left these functions.
 
-use cpu::{AddressKind, CodeSize, Traps, WatchKind, Watchpoint};
+use cpu::{AddressKind, SegReg, Traps, WatchKind, Watchpoint};
 
 use super::level::Level;
 use history::timeline::{Filter, Stops};
@@ -28,12 +28,11 @@ pub(super) struct StackWords {
 }
 
 impl StackWords {
-    /// The words on the current stack.
-    pub fn of(machine: &Machine<Instructions>) -> StackWords {
-        let core = machine.cpu().core();
-        let from = core.reg64(RSP);
+    /// The words on a thread's stack.
+    pub fn of(thread: &Level, machine: &Machine<Instructions>) -> StackWords {
+        let from = thread.stack;
         let mut bytes = vec![0; STACK_BYTES];
-        let read = core.peek(from, &mut bytes).min(bytes.len());
+        let read = thread.read(machine, from, &mut bytes).min(bytes.len());
         let (words, _) = bytes[..read].as_chunks::<8>();
         StackWords { from, words: words.iter().map(|word| u64::from_le_bytes(*word)).collect() }
     }
@@ -64,7 +63,7 @@ impl Frames {
         (returns_to, is_entry): (u64, bool),
         machine: &Machine<Instructions>,
     ) -> Option<Frames> {
-        if !thread.is_program || machine.cpu().core().code_size != CodeSize::Bits64 {
+        if !thread.is_program || !is_64_bit(thread, machine) {
             return None;
         }
         // Earlier calls may have left the same word on the stack. The words of earlier calls are nearer to
@@ -72,7 +71,7 @@ impl Frames {
         let last = words.words.iter().rposition(|&word| word == returns_to)?;
         let first = if is_entry && words.words[0] == returns_to { 0 } else { last };
         let behind_calls = words.words.iter().enumerate().skip(first + 1);
-        let behind_calls = behind_calls.filter(|(_, word)| is_behind_call(machine, **word));
+        let behind_calls = behind_calls.filter(|(_, word)| is_behind_call(thread, machine, **word));
         let numbers = [first].into_iter().chain(behind_calls.map(|(number, _)| number));
         let places =
             numbers.take(MOST_WATCHED).map(|number| words.from + number as u64 * WORD_BYTES).collect();
@@ -162,6 +161,12 @@ impl Frames {
     }
 }
 
+/// Whether a program's thread executes 64-bit code.
+fn is_64_bit(thread: &Level, machine: &Machine<Instructions>) -> bool {
+    let processor = machine.processor_at(thread.processor);
+    processor.is_some_and(|processor| processor.state().segments[SegReg::Cs as usize].long())
+}
+
 /// Whether one of the user's watchpoints touches a word.
 fn is_watched(points: &Stops, place: u64) -> bool {
     points.watches.iter().any(|watch| {
@@ -177,10 +182,10 @@ fn word_at(machine: &Machine<Instructions>, address: u64) -> Option<u64> {
 }
 
 /// Whether the instruction before an address calls a function.
-fn is_behind_call(machine: &Machine<Instructions>, address: u64) -> bool {
+fn is_behind_call(thread: &Level, machine: &Machine<Instructions>, address: u64) -> bool {
     let code = |back: u64| {
         let mut bytes = [0; 2];
-        let read = machine.cpu().core().peek(address.wrapping_sub(back), &mut bytes);
+        let read = thread.read(machine, address.wrapping_sub(back), &mut bytes);
         (read == bytes.len()).then_some(bytes)
     };
     code(CALL_BYTES).is_some_and(|[opcode, _]| opcode == CALL)

@@ -13,6 +13,7 @@ use gdb::{Poll, Refusal, Stop};
 
 use super::frames::Frames;
 use super::level::{LONGEST_BYTES, Level};
+use super::steps::Steps;
 use super::{GdbTarget, refused};
 use history::timeline::{Cause, Filter, Stops, TravelStop};
 use machine::Machine;
@@ -111,7 +112,7 @@ impl GdbTarget<'_> {
                 self.timeline.seek(begun, poll).map_err(refused)?;
             }
         }
-        let here = self.level();
+        let here = self.level_as_stepped();
         let mut from = here.rip;
         let mut jumped = false;
         let mut is_inside = |machine: &Machine<Instructions>| {
@@ -120,7 +121,7 @@ impl GdbTarget<'_> {
             from = core.rip;
             machine.moment().count < part.end && !(frames.runs(machine) && frames.is_above(machine))
         };
-        let stop = self.steps_of_thread(&here, &mut is_inside, poll)?;
+        let stop = self.steps_of_thread(&here, Steps::While(&mut is_inside), poll)?;
         if stop != Stop::Step || jumped || self.timeline.position() >= part.end {
             return Ok(stop);
         }
@@ -133,6 +134,6 @@ impl GdbTarget<'_> {
             (from, steps) = (rip, steps + 1);
             !jumped && steps < STEPS_TO_JUMP
         };
-        self.steps_of_thread(&here, &mut is_before, poll)
+        self.steps_of_thread(&here, Steps::While(&mut is_before), poll)
     }
 }

@@ -2,16 +2,18 @@
 //! distinguishes an interrupt handler or another thread from the code that gdb steps through.
 //!
 //! The kernel's pointer to the running task identifies a thread. If the kernel is unknown, CR3 and the base
-//! of FS identify a program's thread. Inside an unknown kernel, only the stack pointer identifies a thread.
+//! of FS identify a program's thread. Inside an unknown kernel, the processor and the stack pointer identify a thread.
 
 use std::sync::Arc;
 
 use cpu::SegReg;
 use guest_symbols::tasks::Tasks;
+use guest_symbols::{GuestView, page_table_root};
 
 use history::timeline::address_space;
 use machine::Machine;
 use machine::position::Instructions;
+use machine::processor::Processor;
 
 /// The privilege level of programs.
 const PROGRAM: u8 = 3;
@@ -41,6 +43,8 @@ pub(super) struct Thread {
 pub(super) struct Level {
     pub thread: Thread,
     tasks: Option<Arc<Tasks>>,
+    /// The number of the processor that executes the thread.
+    pub processor: usize,
     /// Whether the thread is in a program, and not in the kernel.
     pub is_program: bool,
     pub rip: u64,
@@ -48,13 +52,36 @@ pub(super) struct Level {
 }
 
 impl Level {
-    /// The current place.
+    /// The place of the thread on a processor.
+    pub fn on(processor: usize, machine: &Machine<Instructions>, tasks: Option<&Arc<Tasks>>) -> Level {
+        match machine.processor_at(processor).filter(|processor| !processor.has_seat()) {
+            Some(parked) => Level::of_parked(&parked, tasks),
+            None => Level::of(machine, tasks),
+        }
+    }
+
+    fn of_parked(parked: &Processor<'_, Instructions>, tasks: Option<&Arc<Tasks>>) -> Level {
+        let tasks = tasks.cloned();
+        let state = parked.state();
+        let local = state.segments[SegReg::Fs as usize].base;
+        Level {
+            thread: Thread::new(parked, page_table_root(state.cr3), local, tasks.as_deref()),
+            tasks,
+            processor: parked.number(),
+            is_program: parked.is_user(),
+            rip: state.rip,
+            stack: state.gpr[usize::from(RSP)],
+        }
+    }
+
+    /// The place of the thread that executes the next step.
     pub fn of(machine: &Machine<Instructions>, tasks: Option<&Arc<Tasks>>) -> Level {
         let core = machine.cpu().core();
         let tasks = tasks.cloned();
         Level {
             thread: Thread::running(machine, tasks.as_deref()),
             tasks,
+            processor: machine.cpu().seat(),
             is_program: core.cpl == PROGRAM,
             rip: core.rip,
             stack: core.reg64(RSP),
@@ -65,6 +92,13 @@ impl Level {
     pub fn move_to(&mut self, machine: &Machine<Instructions>) {
         let core = machine.cpu().core();
         (self.is_program, self.rip, self.stack) = (core.cpl == PROGRAM, core.rip, core.reg64(RSP));
+        self.processor = machine.cpu().seat();
+    }
+
+    /// Reads memory as the thread sees it. Returns the number of bytes that could be read from the start.
+    pub fn read(&self, machine: &Machine<Instructions>, address: u64, to: &mut [u8]) -> usize {
+        let processor = machine.processor_at(self.processor);
+        processor.map_or(0, |processor| machine.read(processor.state().cr3, address, to))
     }
 
     /// The kernel's tasks that identify the thread.
@@ -78,8 +112,25 @@ impl Level {
             (Some(task), Some(tasks)) => tasks.running(machine) == Some(task),
             _ if self.is_program => Thread::running(machine, None) == Thread { task: None, ..self.thread },
             // The callers compare stack pointers, which distinguish kernel threads.
-            _ => true,
+            _ => machine.cpu().seat() == self.processor,
         }
+    }
+
+    /// Whether the machine stands behind the last step of a turn in which the thread ran.
+    pub fn ran_until_here(&self, machine: &Machine<Instructions>) -> bool {
+        let ended = machine.cpu().hits().iter().find_map(|hit| match hit {
+            cpu::Hit::Trap(cpu::Trap::Turn(processor)) => Some(*processor),
+            _ => None,
+        });
+        ended.is_some_and(|processor| {
+            Level::on(processor, machine, self.tasks.as_ref()).thread == self.thread
+                && (self.is_known() || processor == self.processor)
+        })
+    }
+
+    /// Whether something other than the processor and the stack pointer identifies the thread.
+    fn is_known(&self) -> bool {
+        self.thread.task.is_some() || self.is_program
     }
 
     /// Whether the thread runs and is in a program.
@@ -89,7 +140,10 @@ impl Level {
 
     /// The page tables in use. If the kernel is known, a program and its system calls count as the same tables.
     pub fn tables(&self, machine: &Machine<Instructions>) -> u64 {
-        self.tasks.as_ref().map_or_else(|| address_space(machine), |tasks| tasks.address_space(machine))
+        let parked = machine.processor_at(self.processor).filter(|_| !self.runs(machine));
+        let guest: &dyn GuestView = parked.as_ref().map_or(machine, |parked| parked);
+        let tables = || page_table_root(guest.cr3());
+        self.tasks.as_ref().map_or_else(tables, |tasks| tasks.address_space(guest))
     }
 
     /// Whether the thread runs a program on other page tables: it has called `exec`.
@@ -156,6 +210,7 @@ impl Level {
         let is_next = self.rip.wrapping_sub(core.rip) <= LONGEST_BYTES;
         let is_on_stack = self.stack.wrapping_sub(core.reg64(RSP)).wrapping_add(16) <= 32;
         is_long(machine)
+            && self.processor == machine.cpu().seat()
             && self.is_program == (core.cpl == PROGRAM)
             && (is_next || is_on_stack)
             && !is_at(machine, &IRET)
@@ -168,9 +223,13 @@ impl Level {
         self.thread == other.thread && place(self) == place(other)
     }
 
-    /// The address of the kernel's pointer to the running task, and this thread's task, if both are known.
-    pub fn switches(&self, machine: &Machine<Instructions>) -> Option<(u64, u64)> {
-        Some((self.tasks.as_ref()?.place_of_current(machine)?, self.thread.task?))
+    /// The addresses of the kernel's pointers to the running tasks, one for each processor, and this thread's task, if
+    /// they are known.
+    pub fn switches(&self, machine: &Machine<Instructions>) -> Option<(Vec<u64>, u64)> {
+        let tasks = self.tasks.as_ref()?;
+        let places = machine.all_processors().filter_map(|processor| tasks.place_of_current(&processor));
+        let places: Vec<u64> = places.collect();
+        (!places.is_empty()).then_some((places, self.thread.task?))
     }
 
     /// Whether the thread has ended. A running thread has not ended.
@@ -190,12 +249,16 @@ impl Level {
 
 impl Thread {
     fn running(machine: &Machine<Instructions>, tasks: Option<&Tasks>) -> Thread {
-        let task = tasks.and_then(|tasks| tasks.running(machine));
-        if task.is_some() {
-            return Thread { task, space: 0, local: 0 };
-        }
         let local = machine.cpu().core().segment(SegReg::Fs).base;
-        Thread { task, space: address_space(machine), local }
+        Thread::new(machine, address_space(machine), local, tasks)
+    }
+
+    /// The thread of a guest as one processor sees it. `space` and `local` count only if the kernel is unknown.
+    fn new(guest: &dyn GuestView, space: u64, local: u64, tasks: Option<&Tasks>) -> Thread {
+        match tasks.and_then(|tasks| tasks.running(guest)) {
+            Some(task) => Thread { task: Some(task), space: 0, local: 0 },
+            None => Thread { task: None, space, local },
+        }
     }
 }
 

@@ -56,7 +56,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use cpu::AddressKind;
-use gdb::{DebugTarget, NOT_THE_CPU, Refusal, Registers, Stop};
+use gdb::{DebugTarget, FIRST_CPU, NOT_A_CPU, Refusal, Registers, Stop};
 
 use self::bounds::Bounds;
 use self::known_tasks::KnownTasks;
@@ -66,6 +66,7 @@ use self::stepping::Stepping;
 use self::symbol_files::SymbolFiles;
 use self::temporary::Temporary;
 use self::threads::ShownThreads;
+use guest_symbols::GuestView;
 use history::timeline::{Breakpoint, Cause, Direction, Filter, Hit, Stops, Timeline, TravelStop, Watch};
 use machine::Machine;
 use machine::error::Error;
@@ -84,11 +85,20 @@ pub struct GdbTarget<'a> {
     /// gdb's own breakpoints.
     temporary: Temporary,
     stepping: Stepping,
+    /// The number of the processor that gdb shows.
+    shown_processor: usize,
+    /// The processor to which the stop of the current movement belongs, if it is not the one in the seat.
+    stopped_on: Option<usize>,
+    /// The direction of the current movement.
+    direction: Direction,
     /// The location of the last seen kernel's processes.
     tasks: Option<KnownTasks>,
     symbol_files: SymbolFiles,
     /// The guest's threads, if gdb shows them.
     shown_threads: Option<ShownThreads>,
+    /// The thread that gdb's user has selected since the last stop, if gdb has said so. gdb 18 does not name it when it
+    /// reads memory.
+    looked_at: Option<gdb::Thread>,
     /// Named positions.
     marks: BTreeMap<String, Instructions>,
     /// The hits of the last list, for the user to choose from.
@@ -107,13 +117,16 @@ impl<'a> GdbTarget<'a> {
     /// A target at the timeline's position.
     pub fn new(timeline: &'a mut Timeline) -> GdbTarget<'a> {
         GdbTarget {
-            timeline,
             breakpoints: Vec::new(),
             watchpoints: Vec::new(),
             filters: BTreeMap::new(),
             bounds: Bounds::default(),
             temporary: Temporary::default(),
             stepping: Stepping::default(),
+            shown_processor: timeline.machine().cpu().seat(),
+            stopped_on: None,
+            direction: Direction::Forward,
+            looked_at: None,
             tasks: None,
             symbol_files: SymbolFiles::default(),
             shown_threads: None,
@@ -123,6 +136,7 @@ impl<'a> GdbTarget<'a> {
             greeting: None,
             unseen: false,
             progress: progress::Settings::default(),
+            timeline,
         }
     }
 
@@ -152,24 +166,68 @@ impl<'a> GdbTarget<'a> {
         self.timeline.set_stops(self.points());
     }
 
-    /// The sleeping thread whose memory gdb reads if it names no thread.
-    fn looked_at(&self) -> Option<u32> {
-        self.shown_threads.as_ref()?.looked_at
+    /// The processor with this thread, if it is a processor's.
+    fn processor_of(&self, thread: gdb::Thread) -> Option<usize> {
+        let processor = thread.checked_sub(FIRST_CPU)? as usize;
+        (processor < self.timeline.machine().processors()).then_some(processor)
     }
 
-    /// Begins a movement.
-    fn begin(&mut self, direction: Direction) {
-        // When gdb stops, it selects the CPU.
-        if let Some(shown) = &mut self.shown_threads {
-            shown.looked_at = None;
+    /// Refuses a change of another thread than the one that executes the next step.
+    fn must_have_seat(&self, thread: gdb::Thread) -> Result<(), Refusal> {
+        let seat = self.timeline.machine().cpu().seat();
+        match self.processor_of(thread) {
+            Some(processor) if processor == seat => Ok(()),
+            None if self.timeline.machine().processors() == 1 => Err(Refusal::new(NOT_A_CPU)),
+            _ => Err(Refusal::new(format!(
+                "only the processor that executes the next instruction can be changed: select thread {}",
+                FIRST_CPU as usize + seat
+            ))),
+        }
+    }
+
+    /// Begins a movement of a thread.
+    fn begin(&mut self, direction: Direction, thread: Option<gdb::Thread>) {
+        // When gdb stops, it selects the thread of the stop.
+        let selected = thread.or(self.looked_at.take());
+        self.looked_at = None;
+        (self.direction, self.stopped_on) = (direction, None);
+        if let Some(processor) = selected.and_then(|thread| self.processor_of(thread)) {
+            self.shown_processor = processor;
         }
         if !self.stepping.follow_cpu {
-            let tasks = self.known_tasks();
+            let (tasks, processor) = (self.known_tasks(), self.shown_processor);
             let machine = self.timeline.machine();
-            let here = || Level::of(machine, tasks.as_ref());
+            let here = || Level::on(processor, machine, tasks.as_ref());
             self.temporary.begin(&self.breakpoints, &here, direction, machine);
         }
         self.points_changed();
+    }
+
+    /// Ends a movement: gdb now shows the processor to which the stop belongs.
+    fn end(&mut self, stop: Result<Stop, Refusal>) -> Result<Stop, Refusal> {
+        let before = self.shown_processor;
+        self.shown_processor = self.stopped_processor();
+        let is_temporary = |address| self.temporary.filter(address).is_some();
+        match stop {
+            // gdb ignores such stops in another thread than the one that it moved.
+            Ok(Stop::Step) if before != self.shown_processor => Ok(self.goes_on_elsewhere()),
+            Ok(Stop::Breakpoint(at)) if before != self.shown_processor && is_temporary(at) => {
+                Ok(self.goes_on_elsewhere())
+            }
+            stop => stop,
+        }
+    }
+
+    fn goes_on_elsewhere(&mut self) -> Stop {
+        let level = self.shown_level();
+        let name = level.name(self.timeline.machine()).unwrap_or_default();
+        self.message = Some(format!("The thread {name} goes on here, on processor {}.", level.processor));
+        Stop::Elsewhere
+    }
+
+    /// The processor to which the stop of a movement belongs.
+    fn stopped_processor(&self) -> usize {
+        self.stopped_on.unwrap_or_else(|| self.timeline.machine().cpu().seat())
     }
 
     /// The breakpoints and watchpoints in force, with their conditions.
@@ -237,9 +295,20 @@ fn engine_watchpoint(point: &gdb::Watchpoint) -> cpu::Watchpoint {
 }
 
 impl GdbTarget<'_> {
+    /// Converts the end of a processor's step for gdb.
+    fn stopped_on(&mut self, processor: usize, stop: TravelStop) -> Stop {
+        let stop = self.stopped(stop);
+        self.stopped_on = Some(processor);
+        stop
+    }
+
     /// Converts the end of a movement for gdb. gdb's user now looks at this place.
     fn stopped(&mut self, stop: TravelStop) -> Stop {
         self.timeline.settle_meanwhile();
+        // An access may be the last step of a turn.
+        let is_behind =
+            self.direction == Direction::Forward && matches!(stop, TravelStop::Hit(Cause::Watch { .. }));
+        self.stopped_on = is_behind.then(|| self.timeline.machine().cpu().stepped());
         match stop {
             TravelStop::Reached => Stop::Step,
             TravelStop::Hit(Cause::Breakpoint(_)) => Stop::Breakpoint(self.timeline.machine().cpu().rip()),
@@ -263,11 +332,22 @@ impl GdbTarget<'_> {
 }
 
 impl DebugTarget for GdbTarget<'_> {
-    fn read_registers(&mut self) -> Result<Registers, Refusal> {
-        Ok(registers::to_gdb(&self.timeline.machine().cpu().state()))
+    fn selected_cpu(&mut self) -> gdb::Thread {
+        let selected = self.looked_at.and_then(|thread| self.processor_of(thread));
+        FIRST_CPU + selected.unwrap_or(self.shown_processor) as gdb::Thread
     }
 
-    fn write_registers(&mut self, registers: &Registers) -> Result<(), Refusal> {
+    fn read_registers(&mut self, thread: gdb::Thread) -> Result<Registers, Refusal> {
+        let machine = self.timeline.machine();
+        if let Some(processor) = self.processor_of(thread) {
+            return Ok(registers::to_gdb(&machine.cpu().state_of(processor)));
+        }
+        let hidden = || Refusal::new("gdb sees only the CPU: 'monitor threads on' shows the guest's threads");
+        self.shown_threads.as_ref().ok_or_else(hidden)?.registers(machine, thread)
+    }
+
+    fn write_registers(&mut self, thread: gdb::Thread, registers: &Registers) -> Result<(), Refusal> {
+        self.must_have_seat(thread)?;
         let old = self.timeline.machine().cpu().state();
         let new = registers::from_gdb(&old, registers)?;
         if new != old {
@@ -278,17 +358,24 @@ impl DebugTarget for GdbTarget<'_> {
         Ok(())
     }
 
-    fn read_memory(&mut self, address: u64, buffer: &mut [u8]) -> usize {
-        if let Some(thread) = self.looked_at() {
-            return self.read_thread_memory(thread, address, buffer);
+    fn read_memory(&mut self, thread: gdb::Thread, address: u64, buffer: &mut [u8]) -> usize {
+        let is_shown = self.processor_of(thread) == Some(self.shown_processor);
+        let thread = self.looked_at.filter(|_| is_shown).unwrap_or(thread);
+        let machine = self.timeline.machine();
+        match self.processor_of(thread) {
+            Some(processor) if processor == machine.cpu().seat() => {
+                machine.cpu().core().peek(address, buffer)
+            }
+            Some(processor) => machine.read(machine.cpu().state_of(processor).cr3, address, buffer),
+            None => {
+                let shown = self.shown_threads.as_ref();
+                shown.map_or(0, |shown| shown.read(machine, thread, address, buffer))
+            }
         }
-        self.timeline.machine().cpu().core().peek(address, buffer)
     }
 
-    fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
-        if self.looked_at().is_some() {
-            return Err(Refusal::new(NOT_THE_CPU));
-        }
+    fn write_memory(&mut self, thread: gdb::Thread, address: u64, bytes: &[u8]) -> Result<(), Refusal> {
+        self.must_have_seat(self.looked_at.unwrap_or(thread))?;
         if !self.timeline.machine().can_change_memory(address, bytes.len()) {
             return Err(Refusal::new(format!(
                 "no RAM is mapped at all of {} bytes at {address:#x}",
@@ -308,18 +395,10 @@ impl DebugTarget for GdbTarget<'_> {
 
     fn threads(&mut self) -> gdb::Threads {
         self.show_threads_of_kernel();
+        let cpus = self.running_threads();
         let machine = self.timeline.machine();
-        self.shown_threads.as_mut().map(|shown| shown.list(machine)).unwrap_or_default()
-    }
-
-    fn read_thread_registers(&mut self, number: u32) -> Result<Registers, Refusal> {
-        let hidden = || Refusal::new("gdb sees only the CPU: 'monitor threads on' shows the guest's threads");
-        self.shown_threads.as_ref().ok_or_else(hidden)?.registers(self.timeline.machine(), number)
-    }
-
-    fn read_thread_memory(&mut self, number: u32, address: u64, buffer: &mut [u8]) -> usize {
-        let machine = self.timeline.machine();
-        self.shown_threads.as_ref().map_or(0, |shown| shown.read(machine, number, address, buffer))
+        let sleeping = self.shown_threads.as_mut().map(|shown| shown.list(machine)).unwrap_or_default();
+        gdb::Threads { cpus, sleeping }
     }
 
     fn set_breakpoint(&mut self, address: u64) -> Result<(), Refusal> {
@@ -361,57 +440,65 @@ impl DebugTarget for GdbTarget<'_> {
         self.points_changed();
     }
 
-    fn step_forward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
-        self.begin(Direction::Forward);
-        self.step_of_thread(poll)
+    fn step_forward(&mut self, cpu: gdb::Thread, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        self.begin(Direction::Forward, Some(cpu));
+        let stop = self.step_of_thread(poll);
+        self.end(stop)
     }
 
-    fn step_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
-        self.begin(Direction::Backward);
-        self.step_back_of_thread(poll)
+    fn step_backward(&mut self, cpu: gdb::Thread, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
+        self.begin(Direction::Backward, Some(cpu));
+        let stop = self.step_back_of_thread(poll);
+        self.end(stop)
     }
 
     fn run_forward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
-        self.begin(Direction::Forward);
-        if let Some(frames) = self.temporary.frames().cloned() {
-            return self.run_to_return(&frames, poll);
-        }
-        match self.temporary.thread() {
-            Some(thread) => self.run_of_thread(&thread, poll),
-            None => {
-                let stop = self.timeline.run_forward(poll).map_err(refused)?;
-                Ok(self.stopped(stop))
+        self.begin(Direction::Forward, None);
+        let stop = match (self.temporary.frames().cloned(), self.temporary.thread()) {
+            (Some(frames), _) => self.run_to_return(&frames, poll),
+            (None, Some(thread)) => self.run_of_thread(&thread, poll),
+            (None, None) => {
+                let stop = self.timeline.run_forward(poll).map_err(refused);
+                stop.map(|stop| self.stopped(stop))
             }
-        }
+        };
+        self.end(stop)
     }
 
     fn run_backward(&mut self, poll: &mut gdb::Poll<'_>) -> Result<Stop, Refusal> {
-        self.begin(Direction::Backward);
-        match self.temporary.thread().filter(|_| self.timeline.forked_at().is_none()) {
+        self.begin(Direction::Backward, None);
+        let stop = match self.temporary.thread().filter(|_| self.timeline.forked_at().is_none()) {
             Some(thread) => self.run_back_of_thread(&thread, poll),
             None => {
-                let stop = self.timeline.run_backward(poll).map_err(refused)?;
-                Ok(self.stopped(stop))
+                let stop = self.timeline.run_backward(poll).map_err(refused);
+                stop.map(|stop| self.stopped(stop))
             }
-        }
+        };
+        self.end(stop)
     }
 
     fn step_range(
         &mut self,
+        cpu: gdb::Thread,
         range: Range<u64>,
         breakpoints: &std::collections::BTreeSet<u64>,
         poll: &mut gdb::Poll<'_>,
     ) -> Result<Stop, Refusal> {
-        self.begin(Direction::Forward);
-        self.steps_in_range(&range, breakpoints, poll)
+        self.begin(Direction::Forward, Some(cpu));
+        let stop = self.steps_in_range(&range, breakpoints, poll);
+        self.end(stop)
     }
 
     fn monitor(&mut self, command: &str, poll: &mut gdb::Poll<'_>) -> Result<String, Refusal> {
         // Only scripts send the command `position`.
         self.unseen = command == "position";
         self.temporary.is_shown = true;
+        let before = self.timeline.position();
         // gdb does not print an error's text better than this, and scripts must recognise errors.
         let answer = self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n"));
+        if self.timeline.position() != before {
+            (self.shown_processor, self.looked_at) = (self.timeline.machine().cpu().seat(), None);
+        }
         self.timeline.settle_meanwhile();
         // Names, messages and console text are the guest's, and gdb prints them on a terminal.
         Ok(visible(&answer).into_owned())

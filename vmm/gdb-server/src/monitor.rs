@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use cpu::{AddressKind, Traps, WatchKind, Watchpoint};
-use gdb::{Poll, Refusal};
+use gdb::{FIRST_CPU, Poll, Refusal};
 
 use super::kernel::told_at;
 use super::{GdbTarget, refused};
@@ -61,7 +61,8 @@ For scripts:
 monitor pass-calls                  let the next steps of a program pass its system calls
 monitor user-breakpoints ADDR...    name the user's breakpoints; all others are gdb's own
 monitor threads look-at NUMBER      choose the thread whose memory gdb reads
-monitor position                    show the position, the recording's end, and 1 in a fork
+monitor position                    show the position, the recording's end, 1 in a fork, and the thread
+                                    of the processor that executes the next instruction
 After a movement gdb needs `maintenance flush register-cache`. The tt commands do this.
 ";
 
@@ -109,8 +110,10 @@ impl GdbTarget<'_> {
         let fork = self.timeline.forked_at();
         let fork =
             fork.map(|at| format!(", in a scratch fork begun at instruction {at}")).unwrap_or_default();
+        let processor = (machine.processors() > 1).then(|| machine.cpu().seat());
+        let processor = processor.map(|number| format!(", on processor {number}")).unwrap_or_default();
         format!(
-            "instruction {} of {}, branch {}, {:.9} s guest time{fork}\n",
+            "instruction {} of {}, branch {}, {:.9} s guest time{processor}{fork}\n",
             now.count,
             self.timeline.end(),
             machine.cpu().branches(),
@@ -120,7 +123,8 @@ impl GdbTarget<'_> {
 
     fn position(&self) -> String {
         let (end, fork) = (self.timeline.end(), self.timeline.forked_at());
-        format!("{} {end} {}\n", self.timeline.position(), u8::from(fork.is_some()))
+        let thread = FIRST_CPU as usize + self.shown_processor;
+        format!("{} {end} {} {thread}\n", self.timeline.position(), u8::from(fork.is_some()))
     }
 
     fn goto(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {

@@ -12,7 +12,7 @@ use guest_symbols::{USER_ROOT_BIT, page_table_root};
 
 use super::GdbTarget;
 use super::bounds::Only;
-use super::threads::{CPU, ShownThreads};
+use super::threads::ShownThreads;
 use history::timeline::{address_space, number};
 use views::tasks::{Task, TaskList};
 
@@ -85,9 +85,7 @@ impl GdbTarget<'_> {
     pub(super) fn set_threads(&mut self, argument: &str) -> Result<String, Refusal> {
         if let Some(number) = argument.strip_prefix("look-at ") {
             let number = number.parse().map_err(|_| Refusal::new("write: monitor threads look-at NUMBER"))?;
-            if let Some(shown) = &mut self.shown_threads {
-                shown.looked_at = Some(number).filter(|&number| number != CPU);
-            }
+            self.looked_at = Some(number);
             return Ok(String::new());
         }
         match argument {
@@ -100,7 +98,14 @@ impl GdbTarget<'_> {
             Some(_) => "gdb sees the guest's threads; thread 1 is the CPU, and the only one that moves\n",
             None => "gdb sees only the CPU\n",
         };
-        Ok(said.to_string())
+        let processors = self.timeline.machine().processors();
+        Ok(match self.shown_threads {
+            _ if processors == 1 => said.to_string(),
+            Some(_) => format!(
+                "gdb sees the guest's threads; threads 1 to {processors} are the processors, and only they move\n"
+            ),
+            None => format!("gdb sees only the processors, as threads 1 to {processors}\n"),
+        })
     }
 
     fn threads_here(&mut self) -> Result<ShownThreads, Refusal> {

@@ -20,6 +20,22 @@ use history::timeline::{Cause, Comparison, Filter, Relation, Stops, TravelStop, 
 use machine::Machine;
 use machine::position::Instructions;
 
+/// How many instructions of a thread to execute.
+pub(super) enum Steps<'a> {
+    One,
+    /// Further ones as long as the function returns true after each.
+    While(&'a mut dyn FnMut(&Machine<Instructions>) -> bool),
+}
+
+impl Steps<'_> {
+    fn go_on(&mut self, machine: &Machine<Instructions>) -> bool {
+        match self {
+            Steps::One => false,
+            Steps::While(goes_on) => goes_on(machine),
+        }
+    }
+}
+
 /// How passing over other code ended.
 pub(super) enum Passed {
     /// The thread runs again.
@@ -32,28 +48,44 @@ impl GdbTarget<'_> {
     /// Executes one instruction of the running thread.
     pub(super) fn step_of_thread(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
         if self.stepping.follow_cpu {
-            let stop = self.timeline.step_forward().map_err(refused)?;
-            return Ok(self.stopped(stop));
+            return self.step_of_processor(poll);
         }
-        let here = self.level();
-        let stop = self.steps_of_thread(&here, &mut |_| false, poll)?;
-        if stop != Stop::Step || !self.stepping.pass_calls || self.points().stops_at(self.timeline.machine())
-        {
+        let here = self.shown_level();
+        let stop = self.steps_of_thread(&here, Steps::One, poll)?;
+        let goes_on = stop == Stop::Step && self.stepping.pass_calls;
+        if !goes_on || !self.is_parked() && self.points().stops_at(self.timeline.machine()) {
             return Ok(stop);
         }
         Ok(self.pass_what_program_asked(&here, poll)?.unwrap_or(stop))
     }
 
-    /// Executes instructions of the running thread, as long as `goes_on` returns true after each.
+    /// Executes one instruction of the processor that gdb shows, and what comes before on the others.
+    fn step_of_processor(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
+        let processor = self.shown_processor;
+        if self.is_parked() {
+            let gets_seat = move |machine: &Machine<Instructions>| machine.cpu().seat() == processor;
+            let points = self.points();
+            self.timeline.set_stops(with(&points, turns(Filter::new(gets_seat))));
+            let stop = self.timeline.run_forward(poll);
+            self.timeline.set_stops(points);
+            match stop.map_err(refused)? {
+                TravelStop::Hit(Cause::Turn) => {}
+                stop => return Ok(self.stopped(stop)),
+            }
+        }
+        let stop = self.timeline.step_forward().map_err(refused)?;
+        Ok(self.stopped_on(processor, stop))
+    }
+
+    /// Executes instructions of a thread. Other threads may run first.
     pub(super) fn steps_of_thread(
         &mut self,
         begin: &Level,
-        goes_on: &mut dyn FnMut(&Machine<Instructions>) -> bool,
+        steps: Steps<'_>,
         poll: &mut Poll<'_>,
     ) -> Result<Stop, Refusal> {
         let points = self.points_of_user();
-        self.timeline.set_stops(Stops { traps: deliveries(), ..points.clone() });
-        let stop = self.follow(begin, goes_on, &points, poll);
+        let stop = self.follow(begin, steps, &points, poll);
         self.points_changed();
         stop
     }
@@ -61,17 +93,25 @@ impl GdbTarget<'_> {
     fn follow(
         &mut self,
         begin: &Level,
-        goes_on: &mut dyn FnMut(&Machine<Instructions>) -> bool,
+        mut steps: Steps<'_>,
         points: &Stops,
         poll: &mut Poll<'_>,
     ) -> Result<Stop, Refusal> {
-        let deliveries = self.timeline.stops().clone();
         let mut here = begin.clone();
+        if here.processor != self.timeline.machine().cpu().seat() {
+            if let Passed::Stopped(stop) = self.pass_others(&here, points, poll)? {
+                return Ok(stop);
+            }
+            here = self.level_with(&here);
+        }
         loop {
-            let mut left = false;
+            self.timeline.set_stops(Stops { traps: deliveries(), ..points.clone() });
+            let processor = self.timeline.machine().cpu().seat();
+            let (mut left, mut turned) = (false, false);
             let mut own = |machine: &Machine<Instructions>| {
-                left = !here.is_program && !here.runs(machine);
-                let goes_on = !left && goes_on(machine);
+                turned = machine.cpu().seat() != processor;
+                left = turned || !here.is_program && !here.runs(machine);
+                let goes_on = !left && steps.go_on(machine);
                 if goes_on {
                     here.move_to(machine);
                 }
@@ -79,12 +119,16 @@ impl GdbTarget<'_> {
             };
             let stop = self.timeline.steps_forward(&mut own, poll).map_err(refused)?;
             let passed = match stop {
-                TravelStop::Reached if !left => return Ok(self.stopped(stop)),
+                TravelStop::Reached if !left || turned && matches!(steps, Steps::One) => {
+                    return Ok(self.stopped_on(processor, stop));
+                }
                 TravelStop::Reached => self.pass_others(&here, points, poll)?,
-                TravelStop::Hit(Cause::Vector(_)) if here.was_interrupted(self.timeline.machine()) => {
+                TravelStop::Hit(Cause::Vector(_))
+                    if self.timeline.look_as_stepped(|machine| here.was_interrupted(machine)) =>
+                {
                     self.pass_handler(&here, points, poll)?
                 }
-                _ => return Ok(self.stopped(stop)),
+                _ => return Ok(self.stopped_on(processor, stop)),
             };
             if let Passed::Stopped(stop) = passed {
                 return Ok(stop);
@@ -92,11 +136,10 @@ impl GdbTarget<'_> {
             let there = self.level_with(&here);
             if !there.is_same(&here) {
                 here = there;
-                if !goes_on(self.timeline.machine()) {
+                if !steps.go_on(self.timeline.machine()) {
                     return Ok(self.stopped(TravelStop::Reached));
                 }
             }
-            self.timeline.set_stops(deliveries.clone());
         }
     }
 
@@ -108,10 +151,13 @@ impl GdbTarget<'_> {
         breakpoints: &BTreeSet<u64>,
         poll: &mut Poll<'_>,
     ) -> Result<Stop, Refusal> {
-        let begin = self.level();
+        if self.stepping.follow_cpu {
+            return self.step_of_processor(poll);
+        }
+        let mut here = self.shown_level();
         let self_has = self.breakpoints.clone();
         loop {
-            let mut before = self.level_with(&begin);
+            let mut before = here.clone();
             let points = self.points();
             let is_at_point = |machine: &Machine<Instructions>| {
                 let rip = machine.cpu().rip();
@@ -125,8 +171,8 @@ impl GdbTarget<'_> {
                 }
                 goes_on
             };
-            let stop = self.steps_of_thread(&begin, &mut goes_on, poll)?;
-            if stop != Stop::Step || self.stepping.follow_cpu {
+            let stop = self.steps_of_thread(&here, Steps::While(&mut goes_on), poll)?;
+            if stop != Stop::Step {
                 return Ok(stop);
             }
             if is_at_point(self.timeline.machine()) {
@@ -143,6 +189,7 @@ impl GdbTarget<'_> {
             if !range.contains(&rip) {
                 return Ok(Stop::Step);
             }
+            here = self.level_with(&here);
         }
     }
 
@@ -161,7 +208,8 @@ impl GdbTarget<'_> {
     ) -> Result<Option<Stop>, Refusal> {
         let points = self.points_of_user();
         let tables = before.tables(self.timeline.machine());
-        let is_in_kernel = before.is_program && !self.level_with(before).is_program;
+        let after = Level::on(self.stopped_processor(), self.timeline.machine(), before.tasks());
+        let is_in_kernel = before.is_program && !after.is_program;
         if is_in_kernel && let Passed::Stopped(stop) = self.pass_handler(before, &points, poll)? {
             return Ok(Some(stop));
         }
@@ -185,20 +233,26 @@ impl GdbTarget<'_> {
         self.pass(here, returns(back), points, poll)
     }
 
-    /// Runs until the kernel has switched back to the thread.
+    /// Runs until the kernel has switched back to the thread, and the thread's processor has the seat.
     fn pass_others(&mut self, here: &Level, points: &Stops, poll: &mut Poll<'_>) -> Result<Passed, Refusal> {
         let machine = self.timeline.machine();
         if here.has_ended(machine) {
             return Ok(Passed::Stopped(self.ended(here)));
         }
-        let Some((place, task)) = here.switches(machine) else {
+        let switches = here.switches(machine);
+        if switches.is_none() && machine.processors() == 1 {
             return Ok(Passed::Stopped(self.stopped(TravelStop::Reached)));
+        }
+        let (places, task) = switches.unwrap_or_default();
+        let level = here.clone();
+        let back = Stops {
+            watches: places.into_iter().map(|place| switch_to(place, task)).collect(),
+            ..turns(Filter::new(move |machine| level.runs(machine)))
         };
-        let back = Stops { watches: vec![switch_to(place, task)], ..Stops::default() };
         self.pass(here, back, points, poll)
     }
 
-    /// Runs until `back` stops the machine, unless the points stop it or the thread ends.
+    /// Runs until `back` stops the machine and the thread runs, unless the points stop it or the thread ends.
     fn pass(
         &mut self,
         here: &Level,
@@ -209,13 +263,19 @@ impl GdbTarget<'_> {
         let begun = self.timeline.snapshot().map_err(refused)?;
         let stop = self.pass_run(here, back, points, None, poll)?;
         let machine = self.timeline.machine();
-        match stop {
-            TravelStop::Hit(Cause::Return) => Ok(Passed::Back),
-            TravelStop::Hit(Cause::Watch { address, .. })
-                if self.is_switch(here, address) && here.runs(machine) =>
-            {
-                Ok(Passed::Back)
+        let is_back = match stop {
+            TravelStop::Hit(Cause::Return | Cause::Turn) => true,
+            TravelStop::Hit(Cause::Watch { address, .. }) => {
+                self.is_switch(here, address) && !here.has_ended(machine)
             }
+            _ => false,
+        };
+        if is_back {
+            // The step may have ended the turn.
+            let runs = here.runs(machine);
+            return if runs { Ok(Passed::Back) } else { self.pass_others(here, points, poll) };
+        }
+        match stop {
             TravelStop::Interrupted => {
                 if self.timeline.forked_at().is_none() {
                     self.timeline.return_to(&begun).map_err(refused)?;
@@ -236,10 +296,11 @@ impl GdbTarget<'_> {
         at_most: Option<u64>,
         poll: &mut Poll<'_>,
     ) -> Result<TravelStop, Refusal> {
-        let switches = here.switches(self.timeline.machine());
+        let places = here.switches(self.timeline.machine()).map(|(places, _)| places);
         let mut stops = with(points, back);
-        let is_free = |place: u64| !stops.watches.iter().any(|watch| watch.point.address == place);
-        if let Some((place, _)) = switches.filter(|&(place, _)| is_free(place)) {
+        let is_free = |place: &u64| !stops.watches.iter().any(|watch| watch.point.address == *place);
+        let free: Vec<u64> = places.into_iter().flatten().filter(is_free).collect();
+        for place in free {
             let level = here.clone();
             stops.watches.push(switch(place).into());
             stops.watch_filters.insert(place, Filter::new(move |machine| level.has_ended(machine)));
@@ -271,9 +332,9 @@ impl GdbTarget<'_> {
         Ok(self.stopped(stop))
     }
 
-    /// Whether an address is the kernel's pointer to the running task.
+    /// Whether an address is one of the kernel's pointers to the running tasks.
     fn is_switch(&self, here: &Level, address: u64) -> bool {
-        here.switches(self.timeline.machine()).is_some_and(|(place, _)| place == address)
+        here.switches(self.timeline.machine()).is_some_and(|(places, _)| places.contains(&address))
     }
 
     /// Stops because the thread has ended. The machine stands where the next thread has been chosen.
@@ -284,10 +345,28 @@ impl GdbTarget<'_> {
         Stop::Elsewhere
     }
 
-    /// The current place.
+    /// The place of the thread that executes the next step.
     pub(super) fn level(&mut self) -> Level {
         let tasks = self.known_tasks();
         Level::of(self.timeline.machine(), tasks.as_ref())
+    }
+
+    /// The place of the thread that executed the last step.
+    pub(super) fn level_as_stepped(&mut self) -> Level {
+        let tasks = self.known_tasks();
+        let machine = self.timeline.machine();
+        Level::on(machine.cpu().stepped(), machine, tasks.as_ref())
+    }
+
+    /// The place of the thread that gdb shows.
+    pub(super) fn shown_level(&mut self) -> Level {
+        let tasks = self.known_tasks();
+        Level::on(self.shown_processor, self.timeline.machine(), tasks.as_ref())
+    }
+
+    /// Whether the processor that gdb shows does not execute the next step.
+    pub(super) fn is_parked(&self) -> bool {
+        self.shown_processor != self.timeline.machine().cpu().seat()
     }
 
     /// Does the same as [`Self::level`], with the kernel knowledge of `other`.
@@ -299,6 +378,12 @@ impl GdbTarget<'_> {
 /// Every delivery of an event.
 pub(super) fn deliveries() -> Traps {
     Traps { vectors: (0..=u8::MAX).collect(), ..Traps::default() }
+}
+
+/// Ends of turns, if a filter accepts them.
+pub(super) fn turns(filter: Filter) -> Stops {
+    let traps = Traps { turns: true, ..Traps::default() };
+    Stops { traps, trap_filter: Some(filter), ..Stops::default() }
 }
 
 /// Returns from handlers, if a filter accepts them.

@@ -7,7 +7,7 @@ use cpu::{AddressKind, CodeSize, SystemCalls, Traps, WatchKind, Watchpoint};
 use gdb::{Poll, Refusal, Stop};
 
 use super::level::{LONGEST_BYTES, Level, SYSRET, is_at};
-use super::steps::{deliveries, switch, switch_to, with};
+use super::steps::{deliveries, switch, switch_to, turns, with};
 use super::{GdbTarget, refused};
 use history::timeline::{Breakpoint, Cause, Filter, Stops, TravelStop};
 use machine::Machine;
@@ -23,8 +23,11 @@ const RSP: u8 = 4;
 enum Undone {
     /// An instruction of the thread, or another end of a backward step.
     Own(TravelStop),
-    /// A return to the place where the thread had been left, and that place.
-    Return(Instructions),
+    /// A return to the place where the thread had been left. The machine stands there.
+    Return {
+        /// The thread's processor at that place, which may have executed the last step before it.
+        processor: usize,
+    },
     /// Nothing: the thread began here.
     Begin,
     /// The user interrupted the step.
@@ -34,12 +37,15 @@ enum Undone {
 impl GdbTarget<'_> {
     /// Undoes one instruction of the running thread.
     pub(super) fn step_back_of_thread(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
-        if self.stepping.follow_cpu || self.timeline.forked_at().is_some() {
+        if self.timeline.forked_at().is_some() {
             let stop = self.timeline.step_backward(poll).map_err(refused)?;
             return Ok(self.stopped(stop));
         }
+        if self.stepping.follow_cpu {
+            return self.step_back_of_processor(poll);
+        }
         let points = self.points_of_user();
-        let there = self.level();
+        let there = self.shown_level();
         let begun = self.timeline.position();
         let may_jump = self.stepping.pass_calls && there.is_program;
         if points.watches.is_empty() {
@@ -61,6 +67,23 @@ impl GdbTarget<'_> {
             self.timeline.return_to(&begun).map_err(refused)?;
         }
         stop
+    }
+
+    /// Undoes one instruction of the processor that gdb shows, and what comes behind on the others.
+    fn step_back_of_processor(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
+        let processor = self.shown_processor;
+        let begun = self.timeline.snapshot().map_err(refused)?;
+        let mut stop = self.timeline.step_backward(poll).map_err(refused)?;
+        if self.timeline.machine().cpu().seat() != processor && stop == TravelStop::Reached {
+            self.timeline.return_to(&begun).map_err(refused)?;
+            let had_seat = move |machine: &Machine<Instructions>| machine.cpu().stepped() == processor;
+            let points = self.points();
+            self.timeline.set_stops(with(&points, turns(Filter::new(had_seat))));
+            stop = self.timeline.run_backward(poll).map_err(refused)?;
+            self.timeline.set_stops(points);
+            stop = if stop == TravelStop::Hit(Cause::Turn) { TravelStop::Reached } else { stop };
+        }
+        Ok(self.stopped(stop))
     }
 
     /// Runs backward for gdb, for a thread, at most to the thread's beginning.
@@ -99,16 +122,17 @@ impl GdbTarget<'_> {
     ) -> Result<Stop, Refusal> {
         loop {
             let from = self.timeline.position();
-            let left_at = match self.undo(&there, points, poll)? {
+            let processor = match self.undo(&there, points, poll)? {
                 Undone::Own(stop) => return Ok(self.stopped(stop)),
                 Undone::Interrupted => return Ok(Stop::Interrupted),
                 Undone::Begin => return self.begin_of_thread(from, &there),
-                Undone::Return(left_at) => left_at,
+                Undone::Return { processor } => processor,
             };
+            let left_at = self.timeline.position();
             if let Some(stop) = self.go_back(left_at, from, None, points, poll)? {
                 return Ok(stop);
             }
-            let here = self.level_with(&there);
+            let here = Level::on(processor, self.timeline.machine(), there.tasks());
             let is_same = here.is_same(&there);
             // The switching instruction was the thread's own. A system call, and an instruction whose fault
             // led elsewhere, are also the thread's own.
@@ -119,13 +143,16 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Undoes one step of the CPU.
+    /// Undoes one step of the machine.
     fn undo(&mut self, there: &Level, points: &Stops, poll: &mut Poll<'_>) -> Result<Undone, Refusal> {
         let events = Traps { returns: true, ..deliveries() };
         self.timeline.set_stops(Stops { traps: events, ..points.clone() });
         let stop = self.timeline.step_backward(poll).map_err(refused)?;
         if stop == TravelStop::Interrupted {
             return Ok(Undone::Interrupted);
+        }
+        if self.timeline.machine().cpu().seat() != there.processor && stop != TravelStop::Start {
+            return self.undo_turns(there, poll);
         }
         let left = match stop {
             TravelStop::Hit(Cause::Return)
@@ -134,16 +161,53 @@ impl GdbTarget<'_> {
                 self.left_for_handler(there, poll)?
             }
             TravelStop::Reached if !there.runs(self.timeline.machine()) => {
+                if self.timeline.machine().processors() > 1 {
+                    return self.undo_turns(there, poll);
+                }
                 self.left_for_others(there, poll)?
             }
             _ => return Ok(Undone::Own(stop)),
         };
         Ok(match left {
             TravelStop::Interrupted => Undone::Interrupted,
-            TravelStop::Reached => Undone::Return(self.timeline.position()),
+            TravelStop::Reached => self.left_here(),
             TravelStop::Hit(Cause::Breakpoint(_)) => Undone::Begin,
             _ => Undone::Own(TravelStop::Reached),
         })
+    }
+
+    /// The machine stands before the step with which the thread was left.
+    fn left_here(&self) -> Undone {
+        Undone::Return { processor: self.timeline.machine().cpu().seat() }
+    }
+
+    /// From a place before which other processors had the seat, goes back to where the thread ran last.
+    fn undo_turns(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<Undone, Refusal> {
+        let here = self.timeline.snapshot().map_err(refused)?;
+        let level = there.clone();
+        let ran_until_here = Filter::new(move |machine| level.ran_until_here(machine));
+        let mut stops = turns(ran_until_here);
+        if let Some((places, task)) = there.switches(self.timeline.machine()) {
+            for place in places {
+                stops.watches.push(switch(place).into());
+                stops.watch_filters.insert(place, switches_from(task));
+            }
+        }
+        self.timeline.set_stops(stops);
+        match self.timeline.run_backward(poll).map_err(refused)? {
+            TravelStop::Interrupted => Ok(Undone::Interrupted),
+            TravelStop::Hit(Cause::Turn) => {
+                // The turn's last step may have entered the kernel or left a handler, and is undone on its own.
+                self.timeline.set_stops(Stops::default());
+                self.timeline.step_forward().map_err(refused)?;
+                Ok(Undone::Return { processor: self.timeline.machine().cpu().stepped() })
+            }
+            TravelStop::Hit(_) => Ok(self.left_here()),
+            _ => {
+                self.timeline.return_to(&here).map_err(refused)?;
+                Ok(Undone::Own(TravelStop::Reached))
+            }
+        }
     }
 
     /// Stops because the thread begins here: it has run no program code before `there`.
@@ -310,8 +374,8 @@ impl GdbTarget<'_> {
         let begin = self.timeline.snapshot().map_err(refused)?;
         self.timeline.set_stops(Stops { traps: deliveries(), ..Stops::default() });
         let stop = self.timeline.step_forward().map_err(refused)?;
-        let mut is_event =
-            matches!(stop, TravelStop::Hit(_)) && here.was_interrupted(self.timeline.machine());
+        let mut is_event = matches!(stop, TravelStop::Hit(_))
+            && self.timeline.look_as_stepped(|machine| here.was_interrupted(machine));
         // The kernel also returns to itself without an event, so an old event may match by chance.
         if is_event && !there.is_program {
             let level = here.clone();
@@ -321,7 +385,7 @@ impl GdbTarget<'_> {
                 ..Stops::default()
             });
             self.timeline.run_forward(poll).map_err(refused)?;
-            is_event = self.level_with(there).is_same(there);
+            is_event = self.level_as_stepped().is_same(there);
         }
         self.timeline.return_to(&begin).map_err(refused)?;
         Ok(is_event)
@@ -331,9 +395,10 @@ impl GdbTarget<'_> {
     /// never ran.
     fn left_for_others(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<TravelStop, Refusal> {
         let here = self.timeline.snapshot().map_err(refused)?;
-        let Some((place, task)) = there.switches(self.timeline.machine()) else {
+        let Some((places, task)) = there.switches(self.timeline.machine()) else {
             return Ok(TravelStop::Start);
         };
+        let place = places[0];
         self.timeline.set_stops(Stops { watches: vec![switch_to(place, task)], ..Stops::default() });
         let mut stop = self.timeline.run_backward(poll).map_err(refused)?;
         if matches!(stop, TravelStop::Hit(_)) {
@@ -375,11 +440,16 @@ impl GdbTarget<'_> {
         self.timeline.seek(from, poll).map_err(refused)?;
         // The step that left the thread is a delivery, a system call, or the write that switches to another thread.
         let level = self.level();
-        let entries = Traps { system_calls: SystemCalls::All, ..deliveries() };
+        let entries = Traps { system_calls: SystemCalls::All, turns: true, ..deliveries() };
         let mut marks = Stops { traps: entries, ..Stops::default() };
-        marks.trap_filter = Some(Filter::new(move |machine| machine.moment().count.0 == left_at.0 + 1));
-        let switch = level.switches(self.timeline.machine()).map(|(place, _)| switch(place));
-        for mark in access.into_iter().chain(switch) {
+        // The thread was left by the end of a turn, or by the step behind this place.
+        let is_here = move |machine: &Machine<Instructions>| {
+            (left_at.0..=left_at.0 + 1).contains(&machine.moment().count.0)
+        };
+        marks.trap_filter = Some(Filter::new(is_here));
+        let switches = level.switches(self.timeline.machine()).map(|(places, _)| places);
+        let switches = switches.into_iter().flatten().map(switch);
+        for mark in access.into_iter().chain(switches) {
             let is_mark =
                 Filter::new(move |machine: &Machine<Instructions>| machine.moment().count.0 == left_at.0 + 1);
             if !points.watches.iter().any(|watch| watch.point.address == mark.address) {
@@ -395,6 +465,14 @@ impl GdbTarget<'_> {
         }
         Ok(Some(self.stopped(stop)))
     }
+}
+
+/// Accepts a write to the kernel's pointer to the running task if this task ran before.
+fn switches_from(task: u64) -> Filter {
+    Filter::new(move |machine: &Machine<Instructions>| {
+        let is_from = |hit: &cpu::Hit| matches!(hit, cpu::Hit::Watch(hit) if hit.old == Some(task));
+        machine.cpu().hits().iter().any(is_from)
+    })
 }
 
 /// Whether the next instruction is a jump through a register or memory, or a return.

@@ -56,7 +56,7 @@ impl Temporary {
             let was_bound = bound.remove(&address);
             let is_fresh = fresh.contains(&address);
             let returns = || {
-                let words = || stack.get_or_init(|| StackWords::of(machine));
+                let words = || stack.get_or_init(|| StackWords::of(&here(), machine));
                 direction == Direction::Forward && words().contain(address)
             };
             let is_temporary = match &self.of_user {

@@ -1,22 +1,24 @@
-//! The guest's threads that do not run. gdb shows each as a thread, with its saved registers and its memory.
+//! The threads that gdb shows: the processors, and the guest's threads that do not run, with their saved registers and
+//! their memory.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use gdb::{Refusal, Registers, SleepingThread, Threads};
+use gdb::{FIRST_CPU, Refusal, Registers, SleepingThread};
 use guest_symbols::GuestView;
 use guest_symbols::switched_out::{SavedRegisters, SwitchFrame};
 use guest_symbols::tasks::{AddressSpace, Processes, Tasks};
 
+use super::GdbTarget;
 use super::registers::to_gdb;
 use machine::Machine;
 use machine::position::Instructions;
+use machine::processor::Processor;
 use views::visible::in_a_line;
 
-/// gdb's number for the kernel's thread 0 (the idle thread); thread 1 has the next number. No process has such a large
-/// number (`PID_MAX_LIMIT` of Linux), and gdb's thread 1 is the CPU.
-const FIRST_TWO: u32 = 1 << 22;
-/// gdb's number for the CPU's thread.
-pub(super) const CPU: u32 = 1;
+/// gdb's number for the kernel's thread 0, the idle thread. No process has such a large number (`PID_MAX_LIMIT` of
+/// Linux). All threads whose own numbers would be processors' numbers count from here.
+const FIRST: gdb::Thread = 1 << 22;
 
 /// The guest's threads, as gdb sees them.
 pub(super) struct ShownThreads {
@@ -24,8 +26,6 @@ pub(super) struct ShownThreads {
     frame: SwitchFrame,
     /// The threads at the place of gdb's last query.
     sleepers: Vec<Sleeper>,
-    /// The thread that gdb's user looks at. gdb 18 does not name it when it reads memory. `None` for the CPU.
-    pub looked_at: Option<u32>,
 }
 
 /// A thread that does not run.
@@ -41,7 +41,7 @@ struct Sleeper {
 impl ShownThreads {
     /// The threads of a kernel with these tasks and this switch frame.
     pub fn new(tasks: Arc<Tasks>, frame: SwitchFrame) -> ShownThreads {
-        ShownThreads { tasks, frame, sleepers: Vec::new(), looked_at: None }
+        ShownThreads { tasks, frame, sleepers: Vec::new() }
     }
 
     /// Whether `tasks` listed these threads. If so, the threads belong to the same kernel as `tasks`.
@@ -49,19 +49,18 @@ impl ShownThreads {
         Arc::ptr_eq(&self.tasks, tasks)
     }
 
-    /// Lists all threads now.
-    pub fn list(&mut self, machine: &Machine<Instructions>) -> Threads {
+    /// Lists all threads now that no processor executes.
+    pub fn list(&mut self, machine: &Machine<Instructions>) -> Vec<SleepingThread> {
         let processes = self.tasks.list(machine);
-        self.sleepers = sleepers(&processes, |task| self.tasks.at(machine, task).map(|(_, state)| state));
-        let running = processes.current.as_ref();
-        let running = running
-            .map(|thread| format!("{}, pid {}", in_a_line(&thread.name), thread.id))
-            .unwrap_or_default();
+        let running =
+            machine.all_processors().filter_map(|processor| self.tasks.running(&processor)).collect();
+        let state = |task| self.tasks.at(machine, task).map(|(_, state)| state);
+        self.sleepers = sleepers(&processes, &running, machine.processors(), state);
         let sleeping = self.sleepers.iter().map(|sleeper| SleepingThread {
             number: sleeper.number,
             description: sleeper.description.clone(),
         });
-        Threads { running, sleeping: sleeping.collect() }
+        sleeping.collect()
     }
 
     /// The saved registers of a listed thread.
@@ -88,8 +87,39 @@ impl ShownThreads {
     }
 }
 
-/// All threads except the running one; `state` returns the state of each.
-fn sleepers(processes: &Processes, state: impl Fn(u64) -> Option<char>) -> Vec<Sleeper> {
+impl GdbTarget<'_> {
+    /// A description of the thread on each processor, as far as the kernel is known.
+    pub(super) fn running_threads(&mut self) -> Vec<String> {
+        // Without `monitor threads on`, gdb shows one processor without its thread.
+        let is_wanted = self.shown_threads.is_some() || self.timeline.machine().processors() > 1;
+        let tasks = if is_wanted { self.known_tasks() } else { None };
+        let machine = self.timeline.machine();
+        machine.all_processors().map(|processor| running_on(&processor, tasks.as_deref())).collect()
+    }
+}
+
+fn running_on(processor: &Processor<'_, Instructions>, tasks: Option<&Tasks>) -> String {
+    let thread = tasks.and_then(|tasks| tasks.current(processor));
+    match thread {
+        _ if !processor.is_started() => "not started".to_string(),
+        Some(thread) => format!("{}, pid {}", in_a_line(&thread.name), thread.id),
+        None => String::new(),
+    }
+}
+
+/// gdb's number of the kernel's thread `id`.
+fn number_of(id: u32, processors: usize) -> gdb::Thread {
+    // With several processors, all threads count from the same number.
+    if processors == 1 && id > FIRST_CPU { id } else { FIRST + id }
+}
+
+/// All threads that are not `running`; `state` returns the state of each.
+fn sleepers(
+    processes: &Processes,
+    running: &BTreeSet<u64>,
+    processors: usize,
+    state: impl Fn(u64) -> Option<char>,
+) -> Vec<Sleeper> {
     let mut found = Vec::new();
     for process in &processes.all {
         let cr3 = match process.space {
@@ -99,10 +129,10 @@ fn sleepers(processes: &Processes, state: impl Fn(u64) -> Option<char>) -> Vec<S
         let first = (process.pid, &process.name, process.task);
         let others = process.threads.iter().map(|thread| (thread.id, &thread.name, thread.task));
         for (id, name, task) in [first].into_iter().chain(others) {
-            if processes.current.as_ref().is_some_and(|current| current.task == task) {
+            if running.contains(&task) {
                 continue;
             }
-            let number = if id < 2 { FIRST_TWO + id } else { id };
+            let number = number_of(id, processors);
             let of = if id == process.pid { String::new() } else { format!(" of {}", process.pid) };
             let state = state(task).unwrap_or('?');
             found.push(Sleeper {

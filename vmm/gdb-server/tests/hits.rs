@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
-use gdb::DebugTarget;
+use gdb::{DebugTarget, FIRST_CPU};
 use gdb_server::GdbTarget;
 use history::timeline::{
     Breakpoint, Cause, Comparison, Filter, Hit, Relation, Stops, Timeline, TravelStop, Watch,
@@ -223,16 +223,16 @@ fn a_fork_that_was_left_is_no_news() {
     let has_news =
         |target: &mut GdbTarget<'_>| target.take_message().is_some_and(|text| text.contains("scratch fork"));
     for leave in ["goto insn:4000", "back"] {
-        target.write_memory(STIRRED, &[1]).unwrap();
+        target.write_memory(FIRST_CPU, STIRRED, &[1]).unwrap();
         assert!(has_news(&mut target));
         target.monitor(leave, poll).unwrap();
-        target.write_memory(STIRRED, &[2]).unwrap();
+        target.write_memory(FIRST_CPU, STIRRED, &[2]).unwrap();
         target.monitor(leave, poll).unwrap();
-        target.step_forward(poll).unwrap();
+        target.step_forward(FIRST_CPU, poll).unwrap();
         assert!(!has_news(&mut target), "{leave}");
     }
-    assert!(target.write_memory(1 << 30, &[1]).is_err(), "there is no memory");
-    target.step_forward(poll).unwrap();
+    assert!(target.write_memory(FIRST_CPU, 1 << 30, &[1]).is_err(), "there is no memory");
+    target.step_forward(FIRST_CPU, poll).unwrap();
     assert!(!has_news(&mut target));
 }
 
@@ -288,8 +288,8 @@ fn a_range_step_ends_behind_an_instruction_of_one_byte() {
     let (dec, _) = code(&timeline);
     let (at_dec, none) = (timeline.position(), BTreeSet::new());
     let mut target = GdbTarget::new(&mut timeline);
-    assert_eq!(target.step_range(dec..dec + 1, &none, &mut || false).unwrap(), gdb::Stop::Step);
-    assert_eq!(target.read_registers().unwrap().rip, dec + 1);
+    assert_eq!(target.step_range(FIRST_CPU, dec..dec + 1, &none, &mut || false).unwrap(), gdb::Stop::Step);
+    assert_eq!(target.read_registers(FIRST_CPU).unwrap().rip, dec + 1);
     drop(target);
     assert_eq!(timeline.position(), at_dec + 1);
     // A second step begins at the round's first instruction. The range ends right after DEC's one byte.
@@ -297,12 +297,15 @@ fn a_range_step_ends_behind_an_instruction_of_one_byte() {
     let top = timeline.machine().cpu().rip();
     assert!(top < dec);
     let mut target = GdbTarget::new(&mut timeline);
-    assert_eq!(target.step_range(top..dec + 1, &none, &mut || false).unwrap(), gdb::Stop::Step);
-    assert_eq!(target.read_registers().unwrap().rip, dec + 1);
+    assert_eq!(target.step_range(FIRST_CPU, top..dec + 1, &none, &mut || false).unwrap(), gdb::Stop::Step);
+    assert_eq!(target.read_registers(FIRST_CPU).unwrap().rip, dec + 1);
     // A breakpoint at that instruction ends the step earlier.
-    target.step_forward(&mut || false).unwrap();
+    target.step_forward(FIRST_CPU, &mut || false).unwrap();
     let at_dec = BTreeSet::from([dec]);
-    assert_eq!(target.step_range(top..dec + 1, &at_dec, &mut || false).unwrap(), gdb::Stop::Breakpoint(dec));
+    assert_eq!(
+        target.step_range(FIRST_CPU, top..dec + 1, &at_dec, &mut || false).unwrap(),
+        gdb::Stop::Breakpoint(dec)
+    );
 }
 
 #[test]

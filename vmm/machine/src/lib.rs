@@ -69,7 +69,7 @@ pub mod notation;
 pub mod outcome;
 pub mod position;
 mod power_on;
-mod processor;
+pub mod processor;
 pub mod processors;
 pub mod profile;
 pub mod ram_digest;

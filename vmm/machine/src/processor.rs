@@ -37,6 +37,19 @@ impl<U: Unit> Machine<U> {
         (0..self.processors()).filter_map(|number| self.processor_at(number))
     }
 
+    /// Looks at the machine as the processor that executed the last step. If the step ended the processor's turn, the
+    /// machine itself shows the next processor.
+    pub fn look_as_stepped<T>(&mut self, look: impl FnOnce(&Machine<U>) -> T) -> T {
+        let stepped = self.cpu().stepped();
+        if stepped == self.cpu().seat() {
+            return look(self);
+        }
+        let seat = self.engine.lend_seat(stepped);
+        let seen = look(self);
+        self.engine.lend_seat(seat);
+        seen
+    }
+
     /// The registers needed to unwind the kernel's stack from here.
     pub fn unwind_registers(&self) -> Registers {
         unwind_registers(&self.cpu().state())
@@ -62,6 +75,11 @@ impl<U: Unit> Processor<'_, U> {
     /// Whether the guest has started this processor.
     pub fn is_started(&self) -> bool {
         self.machine.bus.platform.startup(self.number) == StartupV1::Done
+    }
+
+    /// Whether the processor executes a program, and not the kernel.
+    pub fn is_user(&self) -> bool {
+        is_user(&self.state)
     }
 
     /// The registers needed to unwind the kernel's stack from where this processor stands.

@@ -67,7 +67,7 @@ impl Fork {
             }
             if machine.moment().count < target && poll() {
                 // The next run passes over a breakpoint at its beginning, so report it now.
-                let hit = armed.hit(&RunStop::Met(Met::Breakpoint), machine);
+                let hit = armed.breakpoint_hit(machine);
                 return Ok(hit.map_or(TravelStop::Interrupted, |hit| TravelStop::Hit(hit.cause)));
             }
         }

@@ -142,7 +142,11 @@ impl Walker {
                 Walked::There => return Ok(Scanned::Whole),
                 Walked::Interrupted => return Ok(Scanned::Interrupted(self.position())),
                 Walked::Hit(hit) => {
-                    if !row((question.look)(&self.machine, hit)) {
+                    let look = |machine: &Machine<Instructions>| (question.look)(machine, hit);
+                    // A breakpoint's hit comes before a step.
+                    let is_step = hit.before != hit.after;
+                    let seen = if is_step { self.machine.look_as_stepped(look) } else { look(&self.machine) };
+                    if !row(seen) {
                         return Ok(Scanned::Whole);
                     }
                 }

@@ -273,22 +273,49 @@ impl<'a> Armed<'a> {
         (!others && only_linear && addresses.len() <= most).then_some(addresses)
     }
 
-    /// The hit that a stop of the machine means; `None` if no stop waits for it.
-    pub fn hit(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Hit> {
-        let counts = |_: &Hit| self.stops.only.as_ref().is_none_or(|only| only.holds(machine));
-        self.any_hit(stop, machine).filter(counts)
+    /// The hit that a stop of the machine means; `None` if no stop waits for it. Filters see the machine as the
+    /// processor that executed the step.
+    pub fn hit(&self, stop: &RunStop, machine: &mut Machine<Instructions>) -> Option<Hit> {
+        if matches!(stop, RunStop::Met(Met::Breakpoint)) {
+            return self.breakpoint_hit(machine);
+        }
+        let after = machine.moment().count;
+        let cause =
+            machine.look_as_stepped(|machine| self.cause(stop, machine).filter(|_| self.counts(machine)));
+        let cause = cause.or_else(|| self.turn(stop, machine).filter(|_| self.counts(machine)))?;
+        Some(Hit { before: after - 1, after, cause })
     }
 
-    fn any_hit(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Hit> {
+    /// The hit of the breakpoint where the machine stands.
+    pub fn breakpoint_hit(&self, machine: &Machine<Instructions>) -> Option<Hit> {
         let here = machine.moment().count;
-        let cause = match stop {
-            RunStop::Met(Met::Breakpoint) => return self.at_breakpoint(machine, here),
+        let linear = self.stops.breakpoint_at(machine).filter(|_| self.counts(machine))?;
+        Some(Hit { before: here, after: here, cause: Cause::Breakpoint(linear) })
+    }
+
+    fn counts(&self, machine: &Machine<Instructions>) -> bool {
+        self.stops.only.as_ref().is_none_or(|only| only.holds(machine))
+    }
+
+    fn cause(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Cause> {
+        match stop {
             RunStop::Met(Met::Watchpoint(_) | Met::Trap(_)) => self.of_step(machine),
             // A step that printed something may have done more.
             RunStop::Output(output) => self.printed(output, machine).or_else(|| self.of_step(machine)),
-            RunStop::Reached | RunStop::Paused | RunStop::Met(Met::Observer) | RunStop::Ended(_) => None,
-        }?;
-        Some(Hit { before: here - 1, after: here, cause })
+            RunStop::Reached | RunStop::Paused | RunStop::Met(_) | RunStop::Ended(_) => None,
+        }
+    }
+
+    /// The end of a turn, which the filter sees with the next processor in the seat.
+    fn turn(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Cause> {
+        let is_trapped = matches!(stop, RunStop::Met(_) | RunStop::Output(_)) && self.stops.traps.turns;
+        let is_turn = |hit: &cpu::Hit| matches!(hit, cpu::Hit::Trap(Trap::Turn(_)));
+        let is_turn = is_trapped && machine.cpu().hits().iter().any(is_turn);
+        (is_turn && self.trap_counts(machine)).then_some(Cause::Turn)
+    }
+
+    fn trap_counts(&self, machine: &Machine<Instructions>) -> bool {
+        self.stops.trap_filter.as_ref().is_none_or(|filter| filter.holds(machine))
     }
 
     fn printed(&self, output: &[u8], machine: &Machine<Instructions>) -> Option<Cause> {
@@ -306,18 +333,13 @@ impl<'a> Armed<'a> {
     }
 
     fn trapped(&self, trap: Trap, machine: &Machine<Instructions>) -> Option<Cause> {
-        let holds = self.stops.trap_filter.as_ref().is_none_or(|filter| filter.holds(machine));
-        holds.then_some(match trap {
+        let cause = match trap {
             Trap::SystemCall(number) => Cause::SystemCall(number),
             Trap::Vector(vector) => Cause::Vector(vector),
             Trap::Return => Cause::Return,
-            Trap::Turn(_) => Cause::Turn,
-        })
-    }
-
-    fn at_breakpoint(&self, machine: &Machine<Instructions>, here: Instructions) -> Option<Hit> {
-        let linear = self.stops.breakpoint_at(machine)?;
-        Some(Hit { before: here, after: here, cause: Cause::Breakpoint(linear) })
+            Trap::Turn(_) => return None,
+        };
+        self.trap_counts(machine).then_some(cause)
     }
 
     fn watched(&self, hit: &WatchHit, machine: &Machine<Instructions>) -> Option<Cause> {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use checkpoint::{Entry, Store};
-use cpu::{Met, Watchpoint};
+use cpu::Watchpoint;
 use guest_ram::PAGE_SIZE;
 
 use crate::replay::last_place;
@@ -29,7 +29,7 @@ use crate::workers::{self, Covered, HandOn, Poll, Scanned};
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
-use machine::{Machine, Outcome, RunStop};
+use machine::{Machine, Outcome};
 use recording::Recording;
 use recording::checkpoints::{Checkpoints, Snapshot, add_here, must_fit};
 use recording::files::CHECKPOINTS;
@@ -165,6 +165,11 @@ impl Timeline {
     /// The machine, for callers that need mutable access but do not move it.
     pub fn machine_mut(&mut self) -> &mut Machine<Instructions> {
         &mut self.walker.machine
+    }
+
+    /// Looks at the machine as the processor that executed the last step: see [`Machine::look_as_stepped`].
+    pub fn look_as_stepped<T>(&mut self, look: impl FnOnce(&Machine<Instructions>) -> T) -> T {
+        self.walker.machine.look_as_stepped(look)
     }
 
     /// The machine's present place.
@@ -355,7 +360,7 @@ impl Timeline {
             Walked::There if alone == self.shared.end => return Ok(TravelStop::End),
             walked => {
                 // A later run forward from here would pass over a breakpoint.
-                let hit = armed.hit(&RunStop::Met(Met::Breakpoint), &self.walker.machine);
+                let hit = armed.breakpoint_hit(&self.walker.machine);
                 if let Some(hit) = hit.filter(|_| self.position() > here) {
                     return Ok(TravelStop::Hit(hit.cause));
                 }
@@ -387,9 +392,7 @@ impl Timeline {
         let hit = match walked {
             Walked::Hit(hit) => Some(hit),
             // A later run forward from here would pass over a breakpoint.
-            _ => armed
-                .hit(&RunStop::Met(Met::Breakpoint), &self.walker.machine)
-                .filter(|_| self.position() > here),
+            _ => armed.breakpoint_hit(&self.walker.machine).filter(|_| self.position() > here),
         };
         Ok(match (hit, walked) {
             (Some(hit), _) => TravelStop::Hit(hit.cause),

@@ -227,7 +227,7 @@ impl Walker {
             if stop == RunStop::Met(Met::Breakpoint) {
                 *origin = self.position();
             }
-            if let Some(hit) = armed.hit(&stop, &self.machine) {
+            if let Some(hit) = armed.hit(&stop, &mut self.machine) {
                 return Ok(Walked::Hit(hit));
             }
             match stop {

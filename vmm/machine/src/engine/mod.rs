@@ -62,6 +62,11 @@ pub trait Engine: Send {
     fn set_parked(&mut self, seat: usize, states: &[CpuState]) {
         assert!(seat == 0 && states.is_empty(), "this engine has one processor");
     }
+    /// Lends the seat to a processor, so that [`Engine::cpu`] shows it, and returns the one that had the seat. That
+    /// processor must get the seat back before the next run.
+    fn lend_seat(&mut self, _processor: usize) -> usize {
+        0
+    }
     /// Replaces state and counts. RAM may have been replaced too, by writes that its page flags saw.
     fn set_state(&mut self, state: &CpuState, counts: Counts);
     /// Makes this many processors, before the first run.

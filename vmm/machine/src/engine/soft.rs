@@ -138,6 +138,10 @@ impl Engine for SoftEngine {
         self.cpu.set_parked(seat, states);
     }
 
+    fn lend_seat(&mut self, processor: usize) -> usize {
+        self.cpu.lend_seat(processor)
+    }
+
     fn set_processors(&mut self, count: usize) {
         self.cpu.set_processors(count);
     }
