@@ -2,7 +2,7 @@
 //! path. The slow path handles page walks, page crossings, device memory, watchpoints, and pages with code or page
 //! tables.
 
-use cpu_model::registers::cr4;
+use cpu_model::registers::{cr4, efer};
 use guest_ram::{PAGE_SIZE, PageFlags};
 
 use crate::attention;
@@ -16,6 +16,7 @@ use crate::mmu::tlb::{Fill, Mmu};
 use crate::mmu::walk::Findings;
 use crate::op::Op;
 use crate::slots::SEG_NONE;
+use crate::state::CpuState;
 
 const PAGE_MASK: u64 = !(PAGE_SIZE - 1);
 
@@ -646,6 +647,11 @@ impl Core {
         self.peek_by(address, bytes, |at| self.peek_address_in(cr3, at))
     }
 
+    /// As [`Core::peek_in`], for a processor with this state: see [`Core::peek_address_as`].
+    pub fn peek_as(&self, state: &CpuState, cr3: u64, address: u64, bytes: &mut [u8]) -> usize {
+        self.peek_by(address, bytes, |at| self.peek_address_as(state, cr3, at))
+    }
+
     fn peek_by(&self, address: u64, bytes: &mut [u8], translated: impl Fn(u64) -> Option<u64>) -> usize {
         let mut done = 0;
         for (at, (from, to)) in page_chunks(address, bytes.len()) {
@@ -678,6 +684,19 @@ impl Core {
             return None;
         }
         Mmu::peek_in(&self.ram, &self.state, cr3, address)
+    }
+
+    /// As [`Core::peek_address_in`], for a processor with this state: its control registers decide. If `cr3` is the
+    /// processor's own root, the result is the address that the processor itself would access.
+    pub fn peek_address_as(&self, state: &CpuState, cr3: u64, address: u64) -> Option<u64> {
+        if state.msrs.efer & efer::LMA != 0 && !canonical(address) {
+            return None;
+        }
+        if cr3 == state.cr3 {
+            Mmu::peek(&self.ram, state, address)
+        } else {
+            Mmu::peek_in(&self.ram, state, cr3, address)
+        }
     }
 }
 

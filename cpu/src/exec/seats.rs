@@ -113,7 +113,7 @@ impl Seats {
     }
 
     /// The processor that executed the step before this count.
-    pub fn stepped(&self, steps: u64) -> usize {
+    pub fn stepped_by(&self, steps: u64) -> usize {
         self.last_turn.filter(|&(ended, _)| ended == steps).map_or(self.seat, |(_, processor)| processor)
     }
 

@@ -31,8 +31,8 @@ impl Cpu {
     }
 
     /// The processor that executed the last step of the last run. It is not in the seat if the step ended its turn.
-    pub fn stepped(&self) -> usize {
-        self.seats.stepped(self.steps())
+    pub fn stepped_by(&self) -> usize {
+        self.seats.stepped_by(self.steps())
     }
 
     /// Lends the seat to a processor, so that all functions that look at the CPU show it. Returns the processor that had

@@ -131,6 +131,7 @@ fn a_trap_stops_behind_the_last_step_of_every_turn() {
     while stepped.steps() < STEPS {
         let (seat, to) = (stepped.seat(), stepped.steps() + 1);
         run_to(&mut stepped, to);
+        assert_eq!(stepped.stepped_by(), seat, "the turn ends behind the step");
         if stepped.seat() != seat {
             turns.push((to, seat, stepped.seat()));
         }
@@ -145,7 +146,7 @@ fn a_trap_stops_behind_the_last_step_of_every_turn() {
         let origin = trapped.steps();
         if let Stop::Met(met) = trapped.run(&mut EmptyBus::default(), STEPS, origin) {
             let Met::Trap(Trap::Turn(from)) = met else { panic!("{met:?}") };
-            assert_eq!((trapped.hits(), trapped.stepped()), (&[Hit::Trap(Trap::Turn(from))][..], from));
+            assert_eq!((trapped.hits(), trapped.stepped_by()), (&[Hit::Trap(Trap::Turn(from))][..], from));
             // A look as the processor that has just left changes nothing.
             let (before, parked) = (all(&trapped), trapped.state_of(from));
             let seat = trapped.lend_seat(from);

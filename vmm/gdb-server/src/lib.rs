@@ -308,7 +308,7 @@ impl GdbTarget<'_> {
         // An access may be the last step of a turn.
         let is_behind =
             self.direction == Direction::Forward && matches!(stop, TravelStop::Hit(Cause::Watch { .. }));
-        self.stopped_on = is_behind.then(|| self.timeline.machine().cpu().stepped());
+        self.stopped_on = is_behind.then(|| self.timeline.machine().cpu().stepped_by());
         match stop {
             TravelStop::Reached => Stop::Step,
             TravelStop::Hit(Cause::Breakpoint(_)) => Stop::Breakpoint(self.timeline.machine().cpu().rip()),

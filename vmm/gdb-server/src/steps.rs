@@ -355,7 +355,7 @@ impl GdbTarget<'_> {
     pub(super) fn level_as_stepped(&mut self) -> Level {
         let tasks = self.known_tasks();
         let machine = self.timeline.machine();
-        Level::on(machine.cpu().stepped(), machine, tasks.as_ref())
+        Level::on(machine.cpu().stepped_by(), machine, tasks.as_ref())
     }
 
     /// The place of the thread that gdb shows.

@@ -76,7 +76,7 @@ impl GdbTarget<'_> {
         let mut stop = self.timeline.step_backward(poll).map_err(refused)?;
         if self.timeline.machine().cpu().seat() != processor && stop == TravelStop::Reached {
             self.timeline.return_to(&begun).map_err(refused)?;
-            let had_seat = move |machine: &Machine<Instructions>| machine.cpu().stepped() == processor;
+            let had_seat = move |machine: &Machine<Instructions>| machine.cpu().stepped_by() == processor;
             let points = self.points();
             self.timeline.set_stops(with(&points, turns(Filter::new(had_seat))));
             stop = self.timeline.run_backward(poll).map_err(refused)?;
@@ -200,7 +200,7 @@ impl GdbTarget<'_> {
                 // The turn's last step may have entered the kernel or left a handler, and is undone on its own.
                 self.timeline.set_stops(Stops::default());
                 self.timeline.step_forward().map_err(refused)?;
-                Ok(Undone::Return { processor: self.timeline.machine().cpu().stepped() })
+                Ok(Undone::Return { processor: self.timeline.machine().cpu().stepped_by() })
             }
             TravelStop::Hit(_) => Ok(self.left_here()),
             _ => {

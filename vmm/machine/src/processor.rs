@@ -40,7 +40,7 @@ impl<U: Unit> Machine<U> {
     /// Looks at the machine as the processor that executed the last step. If the step ended the processor's turn, the
     /// machine itself shows the next processor.
     pub fn look_as_stepped<T>(&mut self, look: impl FnOnce(&Machine<U>) -> T) -> T {
-        let stepped = self.cpu().stepped();
+        let stepped = self.cpu().stepped_by();
         if stepped == self.cpu().seat() {
             return look(self);
         }
