@@ -87,6 +87,7 @@ pub use format::Format;
 pub use hashes::{Hashes, hash_of, hex, short};
 pub use machine_state::MachineState;
 pub use outcome::Outcome;
+pub use processor::Processor;
 pub use profile::{Counter, Profile};
 pub use run::{Machine, RunStop};
 pub use start::Start;

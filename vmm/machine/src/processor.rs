@@ -1,6 +1,6 @@
 //! One processor of a machine, and the guest as this processor sees it.
 
-use cpu::{CpuState, SegReg};
+use cpu::{CodeSize, CpuState, SegReg};
 use devices::lapic::StartupV1;
 use guest_symbols::GuestView;
 use guest_symbols::orc::Registers;
@@ -11,6 +11,8 @@ use crate::unit::Unit;
 /// CR0.PE and RFLAGS.VM: protected mode, and virtual-8086 mode in it (SDM vol. 3, 2.5 and 2.3).
 const PROTECTED_MODE: u64 = 1;
 const VIRTUAL_8086: u64 = 1 << 17;
+/// EFER.LMA: long mode is active (SDM vol. 3, 2.2.1).
+const LONG_MODE: u64 = 1 << 10;
 
 /// A processor of a machine that stands still. Functions that read a [`GuestView`] see the guest as this processor:
 /// through its page tables, and with its per-CPU variables.
@@ -50,6 +52,20 @@ impl<U: Unit> Machine<U> {
         seen
     }
 
+    /// The processor that executes the machine's next instruction.
+    pub fn running_processor(&self) -> Processor<'_, U> {
+        Processor { machine: self, number: self.cpu().seat(), state: self.cpu().state() }
+    }
+
+    /// Reads at a virtual address as a processor does. Returns the number of bytes that could be read from the start.
+    pub fn peek_on(&self, processor: usize, address: u64, to: &mut [u8]) -> usize {
+        // Most callers ask for the running processor, and need no copy of its registers.
+        if processor == self.cpu().seat() {
+            return self.cpu().core().peek(address, to);
+        }
+        self.processor_at(processor).map_or(0, |processor| processor.peek(address, to))
+    }
+
     /// The registers needed to unwind the kernel's stack from here.
     pub fn unwind_registers(&self) -> Registers {
         unwind_registers(&self.cpu().state())
@@ -77,9 +93,46 @@ impl<U: Unit> Processor<'_, U> {
         self.machine.bus.platform.startup(self.number) == StartupV1::Done
     }
 
+    /// Whether the processor waits for an interrupt.
+    pub fn is_halted(&self) -> bool {
+        self.state.halted
+    }
+
     /// Whether the processor executes a program, and not the kernel.
     pub fn is_user(&self) -> bool {
         is_user(&self.state)
+    }
+
+    /// The mode in which the processor decodes instructions.
+    pub fn code_size(&self) -> CodeSize {
+        let cs = self.state.segments[SegReg::Cs as usize];
+        match (self.state.msrs.efer & LONG_MODE != 0 && cs.long(), cs.big()) {
+            (true, _) => CodeSize::Bits64,
+            (false, true) => CodeSize::Bits32,
+            (false, false) => CodeSize::Bits16,
+        }
+    }
+
+    /// The linear address of the processor's next instruction.
+    pub fn linear_rip(&self) -> u64 {
+        let base = self.state.segments[SegReg::Cs as usize].base;
+        self.state.rip.wrapping_add(if self.code_size() == CodeSize::Bits64 { 0 } else { base })
+    }
+
+    /// Reads at a virtual address as this processor does. Returns the number of bytes that could be read from the
+    /// start.
+    pub fn peek(&self, address: u64, to: &mut [u8]) -> usize {
+        self.read(self.state.cr3, address, to)
+    }
+
+    /// The physical address that this processor means by a virtual address.
+    pub fn peek_address(&self, address: u64) -> Option<u64> {
+        self.physical(self.state.cr3, address)
+    }
+
+    /// The machine of this processor.
+    pub fn machine(&self) -> &Machine<U> {
+        self.machine
     }
 
     /// The registers needed to unwind the kernel's stack from where this processor stands.
@@ -98,11 +151,11 @@ impl<U: Unit> GuestView for Processor<'_, U> {
     }
 
     fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize {
-        self.machine.read(cr3, address, to)
+        self.machine.cpu().core().peek_as(&self.state, cr3, address, to)
     }
 
     fn physical(&self, cr3: u64, address: u64) -> Option<u64> {
-        self.machine.physical(cr3, address)
+        self.machine.cpu().core().peek_address_as(&self.state, cr3, address)
     }
 }
 

@@ -31,17 +31,29 @@ impl Breakpoint {
 pub struct Filter(Arc<Question>);
 
 /// A question about a machine as it stands.
-type Question = dyn Fn(&Machine<Instructions>) -> bool + Send + Sync;
+type Question = dyn Fn(&Machine<Instructions>, usize) -> bool + Send + Sync;
 
 impl Filter {
     /// A filter with this condition, which must depend on nothing but the machine.
     pub fn new(holds: impl Fn(&Machine<Instructions>) -> bool + Send + Sync + 'static) -> Filter {
+        Filter::of_processor(move |machine, _| holds(machine))
+    }
+
+    /// As [`Filter::new`], for a condition that also depends on the processor on which something happened.
+    pub fn of_processor(
+        holds: impl Fn(&Machine<Instructions>, usize) -> bool + Send + Sync + 'static,
+    ) -> Filter {
         Filter(Arc::new(holds))
     }
 
     /// Asks the question about a machine as it stands.
     pub fn holds(&self, machine: &Machine<Instructions>) -> bool {
-        (self.0)(machine)
+        self.holds_on(machine, machine.cpu().seat())
+    }
+
+    /// Asks the question about something that happened on a processor.
+    pub fn holds_on(&self, machine: &Machine<Instructions>, processor: usize) -> bool {
+        (self.0)(machine, processor)
     }
 }
 
@@ -118,7 +130,7 @@ impl Watch {
         let mut bytes = [0; 8];
         let to = &mut bytes[..(self.point.length as usize).min(8)];
         match self.point.space {
-            AddressKind::Linear => machine.cpu().core().peek(self.point.address, to),
+            AddressKind::Linear => machine.peek_on(machine.cpu().stepped_by(), self.point.address, to),
             AddressKind::Physical => machine.read_physical(self.point.address, to),
         };
         u64::from_le_bytes(bytes)
@@ -220,6 +232,8 @@ pub struct Hit {
     pub after: Instructions,
     /// The cause.
     pub cause: Cause,
+    /// The number of the processor on which it happens.
+    pub processor: usize,
 }
 
 /// Stops that are armed in one machine.
@@ -283,14 +297,15 @@ impl<'a> Armed<'a> {
         let cause =
             machine.look_as_stepped(|machine| self.cause(stop, machine).filter(|_| self.counts(machine)));
         let cause = cause.or_else(|| self.turn(stop, machine).filter(|_| self.counts(machine)))?;
-        Some(Hit { before: after - 1, after, cause })
+        Some(Hit { before: after - 1, after, cause, processor: machine.cpu().stepped_by() })
     }
 
     /// The hit of the breakpoint where the machine stands.
     pub fn breakpoint_hit(&self, machine: &Machine<Instructions>) -> Option<Hit> {
         let here = machine.moment().count;
         let linear = self.stops.breakpoint_at(machine).filter(|_| self.counts(machine))?;
-        Some(Hit { before: here, after: here, cause: Cause::Breakpoint(linear) })
+        let (cause, processor) = (Cause::Breakpoint(linear), machine.cpu().seat());
+        Some(Hit { before: here, after: here, cause, processor })
     }
 
     fn counts(&self, machine: &Machine<Instructions>) -> bool {

@@ -440,7 +440,8 @@ fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
         let stop = timeline.run_backward(&mut never).unwrap();
         let write = Cause::Watch { kind: WatchKind::Write, address: STIRRED };
         assert_eq!(stop, TravelStop::Hit(write), "{threads} threads");
-        hits.push(Hit { before: timeline.position(), after: timeline.position() + 1, cause: write });
+        let (before, after) = (timeline.position(), timeline.position() + 1);
+        hits.push(Hit { before, after, cause: write, processor: 0 });
     }
     assert_eq!(hits[0], hits[1]);
     // The eighth write lies behind `early`, because of the steps before the first round.
