@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! headers
-//! notes       NT_PRSTATUS: the registers; VMCOREINFO: the kernel's description of itself
+//! notes       NT_PRSTATUS for each processor: the registers; VMCOREINFO: the kernel's description of itself
 //! RAM         from a multiple of 4096 on, in the order of physical addresses; pages of zeroes are holes in the file
 //! ```
 //!
@@ -28,10 +28,10 @@ use object::elf::{
 use object::write::elf::{FileHeader, ProgramHeader, Writer};
 use serde::Serialize;
 
-use machine::Machine;
 use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::unit::Unit;
+use machine::{Machine, Processor};
 
 /// A summary of a written file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -44,7 +44,7 @@ pub struct Written {
     pub memory_bytes: u64,
     /// Pages of guest RAM that are all zeroes. These pages are holes in the file.
     pub zero_pages: u64,
-    /// The running process or thread, if known.
+    /// The running process or thread, if known. With several processors: on the processor that runs.
     pub pid: Option<u32>,
     /// The kernel's release, from its VMCOREINFO note; `None` if there is no such note in memory.
     pub kernel: Option<String>,
@@ -118,8 +118,17 @@ impl Contents {
         let symbols = Symbols::of_guest(machine).ok();
         let vmcoreinfo = find_vmcoreinfo(machine, symbols.as_ref());
         let tasks = symbols.as_ref().and_then(|symbols| Tasks::of_kernel(machine, symbols).ok());
-        let pid = tasks.and_then(|tasks| tasks.current(machine)).map(|thread| thread.id);
-        let mut notes = note("CORE", NT_PRSTATUS, &prstatus(&machine.cpu().state(), pid.unwrap_or(0)));
+        let pid_on = |processor: &Processor<'_, U>| {
+            let tasks = tasks.as_ref().filter(|_| processor.is_started());
+            tasks.and_then(|tasks| tasks.current(processor)).map(|thread| thread.id)
+        };
+        // crash and drgn find a processor's note by its place among the notes. So processors that have not started have
+        // notes, too.
+        let of_processor = |processor: Processor<'_, U>| {
+            note("CORE", NT_PRSTATUS, &prstatus(processor.state(), pid_on(&processor).unwrap_or(0)))
+        };
+        let mut notes: Vec<u8> = machine.all_processors().flat_map(of_processor).collect();
+        let pid = pid_on(&machine.running_processor());
         if let Some(text) = &vmcoreinfo {
             notes.extend(note(vmcoreinfo::NAME, NoteType(0), text));
         }

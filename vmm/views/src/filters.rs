@@ -1,7 +1,11 @@
-//! The filters of a search's results: by process, and by the duration of system calls.
+//! The filters of a search's results: by process, by processor, and by the duration of system calls.
 
 use guest_symbols::tasks::Thread;
-use machine::notation;
+use machine::error::Error;
+use machine::unit::Unit;
+use machine::{Machine, notation};
+
+use crate::processors;
 
 /// `TASK_COMM_LEN` without the NUL: the kernel stores no longer names.
 const NAME_BYTES: usize = 15;
@@ -13,13 +17,14 @@ pub struct Filters {
     pub pid: Option<u32>,
     /// Only threads of this name.
     pub comm: Option<String>,
+    /// Only events on the processor with this number.
+    pub processor: Option<usize>,
     /// Only system calls that took at least this long.
     pub longer_ns: Option<u64>,
 }
 
 /// The syntax of filters.
-pub const FILTERS: &str =
-    "pid:N (a process or a thread), comm:NAME, and of system calls longer:TIME, as in longer:100ms";
+pub const FILTERS: &str = "pid:N (a process or a thread), comm:NAME, cpu:N (a processor), and of system calls longer:TIME, as in longer:100ms";
 
 impl Filters {
     /// Parses filters, one in each word.
@@ -36,6 +41,7 @@ impl Filters {
                         (0..=NAME_BYTES.min(value.len())).rev().find(|&end| value.is_char_boundary(end));
                     filters.comm = Some(value[..end.unwrap_or(0)].to_string());
                 }
+                "cpu" => filters.processor = Some(value.parse().map_err(|_| wrong())?),
                 "longer" => filters.longer_ns = Some(notation::time(value)?),
                 _ => return Err(wrong()),
             }
@@ -46,7 +52,8 @@ impl Filters {
     /// Splits a condition from the filters that follow it, one in each word. A condition `console:` may contain any
     /// text, so no filters can follow it.
     pub fn behind(text: &str) -> Result<(&str, Filters), String> {
-        let is_filter = |word: &str| ["pid:", "comm:", "longer:"].iter().any(|kind| word.starts_with(kind));
+        let kinds = ["pid:", "comm:", "cpu:", "longer:"];
+        let is_filter = |word: &str| kinds.iter().any(|kind| word.starts_with(kind));
         let (mut condition, mut words) = (text.trim(), Vec::new());
         while let Some((before, word)) = condition.rsplit_once(' ').filter(|(_, word)| is_filter(word)) {
             if condition.starts_with("console:") {
@@ -56,6 +63,21 @@ impl Filters {
             condition = before.trim_end();
         }
         Ok((condition, Filters::parse(&words)?))
+    }
+
+    /// Refuses the number of a processor that a machine does not have.
+    pub fn check<U: Unit>(&self, machine: &Machine<U>) -> Result<(), Error> {
+        self.processor.map_or(Ok(()), |number| processors::find(machine, number).map(drop))
+    }
+
+    /// Whether the filters choose processors.
+    pub fn choose_processors(&self) -> bool {
+        self.processor.is_some()
+    }
+
+    /// Whether the filters admit an event on this processor.
+    pub fn admit_processor(&self, number: usize) -> bool {
+        self.processor.is_none_or(|wanted| wanted == number)
     }
 
     /// Whether the filters choose threads.
@@ -84,7 +106,12 @@ mod tests {
         let filters = parse(&["pid:12", "comm:a-name-that-is-too-long", "longer:100ms"]).unwrap();
         assert_eq!((filters.pid, filters.longer_ns), (Some(12), Some(100_000_000)));
         assert_eq!(filters.comm.as_deref(), Some("a-name-that-is-"));
-        for wrong in ["pid:x", "pid", "comm:", "name:x", "longer:1"] {
+        let filters = parse(&["cpu:2"]).unwrap();
+        assert!(filters.choose_processors() && !filters.choose_threads());
+        assert_eq!([1, 2, 3].map(|number| filters.admit_processor(number)), [false, true, false]);
+        let filters = parse(&["pid:2"]).unwrap();
+        assert!(filters.admit_processor(7) && !filters.choose_processors());
+        for wrong in ["cpu:", "cpu:x", "cpu:-1", "pid:x", "pid", "comm:", "name:x", "longer:1"] {
             assert!(parse(&[wrong]).is_err(), "{wrong}");
         }
     }
@@ -119,6 +146,8 @@ mod tests {
         for text in ["console:the pid:7", "syscall openat", "pid:7"] {
             assert_eq!(split(text), Ok((text.to_string(), Filters::default())));
         }
+        let (condition, filters) = split("syscall:open* cpu:3").unwrap();
+        assert_eq!((condition.as_str(), filters.processor), ("syscall:open*", Some(3)));
         assert!(split("syscall pid:x").is_err());
     }
 }

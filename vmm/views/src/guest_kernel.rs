@@ -6,15 +6,15 @@ use std::sync::Arc;
 use guest_symbols::modules::Missing;
 use guest_symbols::orc::{Frame, Unwinder};
 use guest_symbols::tasks::{Tasks, Thread};
-use guest_symbols::{KernelView, NoKernel, Symbols};
+use guest_symbols::{GuestView, KernelView, NoKernel, Symbols};
 use history::timeline::{KernelName, Kernels, Names, Poll, Stops, Timeline};
 use iced_x86::{Code, Decoder, DecoderOptions};
 use serde::{Serialize, Serializer};
 
-use machine::Machine;
 use machine::error::Error;
 use machine::position::Instructions;
 use machine::unit::Unit;
+use machine::{Machine, Processor};
 
 /// A place in the kernel's entry code for SYSCALL, and the function that this code calls.
 const ENTRY: &str = "entry_SYSCALL_64_after_hwframe";
@@ -68,20 +68,25 @@ impl GuestKernel {
         GuestKernel { symbols, call_return, tasks, unwinder }
     }
 
-    /// The running or interrupted thread.
-    pub fn thread<U: Unit>(&self, machine: &Machine<U>) -> Option<Thread> {
-        self.tasks.as_ref()?.current(machine)
+    /// The running or interrupted thread, of a machine's running processor or of another processor.
+    pub fn thread(&self, guest: &dyn GuestView) -> Option<Thread> {
+        self.tasks.as_ref()?.current(guest)
     }
 
     /// A thread by the address of its structure, and the letter of its state.
-    pub(super) fn thread_at<U: Unit>(&self, machine: &Machine<U>, task: u64) -> Option<(Thread, char)> {
-        self.tasks.as_ref()?.at(machine, task)
+    pub(super) fn thread_at(&self, guest: &dyn GuestView, task: u64) -> Option<(Thread, char)> {
+        self.tasks.as_ref()?.at(guest, task)
     }
 
-    /// The kernel's backtrace.
+    /// The kernel's backtrace on the running processor.
     pub fn backtrace<U: Unit>(&self, machine: &Machine<U>) -> Result<Backtrace, Missing> {
+        self.backtrace_on(&machine.running_processor())
+    }
+
+    /// The kernel's backtrace on a processor.
+    pub fn backtrace_on<U: Unit>(&self, processor: &Processor<'_, U>) -> Result<Backtrace, Missing> {
         let unwinder = self.unwinder.as_ref().map_err(Missing::clone)?;
-        Ok(Backtrace::by(unwinder, machine, &self.symbols))
+        Ok(Backtrace::by(unwinder, processor, &self.symbols))
     }
 }
 
@@ -136,6 +141,11 @@ impl GuestKernels {
         self.at(machine)?.thread(machine)
     }
 
+    /// The running or interrupted thread of a processor.
+    pub fn thread_on(&self, processor: &Processor<'_, Instructions>) -> Option<Thread> {
+        self.at(processor.machine())?.thread(processor)
+    }
+
     /// The name of a machine's current kernel, if there are several.
     pub fn name_at(&self, machine: &Machine<Instructions>) -> Option<KernelName> {
         self.kernels.name_at(machine)
@@ -150,11 +160,11 @@ impl GuestKernels {
 impl Backtrace {
     /// As [`GuestKernel::backtrace`], for callers that have the kernel's symbols already.
     pub fn of<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Result<Backtrace, Missing> {
-        Ok(Backtrace::by(&Unwinder::of_kernel(machine, symbols)?, machine, symbols))
+        Ok(Backtrace::by(&Unwinder::of_kernel(machine, symbols)?, &machine.running_processor(), symbols))
     }
 
-    fn by<U: Unit>(unwinder: &Unwinder, machine: &Machine<U>, symbols: &Symbols) -> Backtrace {
-        let found = unwinder.walk(machine, machine.unwind_registers());
+    fn by<U: Unit>(unwinder: &Unwinder, processor: &Processor<'_, U>, symbols: &Symbols) -> Backtrace {
+        let found = unwinder.walk(processor, processor.unwind_registers());
         let call = |frame: &Frame| Call { address: frame.address, function: frame.name(symbols) };
         Backtrace { frames: found.frames.iter().map(call).collect(), end: found.end.to_string() }
     }

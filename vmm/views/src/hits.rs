@@ -8,10 +8,10 @@ use guest_symbols::NoKernel;
 use history::timeline::{
     Breakpoint, Cause, Condition, Direction, Filter, Hit, Names, Poll, Stops, Timeline, TravelStop,
 };
-use machine::Machine;
 use machine::error::Error;
 use machine::notation::PositionSpec;
 use machine::position::{Count, Instructions};
+use machine::{Machine, Processor};
 use serde::Serialize;
 
 use crate::filters::Filters;
@@ -100,6 +100,7 @@ impl Search<'_> {
     /// Runs the search. The search changes the timeline's position and stops.
     pub fn run(&self, timeline: &mut Timeline, poll: &mut Poll<'_>) -> Result<Found, Error> {
         let from = self.wanted.from();
+        self.filters.check(timeline.machine())?;
         let condition = self.condition.parse::<Condition>();
         let of_calls = condition.as_ref().is_ok_and(|Condition(stops)| waits_for_calls(stops));
         if self.filters.longer_ns.is_some() && !of_calls {
@@ -125,10 +126,10 @@ impl Search<'_> {
         let read = |names: &dyn Names| Condition::parse(self.condition, names).map(|Condition(stops)| stops);
         let stops = condition.map(|Condition(stops)| stops).or_else(|_| kernels.stops(read));
         let mut stops = stops.map_err(Error::Position)?;
-        if self.filters.choose_threads() {
-            stops.only = Some(self.only(kernels.clone())?);
-        }
         let returns = of_calls && kernels.all().iter().any(|kernel| kernel.call_return.is_some());
+        if self.filters.choose_threads() || self.filters.choose_processors() {
+            stops.only = Some(self.only(kernels.clone(), returns)?);
+        }
         if self.filters.longer_ns.is_some() && !returns {
             let why = "ttvm cannot find where this kernel's system calls return, so leave longer: out";
             return Err(Error::Position(why.to_string()));
@@ -143,14 +144,19 @@ impl Search<'_> {
         }
     }
 
-    /// The filter for threads, from `pid:` and `comm:`.
-    fn only(&self, kernels: Arc<GuestKernels>) -> Result<Filter, Error> {
-        if kernels.all().is_empty() {
+    /// The filter for threads and processors, from `pid:`, `comm:` and `cpu:`. `returns` says that the search also stops
+    /// where system calls return.
+    fn only(&self, kernels: Arc<GuestKernels>, returns: bool) -> Result<Filter, Error> {
+        let filters = self.filters.clone();
+        if filters.choose_threads() && kernels.all().is_empty() {
             return Err(Error::Position(format!("there are no processes to choose from: {NoKernel}")));
         }
-        let filters = self.filters.clone();
-        Ok(Filter::new(move |machine: &Machine<Instructions>| {
-            filters.admit(kernels.thread(machine).as_ref())
+        Ok(Filter::of_processor(move |machine: &Machine<Instructions>, number: usize| {
+            // A system call may return on another processor.
+            let is_return = || returns && Return::is_at(machine, &kernels);
+            let thread = || machine.processor_at(number).and_then(|processor| kernels.thread_on(&processor));
+            (filters.admit_processor(number) || is_return())
+                && (!filters.choose_threads() || filters.admit(thread().as_ref()))
         }))
     }
 }
@@ -256,18 +262,22 @@ impl Asked<'_> {
         poll: &mut Poll<'_>,
     ) -> Result<Place, Error> {
         let here = timeline.position();
-        let rip = format!("{:#x}", timeline.machine().cpu().rip());
-        let mut place = Place::of(timeline.machine(), here, cause, &self.kernels, self.search.backtrace);
-        place.rip = Some(rip);
-        if matches!(cause, Cause::SystemCall(_) | Cause::Watch { .. }) {
-            let begin = if direction == Direction::Forward { here.saturating_back(1) } else { here };
-            let look = |machine: &Machine<Instructions>, hit: Hit| self.met(machine, hit);
-            for met in timeline.hits_seen(begin, begin + 1, 1, &look, poll)?.found {
-                if let Met::Place(seen, time_ns) = met {
-                    (place.call, place.old, place.new) = (seen.call, seen.old, seen.new);
-                    self.find_return(timeline, begin + 1, time_ns, &mut place, poll)?;
-                }
-            }
+        let begin = if direction == Direction::Forward { here.saturating_back(1) } else { here };
+        let mut seen = None;
+        // With several processors, only the event's step shows which of them executes the step.
+        let are_several = timeline.machine().processors() > 1 && !matches!(cause, Cause::Breakpoint(_));
+        if are_several || matches!(cause, Cause::SystemCall(_) | Cause::Watch { .. }) {
+            let look = |machine: &Machine<Instructions>, hit: Hit| (hit.processor, self.met(machine, hit));
+            seen = timeline.hits_seen(begin, begin + 1, 1, &look, poll)?.found.into_iter().next();
+        }
+        let machine = timeline.machine();
+        let processor = seen.as_ref().and_then(|(number, _)| machine.processor_at(*number));
+        let processor = processor.unwrap_or_else(|| machine.running_processor());
+        let mut place = Place::of(&processor, here, cause, &self.kernels, self.search.backtrace);
+        place.rip = Some(format!("{:#x}", processor.state().rip));
+        if let Some((_, Met::Place(seen, time_ns))) = seen {
+            (place.call, place.old, place.new) = (seen.call, seen.old, seen.new);
+            self.find_return(timeline, begin + 1, time_ns, &mut place, poll)?;
         }
         Ok(place)
     }
@@ -309,26 +319,30 @@ impl Asked<'_> {
         {
             return Return::seen(machine, kernel).map_or(Met::Nothing, Met::Return);
         }
-        let mut place = Place::of(machine, hit.before, hit.cause, &self.kernels, self.search.backtrace);
+        let processor = machine.processor_at(hit.processor);
+        let processor = processor.unwrap_or_else(|| machine.running_processor());
+        let mut place = Place::of(&processor, hit.before, hit.cause, &self.kernels, self.search.backtrace);
         match hit.cause {
-            Cause::SystemCall(number) if self.is_64_bit_call(machine) => {
-                place.call = Some(SystemCall::entered(machine, number));
+            Cause::SystemCall(number) if self.is_64_bit_call(&processor) => {
+                place.call = Some(SystemCall::entered(&processor, number));
             }
-            Cause::Watch { address, .. } => (place.old, place.new) = values(machine, address),
+            Cause::Watch { address, .. } => (place.old, place.new) = values(&processor, address),
             _ => {}
         }
         Met::Place(Box::new(place), machine.moment().time_ns)
     }
 
     /// Whether the guest entered the system call by SYSCALL. Other entries have other call numbers and arguments.
-    fn is_64_bit_call(&self, machine: &Machine<Instructions>) -> bool {
-        let entry = self.kernels.at(machine).and_then(|kernel| kernel.symbols.address_of(ENTRY));
-        entry == Some(machine.cpu().rip())
+    fn is_64_bit_call(&self, processor: &Processor<'_, Instructions>) -> bool {
+        let kernel = self.kernels.at(processor.machine());
+        let entry = kernel.and_then(|kernel| kernel.symbols.address_of(ENTRY));
+        entry == Some(processor.state().rip)
     }
 }
 
 /// The values before and after the write that was just made to an address.
-fn values(machine: &Machine<Instructions>, address: u64) -> (Option<String>, Option<String>) {
+fn values(processor: &Processor<'_, Instructions>, address: u64) -> (Option<String>, Option<String>) {
+    let machine = processor.machine();
     let written = machine.cpu().hits().iter().find_map(|hit| match hit {
         cpu::Hit::Watch(hit) if hit.address == address && hit.kind == WatchKind::Write => Some(*hit),
         _ => None,
@@ -338,7 +352,7 @@ fn values(machine: &Machine<Instructions>, address: u64) -> (Option<String>, Opt
     let to = &mut bytes[..usize::from(hit.length).min(8)];
     let wanted = to.len();
     let count = match hit.watchpoint.space {
-        AddressKind::Linear => machine.cpu().core().peek(address, to),
+        AddressKind::Linear => processor.peek(address, to),
         AddressKind::Physical => machine.read_physical(address, to),
     };
     let hex = |value: u64| format!("{value:#x}");

@@ -31,6 +31,7 @@ pub mod hits;
 pub mod memory;
 mod perfetto;
 mod place;
+pub mod processors;
 pub mod reports;
 mod returns;
 pub mod state;

@@ -2,7 +2,7 @@
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
 use machine::position::Instructions;
-use machine::{Machine, hex};
+use machine::{Machine, Processor, hex};
 use serde::Serialize;
 
 /// The largest number of disassembled instructions.
@@ -32,11 +32,10 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// Reads at a virtual address.
-    pub fn at(machine: &Machine<Instructions>, range: Range) -> Bytes {
-        let core = machine.cpu().core();
-        let read = |to: &mut [u8]| core.peek(range.address, to);
-        Bytes::read(range, read, |at| match core.peek_address(at) {
+    /// Reads at a virtual address, as a processor does.
+    pub fn at(processor: &Processor<'_, Instructions>, range: Range) -> Bytes {
+        let read = |to: &mut [u8]| processor.peek(range.address, to);
+        Bytes::read(range, read, |at| match processor.peek_address(at) {
             Some(gpa) => format!("{at:#x} is mapped to {gpa:#x}, where there is no RAM"),
             None => format!("nothing is mapped at {at:#x}"),
         })
@@ -67,18 +66,16 @@ pub struct Line {
     pub text: String,
 }
 
-/// The instructions from RIP on, up to the first unreadable byte.
-pub fn disassemble(machine: &Machine<Instructions>, count: usize) -> Vec<Line> {
-    let core = machine.cpu().core();
-    let start = core.rip.wrapping_add(core.frame.seg_base[1]);
+/// The instructions from a processor's RIP on, up to the first unreadable byte.
+pub fn disassemble(processor: &Processor<'_, Instructions>, count: usize) -> Vec<Line> {
     let mut bytes = vec![0; count.min(MOST_INSTRUCTIONS) * MOST_INSTRUCTION_BYTES];
-    let readable = core.peek(start, &mut bytes);
-    let bits = match core.code_size {
+    let readable = processor.peek(processor.linear_rip(), &mut bytes);
+    let bits = match processor.code_size() {
         cpu::CodeSize::Bits16 => 16,
         cpu::CodeSize::Bits32 => 32,
         cpu::CodeSize::Bits64 => 64,
     };
-    let mut decoder = Decoder::with_ip(bits, &bytes[..readable], core.rip, DecoderOptions::NONE);
+    let mut decoder = Decoder::with_ip(bits, &bytes[..readable], processor.state().rip, DecoderOptions::NONE);
     let (mut formatter, mut instruction) = (IntelFormatter::new(), Instruction::default());
     let mut lines = Vec::new();
     while lines.len() < count && decoder.can_decode() {

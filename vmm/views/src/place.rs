@@ -1,7 +1,7 @@
 //! A result of a search: its position, its thread, and a description of the event.
 
 use history::timeline::{Cause, KernelName};
-use machine::Machine;
+use machine::Processor;
 use machine::position::{Count, Instructions};
 use serde::Serialize;
 
@@ -26,6 +26,9 @@ pub struct Place {
     /// The thread's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// The number of the processor on which the event happens, if the machine has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processor: Option<usize>,
     /// The kernel at this place, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<OfKernel>,
@@ -64,16 +67,17 @@ impl From<KernelName> for OfKernel {
 }
 
 impl Place {
-    /// The place at which the machine is. `instruction` is the place's position.
+    /// The place at which a machine is, of an event on one of its processors. `instruction` is the place's position.
     pub(crate) fn of(
-        machine: &Machine<Instructions>,
+        processor: &Processor<'_, Instructions>,
         instruction: Instructions,
         cause: Cause,
         kernels: &GuestKernels,
         with_backtrace: bool,
     ) -> Place {
+        let machine = processor.machine();
         let kernel = kernels.at(machine);
-        let thread = kernel.and_then(|kernel| kernel.thread(machine));
+        let thread = kernel.and_then(|kernel| kernel.thread(processor));
         Place {
             instruction: instruction.number(),
             what: cause.told(kernel.map(|kernel| &*kernel.symbols)),
@@ -81,11 +85,14 @@ impl Place {
             rip: None,
             pid: thread.as_ref().map(|thread| thread.id),
             name: thread.map(|thread| thread.name),
+            processor: (machine.processors() > 1).then(|| processor.number()),
             kernel: kernels.name_at(machine).map(OfKernel::from),
             call: None,
             old: None,
             new: None,
-            backtrace: kernel.filter(|_| with_backtrace).and_then(|kernel| kernel.backtrace(machine).ok()),
+            backtrace: kernel
+                .filter(|_| with_backtrace)
+                .and_then(|kernel| kernel.backtrace_on(processor).ok()),
         }
     }
 
@@ -94,6 +101,9 @@ impl Place {
         let mut line = format!("insn:{}  {}  {rip}{:.9} s", self.instruction, self.what, self.guest_seconds);
         if let (Some(pid), Some(name)) = (self.pid, &self.name) {
             line += &format!("  {pid} ({name})");
+        }
+        if let Some(processor) = self.processor {
+            line += &format!("  on processor {processor}");
         }
         if let Some(kernel) = &self.kernel {
             line += &format!("  in the {}", kernel.text);

@@ -42,7 +42,7 @@ impl Return {
             stops.breakpoints.push(Breakpoint::at(at));
             let (wanted, kernels) = (wanted.clone(), kernels.clone());
             let is_wanted = move |machine: &Machine<Instructions>| {
-                let number = || stack_word(machine, NUMBER_OFFSET);
+                let number = || stack_word(&machine.running_processor(), NUMBER_OFFSET);
                 kernels.at(machine).is_some_and(|kernel| kernel.call_return == Some(at))
                     && (wanted == SystemCalls::All || number().is_some_and(|number| wanted.contains(number)))
             };
@@ -50,11 +50,16 @@ impl Return {
         }
     }
 
+    /// Whether a machine stands where its kernel returns from `do_syscall_64`.
+    pub fn is_at(machine: &Machine<Instructions>, kernels: &GuestKernels) -> bool {
+        kernels.at(machine).is_some_and(|kernel| kernel.call_return == Some(machine.cpu().rip()))
+    }
+
     /// The return at a machine's position.
     pub fn seen(machine: &Machine<Instructions>, kernel: &GuestKernel) -> Option<Return> {
         Some(Return {
             thread: kernel.thread(machine)?.id,
-            result: stack_word(machine, RESULT_OFFSET)?,
+            result: stack_word(&machine.running_processor(), RESULT_OFFSET)?,
             time_ns: machine.moment().time_ns,
         })
     }
@@ -150,6 +155,7 @@ mod tests {
             rip: None,
             pid: Some(thread),
             name: None,
+            processor: None,
             kernel: None,
             call: None,
             old: None,

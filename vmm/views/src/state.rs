@@ -9,19 +9,22 @@ use guest_symbols::messages::{self, Message};
 use guest_symbols::tasks::Tasks;
 use guest_symbols::{NoKernel, Symbols};
 use history::replay::registers;
-use machine::Machine;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
+use machine::{Machine, Processor};
 use serde::Serialize;
 
 use crate::console;
 use crate::guest_kernel::{Backtrace, GuestKernel};
 use crate::memory::{Bytes, Line, Range, disassemble};
+use crate::processors::{self, Activity, ProcessorRow};
 use crate::tasks::{Task, TaskList};
 
 /// The optional parts of a state, besides counts and registers.
 #[derive(Clone, Debug, Default)]
 pub struct StateOptions {
+    /// The processor to show instead of the running one, by its number.
+    pub processor: Option<usize>,
     /// Memory at virtual addresses.
     pub memory: Vec<Range>,
     /// Memory at physical addresses.
@@ -51,9 +54,16 @@ pub struct State {
     pub guest_seconds: f64,
     /// How the run ended, if it has ended.
     pub outcome: Option<String>,
-    /// The number of the running processor, from 0, if the machine has several.
+    /// The number of the shown processor, from 0, if the machine has several. Without another wish this is the running
+    /// processor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processor: Option<usize>,
+    /// What the shown processor does, if a processor was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activity: Option<Activity>,
+    /// All processors in short, if the machine has several, and no processor was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processors: Option<Vec<ProcessorRow>>,
     /// The running kernel, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<RunningKernel>,
@@ -132,23 +142,31 @@ impl State {
     /// The machine's current state. Fails if a requested part cannot be shown at this place.
     pub fn of(machine: &Machine<Instructions>, options: &StateOptions) -> Result<State, Error> {
         let (now, cpu) = (machine.moment(), machine.cpu());
+        let shown = options.processor.map(|number| processors::find(machine, number)).transpose()?;
+        let shown = shown.unwrap_or_else(|| machine.running_processor());
+        let are_several = machine.processors() > 1;
         let symbols = Symbols::of_guest(machine).ok();
+        // Before the guest starts a processor, the registers say nothing about the guest.
+        let of_guest = symbols.as_ref().filter(|_| shown.is_started());
+        let rows = are_several && options.processor.is_none();
         Ok(State {
             instruction: now.count.number(),
             branches: cpu.branches(),
             system_calls: cpu.system_calls(),
             guest_seconds: now.time_ns as f64 / 1e9,
             outcome: machine.outcome().map(|outcome| outcome.to_string()),
-            processor: (cpu.processors() > 1).then(|| cpu.seat()),
+            processor: are_several.then(|| shown.number()),
+            activity: options.processor.filter(|_| are_several).map(|_| Activity::of(&shown)),
+            processors: rows.then(|| ProcessorRow::all(machine, symbols.as_ref())),
             kernel: symbols.as_ref().and_then(|symbols| kernel(machine, symbols)),
-            place: symbols.as_ref().and_then(|symbols| place(machine, symbols)),
-            thread: symbols.as_ref().and_then(|symbols| running(machine, symbols)),
-            registers: Registers::of(&cpu.state()),
-            memory: options.memory.iter().map(|&range| Bytes::at(machine, range)).collect(),
+            place: of_guest.and_then(|symbols| processors::place(&shown, symbols)),
+            thread: of_guest.and_then(|symbols| running(&shown, symbols)),
+            registers: Registers::of(shown.state()),
+            memory: options.memory.iter().map(|&range| Bytes::at(&shown, range)).collect(),
             physical: options.physical.iter().map(|&range| Bytes::at_physical(machine, range)).collect(),
-            code: disassemble(machine, options.instructions),
+            code: disassemble(&shown, options.instructions),
             processes: options.processes.then(|| tasks(machine, symbols.as_ref())).transpose()?,
-            backtrace: options.backtrace.then(|| backtrace(machine)).transpose()?,
+            backtrace: options.backtrace.then(|| backtrace(&shown)).transpose()?,
             dmesg: options.dmesg.then(|| dmesg(machine)).transpose()?,
             console: console::last_lines(machine, options.console_lines),
         })
@@ -180,15 +198,8 @@ fn kernel(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<RunningK
     Some(RunningKernel { release: boot.release(), by_kexec: boot.is_by_kexec() })
 }
 
-/// The kernel symbol at RIP. User programs have no symbols in this view.
-fn place(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<String> {
-    let core = machine.cpu().core();
-    let (name, offset) = (core.cpl == 0).then(|| symbols.name_of(core.rip))??;
-    Some(format!("{name}+{offset:#x}"))
-}
-
-fn running(machine: &Machine<Instructions>, symbols: &Symbols) -> Option<Running> {
-    let thread = Tasks::of_kernel(machine, symbols).ok()?.current(machine)?;
+fn running(shown: &Processor<'_, Instructions>, symbols: &Symbols) -> Option<Running> {
+    let thread = Tasks::of_kernel(shown.machine(), symbols).ok()?.current(shown)?;
     Some(Running { pid: thread.id, process: thread.process, name: thread.name })
 }
 
@@ -203,10 +214,13 @@ fn tasks(machine: &Machine<Instructions>, symbols: Option<&Symbols>) -> Result<T
     Ok(TaskList::of(machine, tasks.list(machine), symbols))
 }
 
-fn backtrace(machine: &Machine<Instructions>) -> Result<Backtrace, Error> {
+fn backtrace(shown: &Processor<'_, Instructions>) -> Result<Backtrace, Error> {
     let none = |why: &dyn Display| nothing_to_show("is no backtrace", why);
-    let kernel = GuestKernel::of_guest(machine).map_err(|no_kernel| none(&no_kernel))?;
-    kernel.backtrace(machine).map_err(|missing| none(&missing))
+    if !shown.is_started() {
+        return Err(none(&format!("processor {} has not started", shown.number())));
+    }
+    let kernel = GuestKernel::of_guest(shown.machine()).map_err(|no_kernel| none(&no_kernel))?;
+    kernel.backtrace_on(shown).map_err(|missing| none(&missing))
 }
 
 fn dmesg(machine: &Machine<Instructions>) -> Result<Vec<Said>, Error> {
@@ -224,7 +238,8 @@ impl Display for State {
             "instruction {}, branch {}, system call {}, {:.9} s guest time",
             self.instruction, self.branches, self.system_calls, self.guest_seconds
         )?;
-        let processor = self.processor.iter().map(|number| format!("on processor {number}"));
+        let activity = self.activity.map(|activity| format!(", {}", activity.words())).unwrap_or_default();
+        let processor = self.processor.iter().map(|number| format!("on processor {number}{activity}"));
         let by_kexec = self.kernel.iter().filter(|kernel| kernel.by_kexec);
         let by_kexec = by_kexec.map(|kernel| format!("in the kernel {}, started by kexec", kernel.release));
         let place = self.place.iter().map(|place| format!("in the kernel's {place}"));
@@ -243,6 +258,9 @@ impl Display for State {
             .chain(self.registers.lines.iter().cloned())
         {
             write!(f, "\n{line}")?;
+        }
+        if let Some(processors) = &self.processors {
+            part(f, "processors", "", processors.iter().map(ProcessorRow::line))?;
         }
         for bytes in &self.memory {
             part(f, &format!("memory at {}", bytes.address), "  ", rows(bytes))?;

@@ -3,7 +3,7 @@
 //! A call that is not in the table shows its first arguments as numbers. Guest memory is not trusted: every text has a
 //! limit.
 
-use machine::Machine;
+use machine::Processor;
 use machine::position::Instructions;
 use serde::Serialize;
 use syscalls::Errno;
@@ -167,15 +167,15 @@ const LOCK_COMMANDS: [(u64, &str); 11] = [
 ];
 
 impl SystemCall {
-    /// The system call with this number that a machine has just entered by SYSCALL, without its result.
-    pub fn entered(machine: &Machine<Instructions>, number: u64) -> SystemCall {
-        let gpr = machine.cpu().state().gpr;
+    /// The system call with this number that a processor has just entered by SYSCALL, without its result.
+    pub fn entered(processor: &Processor<'_, Instructions>, number: u64) -> SystemCall {
+        let gpr = processor.state().gpr;
         // RDI, RSI, RDX, R10, R8, R9.
         let values = [7, 6, 2, 10, 8, 9].map(|register: usize| gpr[register]);
         let call = usize::try_from(number).ok().and_then(Sysno::new);
         let known = CALLS.iter().find(|(known, _)| Some(*known) == call).map(|(_, kinds)| *kinds);
         let kinds = known.unwrap_or(&[Address; 3]);
-        let read = |address: u64, to: &mut [u8]| machine.cpu().core().peek(address, to);
+        let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
         let in_words = |(kind, value): (&Kind, u64)| argument(*kind, value, &values, &read);
         SystemCall {
             name: call.map_or_else(|| number.to_string(), |call| call.name().to_string()),

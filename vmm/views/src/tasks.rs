@@ -1,13 +1,14 @@
 //! The guest's processes and threads.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use guest_symbols::Symbols;
 use guest_symbols::orc::{Registers, Unwinder};
 use guest_symbols::switched_out::SwitchFrame;
-use guest_symbols::tasks::{AddressSpace, Process, Processes, Thread};
-use machine::Machine;
+use guest_symbols::tasks::{AddressSpace, Process, Processes, Tasks, Thread};
 use machine::unit::Unit;
+use machine::{Machine, Processor};
 use serde::Serialize;
 
 /// A process, or one of the other threads of a process.
@@ -30,6 +31,9 @@ pub struct Task {
     pub kernel_thread: bool,
     /// Whether the task is running, or was interrupted.
     pub current: bool,
+    /// The number of the processor on which the task is running, if the machine has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processor: Option<usize>,
     /// The task's name in the kernel.
     pub name: String,
     /// For a task that does not run: the kernel function in which it waits. This function has called the scheduler.
@@ -52,13 +56,42 @@ impl TaskList {
     /// The tasks of a machine's kernel with these symbols.
     pub fn of<U: Unit>(machine: &Machine<U>, processes: Processes, symbols: &Symbols) -> TaskList {
         let waits = Waits::of(machine, symbols);
-        let running = processes.current.as_ref().map(|current| current.task);
+        let runs = Running::of(machine, &processes, symbols);
         let waits_in =
-            |task: u64| waits.as_ref().filter(|_| Some(task) != running)?.function(machine, task, symbols);
-        let current = processes.current.as_ref().map(|current| current.id);
+            |task: u64| waits.as_ref().filter(|_| !runs.has(task))?.function(machine, task, symbols);
         let all = processes.all.into_iter();
-        let tasks = all.flat_map(|process| tasks_of(process, current, &waits_in)).collect();
+        let tasks = all.flat_map(|process| tasks_of(process, &runs, &waits_in)).collect();
         TaskList { tasks, damage: processes.damage }
+    }
+}
+
+/// The running tasks, by the addresses of their structures, each with the number of its processor.
+struct Running {
+    tasks: BTreeMap<u64, usize>,
+    are_several: bool,
+}
+
+impl Running {
+    fn of<U: Unit>(machine: &Machine<U>, processes: &Processes, symbols: &Symbols) -> Running {
+        let current = processes.current.as_ref().map(|current| (current.task, machine.cpu().seat()));
+        let mut tasks = BTreeMap::from_iter(current);
+        let are_several = machine.processors() > 1;
+        if are_several && let Ok(kernel) = Tasks::of_kernel(machine, symbols) {
+            let started = machine.all_processors().filter(Processor::is_started);
+            tasks.extend(
+                started.filter_map(|processor| Some((kernel.running(&processor)?, processor.number()))),
+            );
+        }
+        Running { tasks, are_several }
+    }
+
+    fn has(&self, task: u64) -> bool {
+        self.tasks.contains_key(&task)
+    }
+
+    /// The number of a task's processor, if there are several processors.
+    fn processor(&self, task: u64) -> Option<usize> {
+        self.tasks.get(&task).copied().filter(|_| self.are_several)
     }
 }
 
@@ -94,10 +127,10 @@ impl Waits {
     }
 }
 
-/// A process and its threads; `current` is the number of the running thread.
+/// A process and its threads.
 fn tasks_of(
     process: Process,
-    current: Option<u32>,
+    runs: &Running,
     waits_in: &impl Fn(u64) -> Option<String>,
 ) -> impl Iterator<Item = Task> {
     let Process { pid, parent, state, name, space, threads, task } = process;
@@ -113,7 +146,8 @@ fn tasks_of(
         state: Some(state),
         cr3: cr3.clone(),
         kernel_thread,
-        current: current == Some(pid),
+        current: runs.has(task),
+        processor: runs.processor(task),
         name,
         waits_in: waits_in(task),
     };
@@ -124,7 +158,8 @@ fn tasks_of(
         state: None,
         cr3: cr3.clone(),
         kernel_thread,
-        current: current == Some(thread.id),
+        current: runs.has(thread.task),
+        processor: runs.processor(thread.task),
         waits_in: waits_in(thread.task),
         name: thread.name,
     };
@@ -137,15 +172,19 @@ impl Task {
         if self.kernel_thread { "kernel thread" } else { self.cr3.as_deref().unwrap_or("none") }
     }
 
-    /// A line of a table.
+    /// A line of a table. A mark shows that the task is running: the number of its processor, or a star if the machine
+    /// has one processor.
     pub fn line(&self) -> String {
-        let mark = if self.current { '*' } else { ' ' };
+        let mark = match self.processor {
+            Some(number) => number.to_string(),
+            None => if self.current { "*" } else { "" }.to_string(),
+        };
         let parent = match self.thread_of {
             Some(process) => format!("in {process}"),
             None => self.parent.unwrap_or(0).to_string(),
         };
         let state = self.state.unwrap_or(' ');
         let waits = self.waits_in.as_deref().unwrap_or("-");
-        format!("{mark} {:7} {parent:>10} {state} {:14} {waits:24} {}", self.pid, self.space(), self.name)
+        format!("{mark:<2}{:7} {parent:>10} {state} {:14} {waits:24} {}", self.pid, self.space(), self.name)
     }
 }

@@ -6,6 +6,10 @@
 //! program, all its slices end. Two places in the kernel's code mark the ends: the return from `do_syscall_64` to its
 //! caller, and the IRET by which all interrupts return.
 //!
+//! With several processors, each has a track with its turns. The turns follow from the ends of turns, and from the time
+//! that passes while all processors are halted: an interrupt ends this time, and every interrupt is in the trace. The
+//! idle tasks, which all have the number 0, have a track for each processor.
+//!
 //! Times are guest time. Thread switches are not slices but ftrace events, as Perfetto requires.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,10 +29,10 @@ use crate::perfetto::{
     ThreadDescriptor, TracePacket, TrackDescriptor, TrackEvent, kind,
 };
 use history::timeline::{Breakpoint, Cause, Hit, Poll, Stops, Timeline};
-use machine::Machine;
 use machine::error::Error;
 use machine::new_file::NewFile;
-use machine::position::{Count, Instructions};
+use machine::position::{Count, Instructions, Moment};
+use machine::{Machine, Processor};
 
 /// The kernel's function that switches threads. The function's arguments are the two threads.
 const SWITCH: &str = "__switch_to";
@@ -58,6 +62,9 @@ pub struct Counts {
     pub console_lines: u64,
     /// Threads with any of these events.
     pub threads: u64,
+    /// Turns of processors, if the machine has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub turns: Option<u64>,
 }
 
 /// Writes the trace of a part of a recording to a new path. An error leaves no file behind. `progress` is called with
@@ -69,12 +76,16 @@ pub fn write(
     poll: &mut Poll<'_>,
     mut progress: impl FnMut(Instructions),
 ) -> Result<Counts, Error> {
+    let turns = Turns::begin(timeline, from, poll)?;
     let kernels = kernels(timeline, (from, to), poll)?;
     let places: Vec<Places> = kernels.all().iter().map(Places::of).collect();
     let mut file = NewFile::begin(path)?;
     let unwritten = |source| Error::file("write", path)(source);
-    let mut trace = Trace::new(Packets::new(BufWriter::new(file.file())));
-    timeline.set_stops(Places::stops(&places));
+    let mut stops = Places::stops(&places);
+    stops.traps.turns = turns.is_some();
+    let packets = Packets::new(BufWriter::new(file.file()));
+    let mut trace = Trace::new(packets, turns).map_err(unwritten)?;
+    timeline.set_stops(stops);
     let look = |machine: &Machine<Instructions>, hit| {
         let here = kernels.number_at(machine).map(|number| (&kernels.all()[number], &places[number]));
         Note::of(machine, hit, here)
@@ -87,7 +98,7 @@ pub fn write(
         return Err(Error::Interrupted);
     }
     timeline.seek(to, poll)?.unless_interrupted()?;
-    let counts = trace.finish(timeline.machine().moment().time_ns).map_err(unwritten)?;
+    let counts = trace.finish(timeline.machine().moment()).map_err(unwritten)?;
     file.finish()?;
     Ok(counts)
 }
@@ -149,7 +160,11 @@ impl Places {
 /// An event, and where it happened.
 struct Note {
     at: Instructions,
-    time_ns: u64,
+    /// The moment behind the event.
+    moment: Moment<Instructions>,
+    /// The processor on which the event happened, and the processor that runs behind the event.
+    processor: usize,
+    next: usize,
     thread: Option<Thread>,
     what: What,
 }
@@ -186,13 +201,20 @@ struct Interrupted {
 impl Note {
     /// Describes a hit. `here` is the kernel that runs at the hit.
     fn of(machine: &Machine<Instructions>, hit: Hit, here: Option<(&GuestKernel, &Places)>) -> Note {
-        let time_ns = machine.moment().time_ns;
+        let (moment, next) = (machine.moment(), machine.cpu().seat());
+        let note =
+            |thread, what| Note { at: hit.before, moment, processor: hit.processor, next, thread, what };
+        if hit.cause == Cause::Turn {
+            return note(None, What::Nothing);
+        }
+        let processor = machine.processor_at(hit.processor);
+        let processor = &processor.unwrap_or_else(|| machine.running_processor());
         let (thread, places) =
-            here.map_or((None, &NO_PLACES), |(kernel, places)| (kernel.thread(machine), places));
+            here.map_or((None, &NO_PLACES), |(kernel, places)| (kernel.thread(processor), places));
         let what = match hit.cause {
             Cause::SystemCall(number) => What::SystemCall(number),
             Cause::Vector(vector) => {
-                let (interrupted, address) = (interrupted(machine, vector), machine.cpu().core().state.cr2);
+                let (interrupted, address) = (interrupted(processor, vector), processor.state().cr2);
                 What::Vector { vector, interrupted, address }
             }
             Cause::Console(bytes) => {
@@ -200,44 +222,43 @@ impl Note {
                 What::Console(text[text.len().saturating_sub(bytes)..].to_vec())
             }
             Cause::Breakpoint(at) if Some(at) == places.call_return => {
-                let result = stack_word(machine, RESULT_OFFSET).map(|word| word as i64);
+                let result = stack_word(processor, RESULT_OFFSET).map(|word| word as i64);
                 What::SystemCallReturns(result)
             }
             Cause::Breakpoint(at) if Some(at) == places.interrupt_return => {
-                What::InterruptReturns { to_program: stack_word(machine, 8).is_some_and(|cs| cs & 3 == 3) }
+                What::InterruptReturns { to_program: stack_word(processor, 8).is_some_and(|cs| cs & 3 == 3) }
             }
             Cause::Breakpoint(at) if Some(at) == places.switch => {
-                here.map_or(What::Nothing, |(kernel, _)| switch(machine, kernel))
+                here.map_or(What::Nothing, |(kernel, _)| switch(processor, kernel))
             }
             Cause::Breakpoint(_) | Cause::Watch { .. } | Cause::Return | Cause::Turn => What::Nothing,
         };
-        Note { at: hit.before, time_ns, thread, what }
+        note(thread, what)
     }
 }
 
 /// Reads the word at `offset` above the stack pointer.
-pub(crate) fn stack_word(machine: &Machine<Instructions>, offset: u64) -> Option<u64> {
-    let core = machine.cpu().core();
+pub(crate) fn stack_word(processor: &Processor<'_, Instructions>, offset: u64) -> Option<u64> {
     let mut bytes = [0; 8];
-    let rsp = machine.cpu().state().gpr[4];
-    (core.peek(rsp.wrapping_add(offset), &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
+    let rsp = processor.state().gpr[4];
+    (processor.peek(rsp.wrapping_add(offset), &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
 }
 
 /// The interrupted code, from the state that the processor has just saved on the stack. In 64-bit mode only.
-fn interrupted(machine: &Machine<Instructions>, vector: u8) -> Option<Interrupted> {
+fn interrupted(processor: &Processor<'_, Instructions>, vector: u8) -> Option<Interrupted> {
     const WITH_ERROR_CODE: [u8; 9] = [8, 10, 11, 12, 13, 14, 17, 21, 30];
-    if machine.cpu().core().code_size != cpu::CodeSize::Bits64 {
+    if processor.code_size() != cpu::CodeSize::Bits64 {
         return None;
     }
     let frame = if WITH_ERROR_CODE.contains(&vector) { 8 } else { 0 };
-    let (rip, cs) = (stack_word(machine, frame)?, stack_word(machine, frame + 8)?);
+    let (rip, cs) = (stack_word(processor, frame)?, stack_word(processor, frame + 8)?);
     Some(Interrupted { rip, is_program: cs & 3 == 3 })
 }
 
 /// The thread switch at the beginning of `__switch_to`, between the threads in its arguments.
-fn switch(machine: &Machine<Instructions>, kernel: &GuestKernel) -> What {
-    let gpr = machine.cpu().state().gpr;
-    let (previous, next) = (kernel.thread_at(machine, gpr[7]), kernel.thread_at(machine, gpr[6]));
+fn switch(processor: &Processor<'_, Instructions>, kernel: &GuestKernel) -> What {
+    let gpr = processor.state().gpr;
+    let (previous, next) = (kernel.thread_at(processor, gpr[7]), kernel.thread_at(processor, gpr[6]));
     match (previous, next) {
         (Some((_, state)), Some((next, _))) => What::Switch { next, state },
         _ => What::Nothing,
@@ -262,6 +283,46 @@ mod track {
     pub fn thread(id: u32) -> u64 {
         2 << 32 | u64::from(id)
     }
+    /// The idle task of one of several processors.
+    pub fn idle(processor: usize) -> u64 {
+        3 << 32 | processor as u64
+    }
+    pub fn processor(number: usize) -> u64 {
+        4 << 32 | number as u64
+    }
+}
+
+/// The turns of several processors, as far as they are traced.
+struct Turns {
+    processors: usize,
+    /// The processor that runs at the last known moment; `None` if all are halted there.
+    running: Option<usize>,
+    last: Moment<Instructions>,
+}
+
+impl Turns {
+    /// The turn at the beginning of a trace; `None` if the machine has one processor.
+    fn begin(
+        timeline: &mut Timeline,
+        from: Instructions,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Turns>, Error> {
+        let processors = timeline.machine().processors();
+        if processors == 1 {
+            return Ok(None);
+        }
+        timeline.seek(from, poll)?.unless_interrupted()?;
+        let (machine, last) = (timeline.machine(), timeline.machine().moment());
+        let processor = machine.running_processor();
+        let running = (!processor.is_halted()).then(|| processor.number());
+        Ok(Some(Turns { processors, running, last }))
+    }
+
+    /// The time that has passed since the last moment while all processors were halted.
+    fn idle_ns(&self, now: Moment<Instructions>) -> u64 {
+        let (steps, ns) = (now.count.saturating_since(self.last.count), now.time_ns - self.last.time_ns);
+        ns.saturating_sub(steps)
+    }
 }
 
 /// A trace that is being written.
@@ -272,16 +333,24 @@ struct Trace<W: Write> {
     named: BTreeMap<u64, String>,
     open: BTreeMap<u64, Vec<Open>>,
     line: Vec<u8>,
+    turns: Option<Turns>,
 }
 
 impl<W: Write> Trace<W> {
-    fn new(packets: Packets<W>) -> Trace<W> {
+    fn new(packets: Packets<W>, turns: Option<Turns>) -> io::Result<Trace<W>> {
         let (named, open) = (BTreeMap::new(), BTreeMap::new());
-        Trace { packets, counts: Counts::default(), named, open, line: Vec::new() }
+        let counts = Counts { turns: turns.as_ref().map(|_| 0), ..Counts::default() };
+        let mut trace = Trace { packets, counts, named, open, line: Vec::new(), turns };
+        if let Some(Turns { processors, running, last }) = trace.turns {
+            (0..processors).try_for_each(|number| trace.processor_track(number))?;
+            running.map_or(Ok(()), |number| trace.begin_turn(number, last.time_ns))?;
+        }
+        Ok(trace)
     }
 
     fn add(&mut self, note: Note) -> io::Result<()> {
-        let Note { at, time_ns, thread, what } = note;
+        self.follow_turn(&note)?;
+        let Note { at, moment: Moment { time_ns, .. }, processor, next: _, thread, what } = note;
         match what {
             What::Nothing => Ok(()),
             What::Console(bytes) => self.console(at, time_ns, &bytes),
@@ -289,19 +358,20 @@ impl<W: Write> Trace<W> {
                 self.counts.system_calls += 1;
                 let name = Sysno::new(number as usize).map(|call| call.name().to_string());
                 let name = name.unwrap_or_else(|| format!("system call {number}"));
-                let track = self.thread_track(thread.as_ref())?;
+                let track = self.thread_track(thread.as_ref(), processor)?;
                 self.close_all(track, time_ns)?;
                 self.begin(track, time_ns, Open::SystemCall, "syscall", name, vec![position(at)])
             }
             What::SystemCallReturns(result) => {
-                let track = self.thread_track(thread.as_ref())?;
+                let track = self.thread_track(thread.as_ref(), processor)?;
                 self.end_system_call(track, time_ns, result)
             }
             What::Vector { vector, interrupted, address } => {
-                self.vector(at, time_ns, thread.as_ref(), vector, interrupted, address)
+                let track = self.thread_track(thread.as_ref(), processor)?;
+                self.vector(at, time_ns, track, vector, interrupted, address)
             }
             What::InterruptReturns { to_program } => {
-                let track = self.thread_track(thread.as_ref())?;
+                let track = self.thread_track(thread.as_ref(), processor)?;
                 if to_program {
                     return self.close_all(track, time_ns);
                 }
@@ -310,15 +380,46 @@ impl<W: Write> Trace<W> {
                     _ => Ok(()),
                 }
             }
-            What::Switch { next, state } => self.switch(time_ns, thread.as_ref(), &next, state),
+            What::Switch { next, state } => {
+                thread.map_or(Ok(()), |previous| self.switch(time_ns, processor, &previous, &next, state))
+            }
         }
+    }
+
+    /// Ends and begins turns up to an event.
+    fn follow_turn(&mut self, note: &Note) -> io::Result<()> {
+        let Some(turns) = &mut self.turns else { return Ok(()) };
+        let (idle_ns, running) = (turns.idle_ns(note.moment), turns.running.replace(note.next));
+        turns.last = note.moment;
+        let steps = note.moment.count.saturating_since(note.at);
+        let begun_ns = note.moment.time_ns.saturating_sub(steps);
+        if idle_ns > 0 || running != Some(note.processor) {
+            // All processors were halted, and this event is the first after that time.
+            running.map_or(Ok(()), |number| self.end_turn(number, begun_ns.saturating_sub(idle_ns)))?;
+            self.begin_turn(note.processor, begun_ns)?;
+        }
+        if note.next != note.processor {
+            self.end_turn(note.processor, note.moment.time_ns)?;
+            self.begin_turn(note.next, note.moment.time_ns)?;
+        }
+        Ok(())
+    }
+
+    fn begin_turn(&mut self, processor: usize, time_ns: u64) -> io::Result<()> {
+        self.counts.turns = self.counts.turns.map(|turns| turns + 1);
+        let (track, name) = (track::processor(processor), Some("turn".to_string()));
+        self.event(track, time_ns, kind::BEGIN, "turn", name, Vec::new())
+    }
+
+    fn end_turn(&mut self, processor: usize, time_ns: u64) -> io::Result<()> {
+        self.event(track::processor(processor), time_ns, kind::END, "", None, Vec::new())
     }
 
     fn vector(
         &mut self,
         at: Instructions,
         time_ns: u64,
-        thread: Option<&Thread>,
+        track: u64,
         vector: u8,
         interrupted: Option<Interrupted>,
         address: u64,
@@ -331,7 +432,6 @@ impl<W: Write> Trace<W> {
             self.counts.page_faults += 1;
             annotations.push(pointer("address", address));
         }
-        let track = self.thread_track(thread)?;
         if interrupted.is_some_and(|here| here.is_program) {
             self.close_all(track, time_ns)?;
         }
@@ -348,14 +448,14 @@ impl<W: Write> Trace<W> {
     fn switch(
         &mut self,
         time_ns: u64,
-        previous: Option<&Thread>,
+        processor: usize,
+        previous: &Thread,
         next: &Thread,
         state: char,
     ) -> io::Result<()> {
-        let Some(previous) = previous else { return Ok(()) };
         self.counts.switches += 1;
-        let track = self.thread_track(Some(previous))?;
-        self.thread_track(Some(next))?;
+        let track = self.thread_track(Some(previous), processor)?;
+        self.thread_track(Some(next), processor)?;
         if matches!(state, 'X' | 'Z') {
             self.close_all(track, time_ns)?;
         }
@@ -368,7 +468,7 @@ impl<W: Write> Trace<W> {
         };
         let event =
             FtraceEvent { timestamp: Some(time_ns), pid: Some(previous.id), sched_switch: Some(switch) };
-        let bundle = FtraceEventBundle { cpu: Some(0), event: vec![event] };
+        let bundle = FtraceEventBundle { cpu: Some(processor as u32), event: vec![event] };
         self.packets.add(TracePacket { ftrace_events: Some(bundle), ..TracePacket::default() })
     }
 
@@ -396,8 +496,30 @@ impl<W: Write> Trace<W> {
         self.instant(track::CONSOLE, time_ns, "console", text, at.map(position).into_iter().collect())
     }
 
-    /// The track of a thread. Describes the track to Perfetto if the thread is new or has a new name.
-    fn thread_track(&mut self, thread: Option<&Thread>) -> io::Result<u64> {
+    /// Describes the track of one of several processors to Perfetto.
+    fn processor_track(&mut self, number: usize) -> io::Result<()> {
+        self.named_track(track::processor(number), &format!("processor {number}"), |name| TrackDescriptor {
+            uuid: Some(track::processor(number)),
+            name: Some(name),
+            ..TrackDescriptor::default()
+        })
+    }
+
+    /// The track of the idle task of one of several processors.
+    fn idle_track(&mut self, processor: usize, name: &str) -> io::Result<u64> {
+        let track = track::idle(processor);
+        self.counts.threads += u64::from(!self.named.contains_key(&track));
+        self.named_track(track, name, |name| TrackDescriptor {
+            uuid: Some(track),
+            parent_uuid: Some(track::processor(processor)),
+            name: Some(name),
+            ..TrackDescriptor::default()
+        })?;
+        Ok(track)
+    }
+
+    /// The track of a thread on a processor. Describes the track to Perfetto if the thread is new or has a new name.
+    fn thread_track(&mut self, thread: Option<&Thread>, processor: usize) -> io::Result<u64> {
         let Some(thread) = thread else {
             self.named_track(track::MACHINE, "before the first process", |name| TrackDescriptor {
                 uuid: Some(track::MACHINE),
@@ -406,6 +528,9 @@ impl<W: Write> Trace<W> {
             })?;
             return Ok(track::MACHINE);
         };
+        if thread.id == 0 && self.turns.is_some() {
+            return self.idle_track(processor, &thread.name);
+        }
         let (process, track) = (track::process(thread.process), track::thread(thread.id));
         if thread.id == thread.process {
             self.named_track(process, &thread.name, |name| TrackDescriptor {
@@ -520,12 +645,17 @@ impl<W: Write> Trace<W> {
     }
 
     /// Ends all slices at the end of the trace.
-    fn finish(mut self, time_ns: u64) -> io::Result<Counts> {
+    fn finish(mut self, end: Moment<Instructions>) -> io::Result<Counts> {
+        let time_ns = end.time_ns;
         if !self.line.is_empty() {
             self.console_line(None, time_ns)?;
         }
         let tracks: Vec<u64> = self.open.keys().copied().collect();
         tracks.into_iter().try_for_each(|track| self.close_all(track, time_ns))?;
+        if let Some(turns) = &self.turns {
+            let (running, end_ns) = (turns.running, time_ns.saturating_sub(turns.idle_ns(end)));
+            running.map_or(Ok(()), |number| self.end_turn(number, end_ns))?;
+        }
         self.packets.finish()?;
         Ok(self.counts)
     }
@@ -593,6 +723,7 @@ mod tests {
     use super::*;
 
     const CALLER: &str = "caller";
+    const END: Moment<Instructions> = Moment { count: Instructions(10_000), time_ns: 1_000 };
 
     fn thread(id: u32, name: &str) -> Thread {
         Thread { id, process: 7, name: name.to_string(), task: 0 }
@@ -602,12 +733,11 @@ mod tests {
     /// annotations.
     fn events(notes: Vec<(u64, u32, What)>) -> (Vec<String>, Counts) {
         let mut bytes = Vec::new();
-        let mut trace = Trace::new(Packets::new(&mut bytes));
+        let mut trace = Trace::new(Packets::new(&mut bytes), None).unwrap();
         for (time_ns, id, what) in notes {
-            let thread = Some(thread(id, CALLER));
-            trace.add(Note { at: Instructions(time_ns * 10), time_ns, thread, what }).unwrap();
+            trace.add(note(time_ns, Some(thread(id, CALLER)), what)).unwrap();
         }
-        let counts = trace.finish(1_000).unwrap();
+        let counts = trace.finish(END).unwrap();
         let packets = crate::perfetto::read(&bytes);
         let events =
             packets.iter().filter_map(|packet| Some((packet.timestamp?, packet.track_event.as_ref()?)));
@@ -716,14 +846,15 @@ mod tests {
     /// The packets of a trace of these notes.
     fn packets(notes: Vec<Note>) -> (Vec<TracePacket>, Counts) {
         let mut bytes = Vec::new();
-        let mut trace = Trace::new(Packets::new(&mut bytes));
+        let mut trace = Trace::new(Packets::new(&mut bytes), None).unwrap();
         notes.into_iter().for_each(|note| trace.add(note).unwrap());
-        let counts = trace.finish(1_000).unwrap();
+        let counts = trace.finish(END).unwrap();
         (crate::perfetto::read(&bytes), counts)
     }
 
     fn note(time_ns: u64, thread: Option<Thread>, what: What) -> Note {
-        Note { at: Instructions(time_ns * 10), time_ns, thread, what }
+        let at = Instructions(time_ns * 10);
+        Note { at, moment: Moment { count: at, time_ns }, processor: 0, next: 0, thread, what }
     }
 
     #[test]

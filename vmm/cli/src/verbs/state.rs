@@ -22,6 +22,9 @@ const MAX_MEMORY_BYTES: u64 = 1 << 20;
 pub struct Args {
     #[command(flatten)]
     place: PlaceArgs,
+    /// Show this processor, by its number, instead of the running one
+    #[arg(long, value_name = "N")]
+    cpu: Option<usize>,
     /// Show memory at a virtual address, as ADDR:LEN (repeatable)
     #[arg(long, value_name = "ADDR:LEN", value_parser = parse_range)]
     memory: Vec<Range>,
@@ -78,6 +81,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 impl Args {
     fn options(&self) -> StateOptions {
         StateOptions {
+            processor: self.cpu,
             memory: self.memory.clone(),
             physical: self.physical.clone(),
             processes: self.processes,

@@ -72,9 +72,10 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         let report = Report { file: &args.output, from: from.number(), to: to.number(), counts };
         serde_json::to_string_pretty(&report).expect("plain data always serializes")
     } else {
+        let turns = counts.turns.map(|turns| format!(", {turns} turns of processors")).unwrap_or_default();
         format!(
             "{}: {} threads, {} system calls, {} interrupts, {} exceptions ({} page faults), {} switches, {} \
-             console lines",
+             console lines{turns}",
             args.output.display(),
             counts.threads,
             counts.system_calls,
