@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use history::timeline::Timeline;
 use machine::Outcome;
+use machine::config::Processors;
 use machine::script::Script;
 use tests::gdb::batch;
 use tests::guests::{BUGS, CLOUD_ELF, Guest, linux_options, repository};
@@ -19,6 +20,8 @@ use tests::terminal::Terminal;
 struct Bug {
     name: &'static str,
     source: &'static str,
+    /// The number of the guest's processors.
+    processors: u8,
     places: &'static [Place],
 }
 
@@ -39,6 +42,7 @@ const fn place(what: &'static str, function: &'static str, marker: u32, instruct
 const NULL_CALL: Bug = Bug {
     name: "null-call",
     source: "postbox.c",
+    processors: 1,
     places: &[
         place("culprit", "port_receive", 1, "jmp "),
         place("on the way", "unpack", 2, "mov %cl,"),
@@ -49,6 +53,7 @@ const NULL_CALL: Bug = Bug {
 const IRQ_RACE: Bug = Bug {
     name: "irq-race",
     source: "tokens.c",
+    processors: 1,
     places: &[
         place("culprit", "take", 1, "mov %eax,"),
         place("on the way", "refill", 2, "mov %eax,"),
@@ -59,6 +64,7 @@ const IRQ_RACE: Bug = Bug {
 const STALE_OBJECT: Bug = Bug {
     name: "stale-object",
     source: "desk.c",
+    processors: 1,
     places: &[
         place("on the way", "music", 3, "addl $0x1,"),
         place("on the way", "pin", 2, "call "),
@@ -69,16 +75,40 @@ const STALE_OBJECT: Bug = Bug {
 const ATOMIC_SLEEP: Bug = Bug {
     name: "atomic-sleep",
     source: "journal.c",
+    processors: 1,
     places: &[place("culprit", "record_done", 1, "call "), place("on the way", "append", 2, "call ")],
 };
 
 const LOST_REQUEST: Bug = Bug {
     name: "lost-request",
     source: "answers.c",
+    processors: 1,
     places: &[
         place("on the way", "queue_up", 1, "addl $0x1,"),
         place("on the way", "next_question", 2, "movq $0x0,"),
         place("culprit", "ask", 3, "mov 0x"),
+    ],
+};
+
+const WRONG_LOCK: Bug = Bug {
+    name: "wrong-lock",
+    source: "till.c",
+    processors: 2,
+    places: &[
+        place("culprit", "sell", 1, "mov "),
+        place("on the way", "pay_back", 2, "sub "),
+        place("culprit", "pay_back", 3, "call "),
+    ],
+};
+
+const LOST_WAKEUP: Bug = Bug {
+    name: "lost-wakeup",
+    source: "bell.c",
+    processors: 2,
+    places: &[
+        place("culprit", "porter", 2, "xchg "),
+        place("on the way", "ring", 3, "movl $0x1,"),
+        place("on the way", "porter", 1, "mov 0x"),
     ],
 };
 
@@ -111,8 +141,9 @@ fn parameters(name: &str) -> String {
 }
 
 /// Records until the panic's report is complete, and keeps the console's text.
-fn record_panic(name: &str, directory: &Path) {
-    let mut options = linux_options(&CLOUD_ELF, &BUGS, &parameters(name), 128);
+fn record_panic(bug: &Bug, directory: &Path) {
+    let mut options = linux_options(&CLOUD_ELF, &BUGS, &parameters(bug.name), 128);
+    options.processors = Processors::new(bug.processors).expect("it is a number of processors");
     let disk = directory.join("disk.img");
     std::fs::File::create(&disk).and_then(|file| file.set_len(8 << 20)).expect("the folder is ours");
     options.disk = Some(disk);
@@ -123,10 +154,10 @@ fn record_panic(name: &str, directory: &Path) {
 }
 
 /// As [`record_panic`], in the lab, whose device the guest has.
-fn record_panic_with_device(name: &str, directory: &Path) {
+fn record_panic_with_device(bug: &Bug, directory: &Path) {
     let lab = directory.join("lab");
     let mut command = Command::new(repository().join("guest-images/bugs/with-device"));
-    let output = command.arg(name).args([&ttvm(), &lab]).stdin(Stdio::null()).output();
+    let output = command.arg(bug.name).args([&ttvm(), &lab]).stdin(Stdio::null()).output();
     let output = output.expect("the script can be started");
     let said = batch::said(&output);
     assert_eq!(output.status.code(), Some(1), "what ttvm record ends with after a panic: {said}");
@@ -195,12 +226,12 @@ fn places<'text>(lines: impl Iterator<Item = &'text str>) -> Vec<String> {
     of_place.map(place).collect()
 }
 
-fn gdb_finds_the_cause(bug: &Bug, record: impl FnOnce(&str, &Path)) {
+fn gdb_finds_the_cause(bug: &Bug, record: impl FnOnce(&Bug, &Path)) {
     if !BUGS.exists() {
         return skip::test("there is no guest with bugs; guest-images/bugs/build says why");
     }
     let directory = tempfile::tempdir().expect("a temporary folder");
-    record(bug.name, directory.path());
+    record(bug, directory.path());
     let transcript = walk_back(bug.name, directory.path());
     let is_place =
         |line: &&str| bug.places.iter().any(|place| line.starts_with(&format!("{}: ", place.what)));
@@ -236,6 +267,16 @@ fn stale_object() {
 #[test]
 fn atomic_sleep() {
     gdb_finds_the_cause(&ATOMIC_SLEEP, record_panic);
+}
+
+#[test]
+fn wrong_lock() {
+    gdb_finds_the_cause(&WRONG_LOCK, record_panic);
+}
+
+#[test]
+fn lost_wakeup() {
+    gdb_finds_the_cause(&LOST_WAKEUP, record_panic);
 }
 
 #[test]
