@@ -471,7 +471,7 @@ impl MultiThreadResume for Adapter<'_> {
     }
 
     fn set_resume_action_continue(&mut self, _: Tid, _: Option<Signal>) -> Result<(), Infallible> {
-        // This is the default. A step of another thread ends the movement.
+        // To continue is the default. A step of another thread ends the movement.
         Ok(())
     }
 

@@ -108,7 +108,7 @@ pub enum Stop {
     HistoryEnd,
 }
 
-/// A machine that can move forwards and backwards along its history. Its CPUs execute their instructions in one order.
+/// A machine that can move forwards and backwards along its history. All CPUs together execute their instructions in one order.
 ///
 /// The server calls from one thread, one method at a time, and the target stands still between calls.
 /// Breakpoints and watchpoints change only while it stands still, right before it moves.
@@ -116,8 +116,8 @@ pub enum Stop {
 /// Every movement returns `Err` if the target cannot go where it was asked to (a divergence, an unreadable recording).
 /// gdb's user sees the sentence. The target must then still be at a position whose registers and memory can be read.
 pub trait DebugTarget {
-    /// The CPU that gdb shows at the current position: the one to which the last stop belongs, unless the target knows
-    /// that gdb's user has selected another one since.
+    /// The CPU that gdb shows at the current position: the CPU to which the last stop belongs. If the target knows that
+    /// gdb's user has selected another CPU since, the selected CPU.
     fn selected_cpu(&mut self) -> Thread {
         FIRST_CPU
     }

@@ -30,7 +30,8 @@ impl Cpu {
         self.seats.seat()
     }
 
-    /// The processor that executed the last step of the last run. It is not in the seat if the step ended its turn.
+    /// The processor that executed the last step of the last run. If the step ended the turn, another processor has the
+    /// seat.
     pub fn stepped_by(&self) -> usize {
         self.seats.stepped_by(self.steps())
     }

@@ -172,7 +172,7 @@ impl<'a> GdbTarget<'a> {
         (processor < self.timeline.machine().processors()).then_some(processor)
     }
 
-    /// Refuses a change of another thread than the one that executes the next step.
+    /// Refuses to change a thread that does not execute the next step.
     fn must_have_seat(&self, thread: gdb::Thread) -> Result<(), Refusal> {
         let seat = self.timeline.machine().cpu().seat();
         match self.processor_of(thread) {
@@ -209,7 +209,7 @@ impl<'a> GdbTarget<'a> {
         self.shown_processor = self.stopped_processor();
         let is_temporary = |address| self.temporary.filter(address).is_some();
         match stop {
-            // gdb ignores such stops in another thread than the one that it moved.
+            // gdb moved a certain thread, and ignores such stops in other threads.
             Ok(Stop::Step) if before != self.shown_processor => Ok(self.goes_on_elsewhere()),
             Ok(Stop::Breakpoint(at)) if before != self.shown_processor && is_temporary(at) => {
                 Ok(self.goes_on_elsewhere())

@@ -12,7 +12,7 @@ use guest_symbols::{USER_ROOT_BIT, page_table_root};
 
 use super::GdbTarget;
 use super::bounds::Only;
-use super::threads::ShownThreads;
+use super::threads::{ShownThreads, running_on};
 use history::timeline::{address_space, number};
 use views::tasks::{Task, TaskList};
 
@@ -106,6 +106,15 @@ impl GdbTarget<'_> {
             ),
             None => format!("gdb sees only the processors, as threads 1 to {processors}\n"),
         })
+    }
+
+    /// A description of the thread on each processor, as far as the kernel is known.
+    pub(super) fn running_threads(&mut self) -> Vec<String> {
+        // Without `monitor threads on`, gdb shows one processor without its thread.
+        let is_wanted = self.shown_threads.is_some() || self.timeline.machine().processors() > 1;
+        let tasks = if is_wanted { self.known_tasks() } else { None };
+        let machine = self.timeline.machine();
+        machine.all_processors().map(|processor| running_on(&processor, tasks.as_deref())).collect()
     }
 
     fn threads_here(&mut self) -> Result<ShownThreads, Refusal> {

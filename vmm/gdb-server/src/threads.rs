@@ -9,7 +9,6 @@ use guest_symbols::GuestView;
 use guest_symbols::switched_out::{SavedRegisters, SwitchFrame};
 use guest_symbols::tasks::{AddressSpace, Processes, Tasks};
 
-use super::GdbTarget;
 use super::registers::to_gdb;
 use machine::Machine;
 use machine::position::Instructions;
@@ -87,18 +86,8 @@ impl ShownThreads {
     }
 }
 
-impl GdbTarget<'_> {
-    /// A description of the thread on each processor, as far as the kernel is known.
-    pub(super) fn running_threads(&mut self) -> Vec<String> {
-        // Without `monitor threads on`, gdb shows one processor without its thread.
-        let is_wanted = self.shown_threads.is_some() || self.timeline.machine().processors() > 1;
-        let tasks = if is_wanted { self.known_tasks() } else { None };
-        let machine = self.timeline.machine();
-        machine.all_processors().map(|processor| running_on(&processor, tasks.as_deref())).collect()
-    }
-}
-
-fn running_on(processor: &Processor<'_, Instructions>, tasks: Option<&Tasks>) -> String {
+/// What gdb shows of a processor besides its number: the running thread, if it is known.
+pub(super) fn running_on(processor: &Processor<'_, Instructions>, tasks: Option<&Tasks>) -> String {
     let thread = tasks.and_then(|tasks| tasks.current(processor));
     match thread {
         _ if !processor.is_started() => "not started".to_string(),

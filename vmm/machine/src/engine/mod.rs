@@ -62,8 +62,8 @@ pub trait Engine: Send {
     fn set_parked(&mut self, seat: usize, states: &[CpuState]) {
         assert!(seat == 0 && states.is_empty(), "this engine has one processor");
     }
-    /// Lends the seat to a processor, so that [`Engine::cpu`] shows it, and returns the one that had the seat. That
-    /// processor must get the seat back before the next run.
+    /// Lends the seat to a processor, so that [`Engine::cpu`] shows this processor. Returns the processor that had the
+    /// seat, which must get the seat back before the next run.
     fn lend_seat(&mut self, _processor: usize) -> usize {
         0
     }
