@@ -10,6 +10,7 @@ mod gdb_interrupts;
 mod gdb_long;
 mod gdb_mi;
 mod gdb_processes;
+mod gdb_processors;
 mod gdb_session;
 mod gdb_steps;
 mod gdb_travel;
