@@ -21,7 +21,7 @@ from ttvm_symbols import Files, Guest, MODULE_FILE, MOVED_FILE, add_command, mod
 CPU = 1
 NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
 # Filters behind what is looked for.
-FILTERS = re.compile(r"(?:\s+(?:pid|comm|longer):\S+)+\s*$")
+FILTERS = re.compile(r"(?:\s+(?:pid|comm|cpu|longer):\S+)+\s*$")
 # A system call's name, or a pattern of such.
 CALL = re.compile(r"[a-z_*?][a-z0-9_*?]*")
 # A breakpoint or one of its places in gdb's table, up to its address.
@@ -155,7 +155,7 @@ def number(value):
 
 
 def target(text):
-    """A thing to run to, with its expressions evaluated. Filters may follow: pid:N, comm:NAME."""
+    """A thing to run to, with its expressions evaluated. Filters may follow: pid:N, comm:NAME, cpu:N."""
     filters = FILTERS.search(text)
     if filters and not text.strip().startswith("console:"):
         return target(text[: filters.start()]) + filters[0]
@@ -294,7 +294,8 @@ WHAT is one of these, or a condition of "tt search":
   last-interrupt [N]    the last interrupt, or the last one of this vector
 
 stepi then executes the instruction that did it. EXPR can have a value: last-write EXPR == 0. !=, <, <=, > and >= work too.
-pid:N and comm:NAME at the end choose a process or thread. Names of kernel symbols work without debug information.
+pid:N and comm:NAME at the end choose a process or thread, and cpu:N a processor. Names of kernel symbols work without
+debug information.
 ^C stops the search at the place that it has reached. The same command goes on from there."""
 
     verb = "back-to"
@@ -357,7 +358,7 @@ Conditions:
 The words of "tt back-to" work too. ADDR is a number, a symbol of the kernel, or SYMBOL+OFFSET. With an offset, conditions
 on memory also need +LEN. With -phys, as in write-phys:ADDR, the address is physical. Conditions on memory can compare the
 value: write:ADDR+4 == 0. Names can be patterns: break:ext4_*, syscall:open*. pid:N and comm:NAME at the end choose a
-process or thread. The current position stays. ^C stops the search."""
+process or thread, and cpu:N a processor. The current position stays. ^C stops the search."""
 
     verb = "search"
     completer = gdb.COMPLETE_EXPRESSION

@@ -5,18 +5,22 @@
 //! (`beta`). The program of 5 makes system calls, `write` and `read` in turn. In each call the kernel meets a breakpoint
 //! exception and a page fault, switches to 6 and back, and prints a line. All code runs in ring 0, but the saved state
 //! of a system call says that a program made the call.
+//!
+//! In a machine with several processors, the kernel starts the processor 1, which runs 2 (`worker`) and counts. The
+//! kernel gives it a turn in each system call, by PAUSE. The other processors never start.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use iced_x86::code_asm::*;
 use iced_x86::{BlockEncoderOptions, IcedError};
+use machine::config::{MachineOptions, Processors};
 use machine::position::Instructions;
-use recording::Recording;
 use recording::log::EndRecord;
 use recording::pace::CheckpointOptions;
+use recording::{Recordable, Recording};
 
-use super::{DENSE, HEADER_BYTES, LOAD, Script, image, record_kernel};
+use super::{DENSE, HEADER_BYTES, LOAD, POWER_ON, Script, image, record_kernel};
 
 /// The address at which the kernel maps physical address 0.
 pub const IMAGE: u64 = 0xffff_ffff_8100_0000;
@@ -35,6 +39,18 @@ pub const ROOT: u64 = 0x11_0000;
 /// The address of a word that each system call counts.
 pub const CALLS: u64 = IMAGE + 0x15_1000;
 
+/// The address of a word that the processor 1 counts, in most of its instructions.
+pub const COUNTED: u64 = IMAGE + 0x15_1008;
+
+/// The local APIC's interrupt command register (SDM vol. 3, 11.6.1), and the messages INIT and start-up.
+const COMMAND: i32 = 0xfee0_0300_u32 as i32;
+const INIT: i32 = 0x4500;
+const START_UP: i32 = 0x4600;
+/// Where the processor 1 starts, in real mode.
+const START: u64 = 0x8000;
+/// The instructions of its loop that count.
+const COUNTING: usize = 15;
+
 /// Physical addresses of the kernel's parts.
 const SEGMENTS: u64 = 0x11_6000;
 const SEGMENT_REGISTER: u64 = 0x11_6100;
@@ -49,6 +65,8 @@ const TABLES: u64 = 0x13_8000;
 const TASKS: u64 = 0x14_0000;
 const VARIABLES: u64 = 0x14_8000;
 const NOTE: u64 = 0x14_9000;
+const TRAMPOLINE: u64 = 0x14_a000;
+const TRAMPOLINE_BYTES: u64 = 0x106;
 const END: u64 = 0x15_2000;
 /// The stack that the kernel runs on.
 const STACK: u64 = 0x18_0000;
@@ -71,12 +89,12 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// A kernel whose program makes this many system calls.
-    pub fn new(calls: u32) -> Kernel {
+    /// A kernel whose program makes this many system calls, for a machine with one or with several processors.
+    pub fn new(calls: u32, several: bool) -> Kernel {
         let bytes = vec![0; (END - u64::from(LOAD)) as usize];
         let mut kernel = Kernel { bytes, symbols: BTreeMap::new() };
         kernel.write_tables();
-        kernel.write_code(calls);
+        kernel.write_code(calls, several);
         kernel.write_types();
         kernel.write_tasks();
         kernel.write_variables();
@@ -88,6 +106,13 @@ impl Kernel {
     /// The address of a symbol.
     pub fn address_of(&self, name: &str) -> u64 {
         self.symbols[name].0
+    }
+
+    /// Writes the kernel to a file.
+    fn write(&self, directory: &Path, name: &str) -> PathBuf {
+        let path = directory.join(name);
+        std::fs::write(&path, image(&self.bytes[HEADER_BYTES as usize..])).unwrap();
+        path
     }
 
     fn put(&mut self, at: u64, bytes: &[u8]) {
@@ -127,11 +152,14 @@ impl Kernel {
         self.put_u64(INTERRUPT_REGISTER + 2, IMAGE + INTERRUPTS);
     }
 
-    fn write_code(&mut self, calls: u32) {
-        let begin = begin().expect("the program is a constant that can be assembled");
+    fn write_code(&mut self, calls: u32, several: bool) {
+        let begin = begin(several).expect("the program is a constant that can be assembled");
         self.put(u64::from(LOAD + HEADER_BYTES), &begin);
-        let (code, labels) = code(calls).expect("the program is a constant that can be assembled");
+        let (code, labels) = code(calls, several).expect("the program is a constant that can be assembled");
         self.put(CODE, &code);
+        let others = labels.iter().find(|(name, _)| *name == "start_secondary").expect("it has a label").1;
+        let trampoline = trampoline(others).expect("the program is a constant that can be assembled");
+        self.put(TRAMPOLINE, &trampoline);
         labels.into_iter().for_each(|(name, address)| self.symbol(name, 'T', address));
         for (vector, name) in [(3, "asm_exc_int3"), (14, "asm_exc_page_fault")] {
             let handler = self.address_of(name);
@@ -219,9 +247,13 @@ impl Kernel {
             self.put_u64(stack + 56, self.address_of("pipe_read") + 0x20);
         }
         self.symbol("init_task", 'D', task(0));
-        self.symbol("__per_cpu_offset", 'R', IMAGE + VARIABLES);
+        self.symbol("__per_cpu_offset", 'R', IMAGE + VARIABLES + 0x700);
         self.symbol("current_task", 'D', IMAGE + VARIABLES + 8);
-        self.put_u64(VARIABLES + 8, task(5));
+        for (processor, thread) in [(0, 5), (1, 2)] {
+            let offset = processor * 0x10;
+            self.put_u64(VARIABLES + 0x700 + 8 * processor, offset);
+            self.put_u64(VARIABLES + offset + 8, task(thread));
+        }
     }
 
     fn write_variables(&mut self) {
@@ -239,6 +271,7 @@ impl Kernel {
         self.put(NOTE + 24, text.as_bytes());
         self.put(TEXT, WRITTEN);
         self.symbol("calls", 'B', CALLS);
+        self.symbol("counted", 'B', COUNTED);
     }
 
     /// A row for each function: the bytes on the stack above the return address.
@@ -253,6 +286,7 @@ impl Kernel {
             ("do_syscall_64_body", call(16)),
             ("__switch_to", call(8)),
             ("asm_exc_int3", nothing),
+            ("start_secondary", nothing),
             ("schedule", call(8)),
             ("__sched_text_end", call(8)),
             ("_etext", nothing),
@@ -345,9 +379,18 @@ impl Types {
     }
 }
 
-/// Switches to long mode and jumps to the kernel.
-fn begin() -> Result<Vec<u8>, IcedError> {
+/// Starts the processor 1 if there are several, switches to long mode and jumps to the kernel.
+fn begin(several: bool) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(32)?;
+    if several {
+        a.mov(esi, TRAMPOLINE as i32)?;
+        a.mov(edi, START as i32)?;
+        a.mov(ecx, TRAMPOLINE_BYTES as i32)?;
+        a.rep().movsb()?;
+        a.mov(dword_ptr(COMMAND + 0x10), 1 << 24)?;
+        a.mov(dword_ptr(COMMAND), INIT)?;
+        a.mov(dword_ptr(COMMAND), START_UP | (START >> 12) as i32)?;
+    }
     a.mov(eax, cr4)?;
     a.or(eax, 0x20)?;
     a.mov(cr4, eax)?;
@@ -374,10 +417,45 @@ fn begin() -> Result<Vec<u8>, IcedError> {
     Ok(code)
 }
 
+/// The code of the processor 1 from real mode to the kernel's function at `others`, and a segment register.
+fn trampoline(others: u64) -> Result<Vec<u8>, IcedError> {
+    const REGISTER: usize = 0x100;
+    let mut a = CodeAssembler::new(16)?;
+    a.xor(ax, ax)?;
+    a.mov(ds, ax)?;
+    a.lgdt(dword_ptr(START as i32 + REGISTER as i32))?;
+    a.mov(eax, cr4)?;
+    a.or(eax, 0x20)?;
+    a.mov(cr4, eax)?;
+    a.mov(eax, ROOT as i32)?;
+    a.mov(cr3, eax)?;
+    a.mov(ecx, 0xc000_0080_u32)?;
+    a.rdmsr()?;
+    a.or(eax, 0x101)?;
+    a.wrmsr()?;
+    a.mov(eax, cr0)?;
+    a.or(eax, i32::MIN | 1)?;
+    a.mov(cr0, eax)?;
+    let mut code = a.assemble(0)?;
+    let address = START as u32 + code.len() as u32 + 8;
+    // JMP with a 32-bit address to the first code segment.
+    code.extend([0x66, 0xea]);
+    code.extend(address.to_le_bytes());
+    code.extend([8, 0]);
+    let mut a = CodeAssembler::new(64)?;
+    a.mov(rax, others)?;
+    a.jmp(rax)?;
+    code.extend(a.assemble(address.into())?);
+    code.resize(REGISTER, 0);
+    code.extend(23_u16.to_le_bytes());
+    code.extend((SEGMENTS as u32).to_le_bytes());
+    Ok(code)
+}
+
 /// A name, and its address.
 type Label = (&'static str, u64);
 
-fn code(calls: u32) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
+fn code(calls: u32, several: bool) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     let mut a = CodeAssembler::new(64)?;
     let names = [
         "startup_64",
@@ -391,9 +469,10 @@ fn code(calls: u32) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
         "asm_exc_int3",
         "asm_exc_page_fault",
         "native_irq_return_iret",
+        "start_secondary",
     ];
     let mut labels: Vec<CodeLabel> = names.iter().map(|_| a.create_label()).collect();
-    let [startup, entry, hwframe, before_call, decoy, do_call, body, switch, int3, page_fault, iret] =
+    let [startup, entry, hwframe, before_call, decoy, do_call, body, switch, int3, page_fault, iret, others] =
         &mut labels[..]
     else {
         unreachable!("there is a label for each name")
@@ -462,6 +541,9 @@ fn code(calls: u32) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     a.push(rbx)?;
     a.set_label(body)?;
     a.mov(rbx, rdi)?;
+    if several {
+        a.pause()?;
+    }
     a.int3()?;
     a.mov(edx, UNMAPPED as u32)?;
     a.mov(rax, qword_ptr(rdx))?;
@@ -506,10 +588,38 @@ fn code(calls: u32) -> Result<(Vec<u8>, Vec<Label>), IcedError> {
     a.set_label(iret)?;
     a.iretq()?;
 
+    // The processor 1.
+    a.set_label(others)?;
+    a.mov(rsp, IMAGE + STACK - 0x8000)?;
+    a.mov(rcx, COUNTED)?;
+    let mut count = a.create_label();
+    a.set_label(&mut count)?;
+    for _ in 0..COUNTING {
+        a.inc(qword_ptr(rcx))?;
+    }
+    a.jmp(count)?;
+
     let assembled = a.assemble_options(IMAGE + CODE, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
     let addresses = labels.iter().map(|label| assembled.label_ip(label)).collect::<Result<Vec<_>, _>>()?;
     let bytes = assembled.inner.code_buffer.clone();
     Ok((bytes, names.into_iter().zip(addresses).collect()))
+}
+
+/// Records the guest in a machine with several processors.
+pub fn record_several(
+    directory: &Path,
+    name: &str,
+    calls: u32,
+    processors: u8,
+) -> (Recording<Instructions>, Kernel) {
+    let kernel = Kernel::new(calls, true);
+    let path = kernel.write(directory, &format!("linux-several-{calls}"));
+    let processors = Processors::new(processors).expect("a machine can have so many");
+    let options = MachineOptions { processors, ..super::options(path) };
+    let recording = directory.join(name);
+    let mut guest = Recordable::new(&options, POWER_ON).unwrap();
+    guest.record_in(&recording).unwrap().checks(DENSE).run(Script(Vec::new())).unwrap();
+    (super::open(&recording), kernel)
 }
 
 /// Records the guest, with checkpoints or without.
@@ -519,9 +629,8 @@ pub fn record(
     calls: u32,
     checkpoints: Option<CheckpointOptions>,
 ) -> (Recording<Instructions>, EndRecord<Instructions>, Kernel) {
-    let path = directory.join(format!("linux-{calls}"));
-    let kernel = Kernel::new(calls);
-    std::fs::write(&path, image(&kernel.bytes[HEADER_BYTES as usize..])).unwrap();
+    let kernel = Kernel::new(calls, false);
+    let path = kernel.write(directory, &format!("linux-{calls}"));
     let (recording, end) = record_kernel(directory, name, path, DENSE, Script(Vec::new()), checkpoints);
     (recording, end, kernel)
 }

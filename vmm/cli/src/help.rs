@@ -39,6 +39,7 @@ After kexec, a symbol stands for its address in each kernel.
 Filters:
   pid:N                    one process or thread
   comm:NAME                processes of this name
+  cpu:N                    the processor with this number
   longer:TIME              system calls that took at least this long, as in longer:10ms";
 
 #[cfg(test)]

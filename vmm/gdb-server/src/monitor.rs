@@ -35,7 +35,8 @@ monitor back-to WHAT                go back to just before WHAT happened last
 monitor forward-to WHAT             go forward to just after WHAT happens next
                                     WHAT: write ADDR [LEN], change ADDR [LEN], read ADDR [LEN], call ADDR,
                                     syscall [N or NAME], interrupt [VECTOR], or a condition; ADDR can be a
-                                    kernel symbol; pid:N and comm:NAME at the end choose a process or thread
+                                    kernel symbol; pid:N and comm:NAME at the end choose a process or thread,
+                                    and cpu:N a processor
 monitor traps CONDITION [FROM TO]   list all places where a condition holds; goto hit:N goes to one
 monitor search CONDITION            show where a condition held last and holds next
 monitor mark [NAME]                 name this position, or list the names
@@ -230,9 +231,11 @@ impl GdbTarget<'_> {
         let told: Vec<Option<String>>;
         (self.hits, told) = hits.found.into_iter().unzip();
         let mut answer = String::new();
-        for (number, (Hit { before, cause, .. }, told)) in self.hits.iter().zip(told).enumerate() {
+        let are_several = self.timeline.machine().processors() > 1;
+        for (number, (Hit { before, cause, processor, .. }, told)) in self.hits.iter().zip(told).enumerate() {
             let told = told.unwrap_or_else(|| cause.told(self.timeline.last_symbols()));
-            let _ = writeln!(answer, "hit:{number:<4} insn:{before:<14} {told}");
+            let on = if are_several { format!("  on processor {processor}") } else { String::new() };
+            let _ = writeln!(answer, "hit:{number:<4} insn:{before:<14} {told}{on}");
         }
         answer += &match (hits.interrupted_at, self.hits.len()) {
             (Some(edge), _) => format!("interrupted: the places after insn:{edge} were not searched\n"),
@@ -261,25 +264,42 @@ impl GdbTarget<'_> {
     }
 
     /// The stops for a condition up to a place. The condition may use the names of the guest's kernels. The
-    /// filters behind the condition choose threads.
+    /// filters behind the condition choose threads and processors.
     fn stops_of(&mut self, text: &str, until: Instructions, poll: &mut Poll<'_>) -> Result<Stops, Refusal> {
         let (condition, filters) = Filters::behind(text).map_err(Refusal::new)?;
         if filters.longer_ns.is_some() {
             return Err(Refusal::new("only `ttvm search` takes the filter longer:"));
         }
+        filters.check(self.timeline.machine()).map_err(refused)?;
         let stops = self.stops_without_filters(condition, until, poll)?;
-        if !filters.choose_threads() {
+        if !filters.choose_threads() && !filters.choose_processors() {
             return Ok(stops);
+        }
+        Ok(Stops { only: Some(self.only(filters, until, poll)?), ..stops })
+    }
+
+    /// The stop condition for filters that choose threads or processors.
+    fn only(
+        &mut self,
+        filters: Filters,
+        until: Instructions,
+        poll: &mut Poll<'_>,
+    ) -> Result<Filter, Refusal> {
+        if !filters.choose_threads() {
+            return Ok(Filter::of_processor(move |_, number| filters.admit_processor(number)));
         }
         let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
         let has_one = self.timeline.names(until, poll).map_err(refused)?.all().len() <= 1;
-        let only = if has_one {
-            Filter::new(move |machine| filters.admit(tasks.current(machine).as_ref()))
-        } else {
-            let kernels = GuestKernels::of(self.timeline, until, poll).map_err(refused)?;
-            Filter::new(move |machine| filters.admit(kernels.thread(machine).as_ref()))
-        };
-        Ok(Stops { only: Some(only), ..stops })
+        let kernels = (!has_one).then(|| GuestKernels::of(self.timeline, until, poll));
+        let kernels = kernels.transpose().map_err(refused)?;
+        Ok(Filter::of_processor(move |machine: &Machine<Instructions>, number| {
+            let Some(processor) = machine.processor_at(number) else { return false };
+            let thread = match &kernels {
+                Some(kernels) => kernels.thread_on(&processor),
+                None => tasks.current(&processor),
+            };
+            filters.admit_processor(number) && filters.admit(thread.as_ref())
+        }))
     }
 
     fn stops_without_filters(

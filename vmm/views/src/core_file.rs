@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! headers
-//! notes       NT_PRSTATUS for each processor: the registers; VMCOREINFO: the kernel's description of itself
+//! notes       for each processor its registers (`core_notes.rs`); VMCOREINFO: the kernel's description of itself
 //! RAM         from a multiple of 4096 on, in the order of physical addresses; pages of zeroes are holes in the file
 //! ```
 //!
@@ -16,18 +16,17 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use cpu::{CpuState, SegReg};
 use guest_ram::PAGE_SIZE;
 use guest_symbols::tasks::Tasks;
 use guest_symbols::{KernelView, Symbols, vmcoreinfo};
 use object::Endianness;
 use object::elf::{
-    ELFOSABI_NONE, EM_X86_64, ET_CORE, FileFlags, NT_PRSTATUS, NoteType, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE,
-    ProgramFlags,
+    ELFOSABI_NONE, EM_X86_64, ET_CORE, FileFlags, NoteType, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE, ProgramFlags,
 };
 use object::write::elf::{FileHeader, ProgramHeader, Writer};
 use serde::Serialize;
 
+use crate::core_notes;
 use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::unit::Unit;
@@ -118,19 +117,12 @@ impl Contents {
         let symbols = Symbols::of_guest(machine).ok();
         let vmcoreinfo = find_vmcoreinfo(machine, symbols.as_ref());
         let tasks = symbols.as_ref().and_then(|symbols| Tasks::of_kernel(machine, symbols).ok());
-        let pid_on = |processor: &Processor<'_, U>| {
-            let tasks = tasks.as_ref().filter(|_| processor.is_started());
-            tasks.and_then(|tasks| tasks.current(processor)).map(|thread| thread.id)
-        };
-        // crash and drgn find a processor's note by its place among the notes. So processors that have not started have
-        // notes, too.
-        let of_processor = |processor: Processor<'_, U>| {
-            note("CORE", NT_PRSTATUS, &prstatus(processor.state(), pid_on(&processor).unwrap_or(0)))
-        };
+        let pid = tasks.and_then(|tasks| tasks.current(machine)).map(|thread| thread.id);
+        let of_processor =
+            |processor: Processor<'_, U>| core_notes::of_processor(processor.state(), processor.number());
         let mut notes: Vec<u8> = machine.all_processors().flat_map(of_processor).collect();
-        let pid = pid_on(&machine.running_processor());
         if let Some(text) = &vmcoreinfo {
-            notes.extend(note(vmcoreinfo::NAME, NoteType(0), text));
+            notes.extend(core_notes::note(vmcoreinfo::NAME, NoteType(0), text));
         }
         Contents { vmcoreinfo, pid, segments: segments(machine, symbols.as_ref()), notes }
     }
@@ -248,116 +240,4 @@ fn direct_map<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<u64> {
         (view.read(variable, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
     };
     KernelView::all(machine).find_map(read)
-}
-
-/// A note of an ELF file: sizes, type, name and contents, with name and contents padded to four bytes.
-fn note(name: &str, kind: NoteType, contents: &[u8]) -> Vec<u8> {
-    let sizes = [name.len() as u32 + 1, contents.len() as u32, kind.0];
-    let mut bytes: Vec<u8> = sizes.into_iter().flat_map(u32::to_le_bytes).collect();
-    for part in [[name.as_bytes(), &[0]].concat(), contents.to_vec()] {
-        bytes.extend(part);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-    }
-    bytes
-}
-
-/// `struct elf_prstatus`. Only the process and the registers are known.
-fn prstatus(state: &CpuState, pid: u32) -> Vec<u8> {
-    const PID: usize = 32;
-    const REGISTERS: usize = 112;
-    const BYTES: usize = 336;
-    let mut bytes = vec![0; BYTES];
-    bytes[PID..PID + 4].copy_from_slice(&pid.to_le_bytes());
-    let registers = user_regs(state).into_iter().flat_map(u64::to_le_bytes);
-    bytes[REGISTERS..].iter_mut().zip(registers).for_each(|(to, byte)| *to = byte);
-    bytes
-}
-
-/// `struct user_regs_struct`.
-fn user_regs(state: &CpuState) -> [u64; 27] {
-    let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] = state.gpr;
-    let selector = |register: SegReg| u64::from(state.segments[register as usize].selector);
-    let base = |register: SegReg| state.segments[register as usize].base;
-    // The value -1 says that no system call waits for a restart.
-    let orig_rax = u64::MAX;
-    let (cs, ss) = (selector(SegReg::Cs), selector(SegReg::Ss));
-    let [ds, es] = [SegReg::Ds, SegReg::Es].map(selector);
-    let [fs, gs] = [SegReg::Fs, SegReg::Gs].map(selector);
-    let (fs_base, gs_base) = (base(SegReg::Fs), base(SegReg::Gs));
-    [
-        r15,
-        r14,
-        r13,
-        r12,
-        rbp,
-        rbx,
-        r11,
-        r10,
-        r9,
-        r8,
-        rax,
-        rcx,
-        rdx,
-        rsi,
-        rdi,
-        orig_rax,
-        state.rip,
-        cs,
-        state.rflags,
-        rsp,
-        ss,
-        fs_base,
-        gs_base,
-        ds,
-        es,
-        fs,
-        gs,
-    ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Readers such as crash know these offsets of `struct elf_prstatus` on x86-64.
-    #[test]
-    fn the_note_of_a_cpu_has_the_process_and_all_registers_in_their_places() {
-        let mut state = CpuState { rip: 0x100, rflags: 0x202, ..CpuState::reset() };
-        for (number, value) in state.gpr.iter_mut().enumerate() {
-            *value = 0x1000 + number as u64;
-        }
-        for (register, selector) in [
-            (SegReg::Cs, 0x10),
-            (SegReg::Ss, 0x18),
-            (SegReg::Ds, 0x2b),
-            (SegReg::Es, 0x33),
-            (SegReg::Fs, 0x3b),
-            (SegReg::Gs, 0x43),
-        ] {
-            state.segments[register as usize].selector = selector;
-            state.segments[register as usize].base = u64::from(selector) << 32;
-        }
-        let bytes = prstatus(&state, 0x0403_0201);
-        assert_eq!((bytes.len(), &bytes[32..36]), (336, &[1, 2, 3, 4][..]));
-        let words: Vec<u64> = bytes[112..112 + 27 * 8]
-            .as_chunks()
-            .0
-            .iter()
-            .map(|word: &[u8; 8]| u64::from_le_bytes(*word))
-            .collect();
-        // R15 to R12, RBP, RBX, R11 to R8, RAX, RCX, RDX, RSI, RDI.
-        let general = [15, 14, 13, 12, 5, 3, 11, 10, 9, 8, 0, 1, 2, 6, 7].map(|number| 0x1000 + number);
-        assert_eq!(words[..15], general);
-        assert_eq!(words[15..21], [u64::MAX, 0x100, 0x10, 0x202, 0x1004, 0x18]);
-        assert_eq!(words[21..], [0x3b << 32, 0x43 << 32, 0x2b, 0x33, 0x3b, 0x43]);
-        let rest = bytes[..32].iter().chain(&bytes[36..112]).chain(&bytes[112 + 27 * 8..]);
-        assert!(rest.copied().all(|byte| byte == 0));
-    }
-
-    #[test]
-    fn a_note_says_its_sizes_and_is_filled_up() {
-        let bytes = note("CORE", NT_PRSTATUS, &[7; 5]);
-        let header = [5, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0];
-        assert_eq!(bytes, [&header[..], b"CORE\0\0\0\0", &[7, 7, 7, 7, 7, 0, 0, 0]].concat());
-    }
 }

@@ -25,6 +25,7 @@
 
 pub mod console;
 pub mod core_file;
+mod core_notes;
 pub mod filters;
 pub mod guest_kernel;
 pub mod hits;

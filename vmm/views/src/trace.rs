@@ -1033,6 +1033,53 @@ mod tests {
         assert!(bits.iter().all(|&(letter, bits)| state_bits(letter) == bits));
     }
 
+    /// Three processors. A line for each turn's beginning (`+`) and end (`-`): the time and the processor.
+    #[test]
+    fn turns_follow_from_their_ends_and_from_idle_time() {
+        let moment = |count, time_ns| Moment { count: Instructions(count), time_ns };
+        let begin = Turns { processors: 3, running: Some(1), last: moment(100, 100) };
+        let mut bytes = Vec::new();
+        let mut trace = Trace::new(Packets::new(&mut bytes), Some(begin)).unwrap();
+        let idle = Thread { id: 0, process: 0, name: "swapper/2".to_string(), task: 0 };
+        let timer = || What::Vector { vector: 0xec, interrupted: None, address: 0 };
+        for (count, time_ns, processor, next, thread, what) in [
+            // The end of a turn, with another event in the same step.
+            (200, 200, 1, 2, Some(thread(7, "sh")), What::SystemCall(0)),
+            (250, 250, 2, 0, None, What::Nothing),
+            // All processors halt after 300 steps, for 5,000 ns. Then an interrupt wakes the processor 2.
+            (301, 5_301, 2, 2, Some(idle.clone()), timer()),
+            // All processors halt again, and the same processor wakes.
+            (401, 6_401, 2, 2, Some(idle.clone()), timer()),
+            (410, 6_410, 2, 2, Some(idle.clone()), What::Switch { next: thread(9, "ls"), state: 'R' }),
+        ] {
+            let (at, moment) = (Instructions(count - 1), moment(count, time_ns));
+            trace.add(Note { at, moment, processor, next, thread, what }).unwrap();
+        }
+        // All are halted at the end, since 450 steps.
+        let counts = trace.finish(moment(450, 7_000)).unwrap();
+        let packets = crate::perfetto::read(&bytes);
+        let events =
+            packets.iter().filter_map(|packet| Some((packet.timestamp?, packet.track_event.as_ref()?)));
+        let turn = |(time, event): (u64, &TrackEvent)| {
+            let track = event.track_uuid.unwrap();
+            let sign = if event.r#type == Some(kind::BEGIN) { '+' } else { '-' };
+            (track >> 32 == 4).then(|| format!("{time}{sign}{}", track & 0xffff_ffff))
+        };
+        let turns: Vec<_> = events.filter_map(turn).collect();
+        let expected =
+            ["100+1", "200-1", "200+2", "250-2", "250+0", "300-0", "5300+2", "5400-2", "6400+2", "6450-2"];
+        assert_eq!((turns, counts.turns), (expected.map(str::to_string).to_vec(), Some(5)));
+        // Each processor has a track, and the idle tasks have tracks below.
+        let tracks = packets.iter().filter_map(|packet| packet.track_descriptor.as_ref());
+        let names: Vec<_> =
+            tracks.filter_map(|track| Some((track.name.as_deref()?, track.parent_uuid))).collect();
+        let below = Some(track::processor(2));
+        let processors = ["processor 0", "processor 1", "processor 2"].map(|name| (name, None));
+        assert_eq!(names, [&processors[..], &[("swapper/2", below)]].concat());
+        let switch = packets.iter().find_map(|packet| packet.ftrace_events.as_ref()).unwrap();
+        assert_eq!((switch.cpu, counts.threads), (Some(2), 3));
+    }
+
     /// A guest that looks like Linux, traced from an event of the kernel.
     #[test]
     fn events_of_a_guest_are_read_from_its_registers_and_its_stack() {

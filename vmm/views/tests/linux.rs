@@ -119,6 +119,7 @@ fn tasks_are_listed_with_the_functions_in_which_they_wait() {
         cr3: None,
         kernel_thread: true,
         current: false,
+        processor: None,
         name: "worker".to_string(),
         waits_in: Some("pipe_read".to_string()),
     };
@@ -375,6 +376,7 @@ fn a_trace_counts_what_happened() {
         switches: 10,
         console_lines: 5,
         threads: 2,
+        turns: None,
     };
     assert_eq!(counts, expected);
     assert!(last > Instructions(0) && std::fs::metadata(&to).unwrap().len() > 1000);
@@ -446,8 +448,8 @@ fn a_core_file_has_all_of_memory_at_the_kernels_addresses() {
     assert!(written.disk_bytes < written.file_bytes, "{written:?}");
     assert!(notes.windows(10).any(|part| part == b"VMCOREINFO") && notes.starts_with(&[5, 0, 0, 0]));
     assert!(notes.windows(RELEASE.len()).any(|part| part == RELEASE.as_bytes()));
-    // The process's number is in the CPU's note.
-    assert_eq!(notes[20 + 32..20 + 36], [5, 0, 0, 0]);
+    // drgn wants the processor's number plus one in the place of the process's number.
+    assert_eq!(notes[20 + 32..20 + 36], [1, 0, 0, 0]);
     let error = core_file::write(timeline.machine(), &path).unwrap_err().to_string();
     assert!(error.contains("core"), "no file is overwritten: {error}");
 }
@@ -465,7 +467,7 @@ fn without_a_kernel_a_core_file_has_physical_addresses_only() {
     let (rows, notes, bytes) = read_core(&path);
     assert_eq!(rows.len(), 2);
     assert_eq!((rows[1].2, rows[1].3, rows[1].4), (0, 0, RAM_BYTES));
-    assert_eq!(notes.len(), 20 + 336, "only the CPU's note");
+    assert_eq!(notes.len(), 20 + 336 + 20 + 440, "only the processor's notes");
     let mut memory = vec![0; RAM_BYTES as usize];
     timeline.machine().read_physical(0, &mut memory);
     assert!(bytes[rows[1].1 as usize..] == memory);
@@ -476,18 +478,19 @@ fn memory_ends_where_nothing_is_mapped_or_there_is_no_ram() {
     let (_directory, mut timeline, kernel) = timeline();
     go_to(&mut timeline, kernel.address_of("do_syscall_64"));
     let machine = timeline.machine();
-    let whole = Bytes::at(machine, Range { address: TEXT, length: 5 });
+    let processor = &machine.running_processor();
+    let whole = Bytes::at(processor, Range { address: TEXT, length: 5 });
     assert_eq!((whole.address.as_str(), whole.bytes.as_str(), whole.ends), ("0x150000", "68656c6c6f", None));
-    let mapped = Bytes::at(machine, Range { address: RAM_BYTES - 2, length: 4 });
+    let mapped = Bytes::at(processor, Range { address: RAM_BYTES - 2, length: 4 });
     assert_eq!((mapped.bytes.len(), mapped.ends.as_deref()), (4, Some("nothing is mapped at 0x400000")));
-    let unmapped = Bytes::at(machine, Range { address: UNMAPPED, length: 4 });
+    let unmapped = Bytes::at(processor, Range { address: UNMAPPED, length: 4 });
     assert_eq!(
         (unmapped.bytes.as_str(), unmapped.ends.unwrap()),
         ("", format!("nothing is mapped at {UNMAPPED:#x}"))
     );
     let physical = Bytes::at_physical(machine, Range { address: RAM_BYTES, length: 1 });
     assert_eq!(physical.ends.as_deref(), Some("there is no RAM at 0x400000"));
-    let code = disassemble(machine, 3);
+    let code = disassemble(processor, 3);
     let texts: Vec<_> = code.iter().map(|line| line.text.as_str()).collect();
     assert_eq!(texts, ["push rbx", "mov rbx,rdi", "int3"]);
     assert_eq!(
@@ -495,7 +498,7 @@ fn memory_ends_where_nothing_is_mapped_or_there_is_no_ram() {
         (format!("{:#x}", machine.cpu().rip()).as_str(), "53")
     );
     assert_eq!(code[1].address, format!("{:#x}", machine.cpu().rip() + 1));
-    assert!(disassemble(machine, 0).is_empty());
+    assert!(disassemble(processor, 0).is_empty());
 }
 
 #[test]
@@ -504,13 +507,13 @@ fn code_is_shown_in_the_processors_mode() {
     let (recording, _) = record(directory.path(), "r.ttvm", 100, Vec::new());
     let timeline = Timeline::open(&recording).unwrap();
     // The first instruction of the guest is `mov edx, 0x3f9`, in 32-bit mode.
-    let first = &disassemble(timeline.machine(), 1)[0];
+    let first = &disassemble(&timeline.machine().running_processor(), 1)[0];
     assert_eq!((first.text.as_str(), first.bytes.as_str()), ("mov edx,3F9h", "baf9030000"));
     let long = record_long(directory.path(), "long.ttvm", 1);
     let mut timeline = Timeline::open(&long).unwrap();
     let end = timeline.end();
     timeline.seek(end, &mut never).unwrap();
-    assert!(disassemble(timeline.machine(), 4).len() == 4);
+    assert!(disassemble(&timeline.machine().running_processor(), 4).len() == 4);
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub struct Args {
     part: PartArgs,
     /// The condition, like write:SYMBOL or console:TEXT; --help lists all kinds
     condition: String,
-    /// Limits the search to pid:N, comm:NAME or, for system calls, longer:TIME
+    /// Limits the search to pid:N, comm:NAME, cpu:N or, for system calls, longer:TIME
     #[arg(value_name = "FILTER")]
     filters: Vec<String>,
     /// Find the first place after --from

@@ -17,6 +17,7 @@ const MAX_MEMORY_BYTES: u64 = 1 << 20;
 /// Examples:
 ///   ttvm state R.ttvm --at panic --backtrace
 ///   ttvm state R.ttvm --at 12.5s --processes --dmesg
+///   ttvm state R.ttvm --at 37% --cpu 2 --backtrace
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
