@@ -16,7 +16,8 @@
 //! ```
 //!
 //! [`state`] is the machine at one place, and [`hits`] are the places of events. Both views serialize, and both have a
-//! text for people. [`reports`] lists the guest kernel's panics, oopses and warnings. [`guest_kernel`] names the
+//! text for people. [`processors`] lists the processors in short.
+//! [`reports`] lists the guest kernel's panics, oopses and warnings. [`guest_kernel`] names the
 //! running thread and its callers. [`core_file`] writes the machine for debuggers, and [`trace`] writes the activity of
 //! threads for Perfetto. Perfetto's format has hundreds of messages. The crate defines only the ten messages that a
 //! trace needs, with `prost`.

@@ -92,7 +92,16 @@ fn a_state_names_the_processor_if_there_are_several() {
     // The second processor never starts.
     assert_eq!(json(directory.path(), &["state", "two.ttvm", "--json"])["processor"], 0);
     let (_, out, _) = ttvm(directory.path(), &["state", "two.ttvm"]);
-    assert!(out.contains("\non processor 0\n"), "{out}");
+    assert!(out.contains("\non processor 0\n") && out.contains("\n  1  not started\n"), "{out}");
+    let (_, out, _) = ttvm(directory.path(), &["state", "two.ttvm", "--cpu", "1"]);
+    assert!(out.contains("\non processor 1, not started\n"), "{out}");
+    for (name, all) in [("one.ttvm", "only processor 0"), ("two.ttvm", "processors 0 to 1")] {
+        let expected = format!("ttvm: there is no processor 2: this machine has {all}\n");
+        for arguments in [&["state", name, "--cpu", "2"][..], &["search", name, "syscall", "cpu:2"]] {
+            let (code, _, told) = ttvm(directory.path(), arguments);
+            assert_eq!((code, told.as_str()), (2, expected.as_str()), "{arguments:?}");
+        }
+    }
     assert!(json(directory.path(), &["state", "one.ttvm", "--json"]).get("processor").is_none());
     let (_, out, _) = ttvm(directory.path(), &["state", "one.ttvm"]);
     assert!(!out.contains("on processor"), "{out}");
