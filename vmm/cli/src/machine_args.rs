@@ -58,9 +58,9 @@ pub struct MachineArgs {
     /// vmm/host/PASSTHROUGH.md.
     #[arg(long, help_heading = "Guest", value_name = "DEVICE")]
     passthrough: Vec<PassthroughArg>,
-    /// Number of processors, 1 to 64 (experimental).
+    /// Number of processors, 1 to 64.
     ///
-    /// The processors run in turn, each for at most 100,000 instructions. gdb shows the processor that runs.
+    /// The processors run in turn, each for at most 100,000 instructions. gdb shows each as a thread.
     #[arg(long, help_heading = "Guest", value_name = "N", default_value = "1", value_parser = parse_processors)]
     cpus: Processors,
     /// RAM size: a number with K, M or G
