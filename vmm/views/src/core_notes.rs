@@ -2,8 +2,8 @@
 //!
 //! QEMU writes such notes when it dumps a running guest (`target/i386/arch_dump.c`), and crash and drgn know them:
 //!
-//! - `NT_PRSTATUS` (`include/linux/elfcore.h`) has the general registers. Its process number is the number of the
-//!   processor plus one: drgn finds a processor's note by this number.
+//! - `NT_PRSTATUS` (`include/linux/elfcore.h`) has the general registers. The process number in the note is
+//!   the number of the processor plus one: drgn finds a processor's note by this number.
 //! - `QEMU` has the system registers, too (`QEMUCPUState`). If there are such notes, crash takes the registers of all
 //!   running tasks from `NT_PRSTATUS`. Otherwise it looks for the traces of a panic on their stacks.
 //!

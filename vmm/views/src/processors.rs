@@ -12,7 +12,7 @@ use serde::Serialize;
 pub struct ProcessorRow {
     /// The processor's number, from 0.
     pub number: usize,
-    /// What the processor does.
+    /// The processor's activity.
     pub activity: Activity,
     /// The number of the running thread, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -27,7 +27,7 @@ pub struct ProcessorRow {
     pub place: Option<String>,
 }
 
-/// What a processor does.
+/// The activity of a processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activity {
@@ -42,7 +42,7 @@ pub enum Activity {
 }
 
 impl Activity {
-    /// What a processor does.
+    /// A processor's current activity.
     pub fn of<U: Unit>(processor: &Processor<'_, U>) -> Activity {
         match () {
             () if !processor.is_started() => Activity::NotStarted,

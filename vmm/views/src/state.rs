@@ -54,14 +54,14 @@ pub struct State {
     pub guest_seconds: f64,
     /// How the run ended, if it has ended.
     pub outcome: Option<String>,
-    /// The number of the shown processor, from 0, if the machine has several. Without another wish this is the running
-    /// processor.
+    /// The number of the shown processor, from 0, if the machine has several. The running processor is shown if the
+    /// options choose none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processor: Option<usize>,
-    /// What the shown processor does, if a processor was asked for.
+    /// The activity of the shown processor, if the options choose a processor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activity: Option<Activity>,
-    /// All processors in short, if the machine has several, and no processor was asked for.
+    /// All processors in short, if the machine has several, and the options choose none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processors: Option<Vec<ProcessorRow>>,
     /// The running kernel, if known.

@@ -7,7 +7,7 @@
 //! caller, and the IRET by which all interrupts return.
 //!
 //! With several processors, each has a track with its turns. The turns follow from the ends of turns, and from the time
-//! that passes while all processors are halted: an interrupt ends this time, and every interrupt is in the trace. The
+//! that passes while all processors are halted. An interrupt ends this time, and every interrupt is in the trace. The
 //! idle tasks, which all have the number 0, have a track for each processor.
 //!
 //! Times are guest time. Thread switches are not slices but ftrace events, as Perfetto requires.

@@ -93,7 +93,7 @@ fn each_running_task_is_marked_with_its_processor() {
     let told: Vec<_> = tasks.iter().map(|task| (task.pid, task.current, task.processor)).collect();
     assert_eq!(told, [(0, false, None), (2, true, Some(1)), (5, true, Some(0)), (6, false, None)]);
     let by_pid = |pid: u32| tasks.iter().find(|task| task.pid == pid).unwrap();
-    // What a running task has saved on its stack is old.
+    // A running task's saved registers are old.
     assert_eq!(by_pid(2).waits_in, None);
     assert!(by_pid(6).waits_in.is_some());
     let first = |task: &Task| task.line().split_whitespace().next().unwrap().to_string();
