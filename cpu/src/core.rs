@@ -1,7 +1,7 @@
 //! The running CPU without its decoded code: registers, modes and all other state that handlers change.
 
 use cpu_model::registers::{cr0, cr4, efer};
-use cpu_model::{CpuModel, Quirks};
+use cpu_model::{CpuModel, Quirks, Topology};
 use guest_ram::GuestRam;
 use translator::Frame;
 
@@ -70,10 +70,12 @@ pub struct Core {
     pub interrupts_wait: bool,
     /// Whether the running processor gives the rest of its turn away.
     pub yields: bool,
-    /// Number of the running processor, which is its APIC id.
+    /// Number of the running processor.
     pub processor: usize,
     /// Number of processors.
     pub processors: usize,
+    /// What CPUID says of sockets, cores and threads.
+    pub(crate) topology: Option<Topology>,
     /// Privilege level.
     pub cpl: u8,
     /// Code size of the running segment.
@@ -127,6 +129,7 @@ impl Core {
             yields: false,
             processor: 0,
             processors: 1,
+            topology: None,
             cpl: 0,
             code_size: CodeSize::Bits16,
             stack_mask: 0xffff,

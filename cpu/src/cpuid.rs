@@ -1,7 +1,7 @@
 //! The processor's answer to CPUID: the description of the [`CpuModel`], adjusted to the machine's state.
 
 use cpu_model::registers::cr4;
-use cpu_model::{CpuModel, Leaf};
+use cpu_model::{CpuModel, Leaf, Topology};
 
 use crate::bus::Bus;
 use crate::core::Core;
@@ -26,6 +26,8 @@ struct Changing {
     apic: bool,
     /// The processor's number, and the number of processors.
     processor: (u32, u32),
+    /// Without it, CPUID says only how many processors there are, as in older recordings.
+    topology: Option<Topology>,
 }
 
 /// The processor's answer to CPUID. Leaves beyond a range's maximum are zero, as on AMD.
@@ -34,6 +36,7 @@ pub(crate) fn leaf(core: &Core, bus: &mut dyn Bus, leaf: u32, subleaf: u32) -> L
         osxsave: core.state.cr4 & cr4::OSXSAVE != 0,
         apic: bus.apic_enabled(),
         processor: (core.processor as u32, core.processors as u32),
+        topology: core.topology,
     };
     leaf_of(core.model, changing, leaf, subleaf)
 }
@@ -49,6 +52,9 @@ fn leaf_of(model: CpuModel, changing: Changing, leaf: u32, subleaf: u32) -> Leaf
         edx &= !APIC;
     }
     let (processor, processors) = changing.processor;
+    if let Some(topology) = changing.topology {
+        return topology.answer(processor as u8, leaf, subleaf, [eax, ebx, ecx, edx]);
+    }
     if processors > 1 {
         match leaf {
             1 => {
@@ -73,18 +79,23 @@ mod tests {
 
     const GOLDEN: &str = include_str!("../tests/golden/cpuid.txt");
 
+    /// A machine with one processor.
+    fn alone(osxsave: bool, apic: bool) -> Changing {
+        Changing { osxsave, apic, processor: (0, 1), topology: None }
+    }
+
     /// One line for each answer that is not zero; several lines if the answer depends on the subleaf or the machine's
     /// state.
     fn described(model: CpuModel) -> String {
         let mut text = format!("{}\n", model.name());
         let leaves = (0..0x40).chain(0x4000_0000..0x4000_0010).chain(0x8000_0000..0x8000_0040);
         for leaf in leaves.chain([0x2000_0000, 0xc000_0000, u32::MAX]) {
-            let usual = leaf_of(model, Changing { osxsave: false, apic: true, processor: (0, 1) }, leaf, 0);
+            let usual = leaf_of(model, alone(false, true), leaf, 0);
             for (osxsave, apic) in [(false, true), (true, true), (false, false), (true, false)] {
-                let first = leaf_of(model, Changing { osxsave, apic, processor: (0, 1) }, leaf, 0);
+                let first = leaf_of(model, alone(osxsave, apic), leaf, 0);
                 let expected = if (osxsave, apic) == (false, true) { [0; 4] } else { usual };
                 for (subleaf, expected) in [(0, expected), (1, first), (2, first), (u32::MAX, first)] {
-                    let answer = leaf_of(model, Changing { osxsave, apic, processor: (0, 1) }, leaf, subleaf);
+                    let answer = leaf_of(model, alone(osxsave, apic), leaf, subleaf);
                     if answer != expected {
                         let line =
                             format!("{leaf:#x} {subleaf:#x} osxsave {osxsave} apic {apic}: {answer:08x?}\n");
@@ -107,5 +118,22 @@ mod tests {
             assert_eq!(now, golden);
         }
         assert_eq!(text.lines().count(), GOLDEN.lines().count());
+    }
+    #[test]
+    fn a_topology_describes_several_processors_and_nothing_else() {
+        let (model, topology) = (CpuModel::default(), Topology::new(8, 2, 2));
+        let of = |changing, leaf, subleaf| leaf_of(model, changing, leaf, subleaf);
+        let last = Changing { processor: (7, 8), topology, ..alone(true, false) };
+        // Two sockets, two cores, two threads: id 7 has a one in each of three bits.
+        assert_eq!(of(last, 0xb, 0), [1, 2, 0x100, 7]);
+        assert_eq!(of(last, 0xb, 1), [2, 4, 0x201, 7]);
+        assert_eq!(of(last, 1, 0)[1] >> 16, 0x0704);
+        assert_eq!(of(last, 0x8000_001e, 0), [7, 0x101, 1, 0]);
+        assert_eq!(of(last, 0x8000_0008, 0)[2], 0x2003);
+        // The local APIC is off, and OSXSAVE is on.
+        assert_eq!((of(last, 1, 0)[3] & APIC, of(last, 1, 0)[2] & OSXSAVE), (0, OSXSAVE));
+        for leaf in [2, 5, 6, 7, 0xd, 0x4000_0000, 0x8000_0000, 0x8000_0002, 0x8000_0005, 0x8000_0021] {
+            assert_eq!(of(last, leaf, 0), of(alone(true, false), leaf, 0), "{leaf:#x}");
+        }
     }
 }

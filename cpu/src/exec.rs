@@ -2,12 +2,13 @@
 //! handles interrupts, traps, breakpoints, watchpoints and the budget.
 
 mod observed;
+mod policy;
 mod seats;
 mod tier;
 mod translated;
 mod turns;
 
-pub use seats::TURN_STEPS;
+pub use policy::{TURN_STEPS, Turn, TurnPolicy, TurnState};
 pub use tier::{Tier, UnknownTier};
 
 use std::sync::Once;
@@ -207,6 +208,7 @@ impl Cpu {
     /// Replaces the counts.
     pub fn set_counts(&mut self, counts: Counts) {
         let Counts { steps, branches, system_calls } = counts;
+        self.seats.turns.recounted(self.core.block_steps, steps);
         (self.core.block_steps, self.core.branches, self.core.system_calls) = (steps, branches, system_calls);
     }
 
@@ -278,7 +280,7 @@ impl Cpu {
     /// several calls passes the step count at which the run began to each call. A breakpoint is also passed over if its
     /// instruction restarts after a fault, so it is reported only once.
     pub fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop {
-        self.core.budget_end = until_steps.min(self.seats.turn_end(self.core.block_steps));
+        self.core.budget_end = until_steps.min(self.seats.turn_end());
         self.core.attention |= attention::SIGNALS;
         if self.core.ram.flags().any_foreign_writes() {
             // Devices write between runs too.
@@ -289,16 +291,14 @@ impl Cpu {
         // event in between can be linked directly.
         let mut link = None;
         let begun = self.core.block_steps;
-        // The turn that ends where this run begins has ended in the run before.
-        let mut turned_at = begun;
         loop {
             if self.core.block_steps >= self.core.budget_end || self.core.yields {
-                self.end_turn_here(bus, until_steps, &mut turned_at);
+                self.end_turn_here(bus, until_steps);
                 link = None;
             }
             if self.core.attention != 0 {
                 link = None;
-                match self.attend(bus, begun) {
+                match self.attend(bus, until_steps, begun) {
                     Attended::Stop(stop) => return stop,
                     Attended::Again => continue,
                     Attended::Done => {}
@@ -450,7 +450,7 @@ impl Cpu {
     }
 
     /// Handles every condition that [`attention`] names.
-    fn attend(&mut self, bus: &mut dyn Bus, begun: u64) -> Attended {
+    fn attend(&mut self, bus: &mut dyn Bus, until_steps: u64, begun: u64) -> Attended {
         self.observe_step();
         if self.core.state.shut_down {
             return Attended::Stop(Stop::Shutdown);
@@ -464,7 +464,9 @@ impl Cpu {
         if self.core.attention & attention::SIGNALS != 0 {
             let signals = bus.signals();
             self.core.interrupts_wait = signals.interrupt || signals.nmi;
-            if signals.stop {
+            // A run that has executed nothing does not ask for turns: its place may have had events already.
+            let asks_for_turns = self.seats.turns.asks_for_more() && self.core.block_steps != begun;
+            if signals.stop || asks_for_turns {
                 return Attended::Stop(Stop::Bus);
             }
             // Deliveries are steps too: the budget comes first.
@@ -476,7 +478,7 @@ impl Cpu {
         }
         if self.core.attention & attention::HALTED != 0 {
             if self.core.state.pending_debug == 0 {
-                return match self.leave_halted(bus, begun) {
+                return match self.leave_halted(bus, until_steps, begun) {
                     Halted::PassedOn => Attended::Again,
                     Halted::Waits => Attended::Stop(Stop::Halted),
                     Halted::Wakes => Attended::Stop(Stop::Budget),

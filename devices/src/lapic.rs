@@ -107,7 +107,7 @@ impl LocalApic {
         LocalApic::with_id(0)
     }
 
-    /// The local APIC of processor `id` after power-on. All processors but the first wait for a start-up message.
+    /// The local APIC with this id after power-on. All processors but the first wait for a start-up message.
     pub fn with_id(id: u8) -> LocalApic {
         let startup = if id == 0 { StartupV1::Done } else { StartupV1::Awaited };
         let s = RegisterFile {
@@ -271,11 +271,16 @@ impl LocalApic {
         LapicStateV1::from(&self.s)
     }
 
-    /// Builds the chip of processor `id` from a saved state.
+    /// Builds the chip with this id from a saved state.
     pub fn restore(id: u8, state: &LapicStateV1, startup: StartupV1) -> Result<LocalApic, RestoreError> {
         let modes = state.base & (BASE_ENABLE | BASE_X2APIC);
         RestoreError::unless(modes != BASE_X2APIC, "local APIC", "x2APIC mode without being enabled")?;
         Ok(LocalApic { s: state.into(), id, startup, sent: Vec::new(), eoi_broadcast: None })
+    }
+
+    /// The APIC's id.
+    pub fn id(&self) -> u8 {
+        self.id
     }
 
     /// Whether the processor waits for a start-up message.

@@ -79,9 +79,15 @@ impl<B: ExpansionBus> Platform<B> {
         platform.with_processors(1)
     }
 
-    /// Makes this many processors, 1 to 64, as they are at power-on. Without this call there is one.
-    pub fn with_processors(mut self, count: u8) -> Platform<B> {
-        self.lapics = (0..count).map(LocalApic::with_id).collect();
+    /// Makes this many processors, 1 to 64, as they are at power-on. Without this call there is one. A processor's APIC id
+    /// is its number.
+    pub fn with_processors(self, count: u8) -> Platform<B> {
+        self.with_apic_ids(0..count)
+    }
+
+    /// As [`Platform::with_processors`], for processors with these APIC ids, in ascending order. The first id is 0.
+    pub fn with_apic_ids(mut self, ids: impl IntoIterator<Item = u8>) -> Platform<B> {
+        self.lapics = ids.into_iter().map(LocalApic::with_id).collect();
         self.lapics.iter_mut().for_each(LocalApic::set_virtual_wire_mode);
         self.update_interrupts(0);
         self

@@ -13,7 +13,7 @@
 //! `ttvm-v2.1` is an x86-64-v2 processor with the identity of an AMD family 17h part. The identity decides about
 //! details such as SYSCALL, and about the model-specific registers that a kernel touches. Older recordings name
 //! `ttvm-v2`. For `ttvm-v2-kvm`, CPUID reports fewer features. A model's [`Description`] has its instructions and its
-//! CPUID leaves; [`Quirks`] has its deviations from the manuals.
+//! CPUID leaves; [`Quirks`] has its deviations from the manuals. [`Topology`] has the answers of several processors.
 //!
 //! The crate knows no machine state. The package `cpu` fills the parts of CPUID's answers that follow from the state.
 
@@ -23,12 +23,14 @@ mod description;
 mod features;
 mod quirks;
 pub mod registers;
+mod topology;
 mod v2;
 mod v2_1;
 
 pub use crate::description::{Description, Leaf, NumberedLeaf};
 pub use crate::features::Features;
 pub use crate::quirks::{PushedRf, Quirks};
+pub use crate::topology::Topology;
 
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
 pub const SIGNATURE: u32 = v2::SIGNATURE;

@@ -3,14 +3,12 @@
 
 use translator::Frame;
 
+use super::policy::{End, TurnPolicy, Turns};
 use crate::attention;
 use crate::bus::{Bus, Startup};
 use crate::core::Core;
 use crate::flags::{self, LazyFlags};
 use crate::state::{CpuState, SegReg, Segment};
-
-/// Number of steps after which every turn ends.
-pub const TURN_STEPS: u64 = 100_000;
 
 /// Firmware switches the MTRRs on, with all memory write-back. Linux expects the same value on every processor.
 const MTRR_DEF_TYPE: u64 = 0xc06;
@@ -22,6 +20,8 @@ pub(super) struct Seats {
     seat: usize,
     /// The step count at which the last turn ended, and that turn's processor. Not a part of the state.
     last_turn: Option<(u64, usize)>,
+    /// The turns of several processors.
+    pub turns: Turns,
 }
 
 /// How a run continues when the processor in the seat is halted.
@@ -54,7 +54,8 @@ impl Seats {
     /// Makes this many processors in reset state.
     pub fn of(count: usize) -> Seats {
         let state = CpuState::reset();
-        Seats { parked: (0..count).map(|_| Parked::of(&state)).collect(), seat: 0, last_turn: None }
+        let parked = (0..count).map(|_| Parked::of(&state)).collect();
+        Seats { parked, seat: 0, turns: Turns::new(TurnPolicy::default()), last_turn: None }
     }
 
     /// The number of processors.
@@ -73,10 +74,10 @@ impl Seats {
         self.parked.len() > 1
     }
 
-    /// The step count at which the turn that includes `steps` ends at the latest.
+    /// The step count at which the turn ends at the latest.
     #[inline(always)]
-    pub fn turn_end(&self, steps: u64) -> u64 {
-        if self.are_several() { (steps / TURN_STEPS + 1).saturating_mul(TURN_STEPS) } else { u64::MAX }
+    pub fn turn_end(&self) -> u64 {
+        if self.are_several() { self.turns.ends_at() } else { u64::MAX }
     }
 
     /// The architectural states of the parked processors, by number.
@@ -122,10 +123,22 @@ impl Seats {
         (0..self.count()).filter(move |&number| number != seat)
     }
 
-    /// The first processor after the one in the seat, in the ring of their numbers, that can run.
-    pub fn next(&self, bus: &mut dyn Bus) -> Option<usize> {
-        let ring = (1..self.count()).map(|distance| (self.seat + distance) % self.count());
-        ring.into_iter().find(|&number| {
+    /// Ends the turn of the processor in the seat, which is `core`. Returns the processor that has the seat next, `None`
+    /// if the seat does not change.
+    pub fn next(&mut self, core: &Core, end: End, bus: &mut dyn Bus) -> Option<usize> {
+        let (seat, count, parked) = (self.seat, self.count(), &self.parked);
+        self.turns.next(end, core.block_steps, (seat, count), |number| {
+            if number == seat {
+                return can_run(&core.state, core.rflags, seat, bus);
+            }
+            let Parked { state, rflags, .. } = &parked[number];
+            can_run(state, *rflags, number, bus)
+        })
+    }
+
+    /// Whether a processor that is not in the seat can run.
+    pub fn another_can_run(&self, bus: &mut dyn Bus) -> bool {
+        self.others().any(|number| {
             let Parked { state, rflags, .. } = &self.parked[number];
             can_run(state, *rflags, number, bus)
         })

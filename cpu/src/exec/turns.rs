@@ -1,11 +1,15 @@
-//! The turns of several processors.
+//! The ends of turns of several processors.
 //!
-//! A turn ends when the step count reaches a multiple of [`TURN_STEPS`], at HLT, and at PAUSE if
-//! another processor can run. The seat changes as soon as that count is reached, before anything else happens there. So
-//! the turns do not depend on where runs are cut.
+//! A turn ends at the step count that the policy said at its beginning, at HLT, and at PAUSE if another processor can
+//! run. The seat changes as soon as that count is reached, before anything else happens there. So the turns do not
+//! depend on where runs are cut.
+
+use cpu_model::Topology;
 
 use super::Cpu;
-use super::seats::{Halted, Seats, TURN_STEPS, can_run, started_at};
+use super::policy::{End, Turn, TurnPolicy, TurnState, Turns};
+use super::seats::{Halted, Seats, can_run, started_at};
+use crate::attention;
 use crate::bus::Bus;
 use crate::flags;
 use crate::state::CpuState;
@@ -18,6 +22,52 @@ impl Cpu {
         self.seats = Seats::of(count);
         self.core.mmu.set_processors(count);
         (self.core.processor, self.core.processors) = (0, count);
+    }
+
+    /// Chooses what CPUID says of sockets, cores and threads. Without this call, or with `None`, CPUID says only how many
+    /// processors there are.
+    ///
+    /// # Panics
+    ///
+    /// If the topology has another number of processors.
+    pub fn set_topology(&mut self, topology: Option<Topology>) {
+        let count = topology.map_or(self.processors(), |topology| topology.processors().into());
+        assert_eq!(count, self.processors(), "the topology is of these processors");
+        self.core.topology = topology;
+    }
+
+    /// Chooses who gives turns. Must be called after [`Cpu::set_processors`], before the CPU first runs.
+    pub fn set_turn_policy(&mut self, policy: TurnPolicy) {
+        self.seats.turns = Turns::new(policy);
+    }
+
+    /// The state of the turns; `None` if it follows from the step count.
+    pub fn turn_state(&self) -> Option<TurnState> {
+        self.seats.turns.state(self.core.block_steps)
+    }
+
+    /// Replaces the state of the turns.
+    pub fn set_turn_state(&mut self, state: Option<&TurnState>) {
+        self.seats.turns.set_state(state, self.core.block_steps);
+    }
+
+    /// Gives turns to processors. These turns come before all turns of the policy, behind given turns that wait. Must be
+    /// called between two runs. A turn of the policy ends here.
+    pub fn give_turns(&mut self, bus: &mut dyn Bus, turns: &[Turn]) {
+        if self.seats.are_several() && self.seats.turns.give(turns) {
+            self.pass_on(End::Steps, bus);
+        }
+    }
+
+    /// Number of given turns that wait. If fewer than [`Turn::FEW_WAITING`] wait during a given turn, runs stop at the
+    /// ends of turns with [`Stop::Bus`](super::Stop::Bus).
+    pub fn waiting_turns(&self) -> usize {
+        self.seats.turns.waiting()
+    }
+
+    /// Whether a processor that is not in the seat can run.
+    pub fn another_can_run(&self, bus: &mut dyn Bus) -> bool {
+        self.seats.another_can_run(bus)
     }
 
     /// The number of processors.
@@ -76,28 +126,27 @@ impl Cpu {
         self.seats.parked_flags().chain([self.core.rflags]).any(|rflags| rflags & flags::IF != 0)
     }
 
-    /// Ends the turn if its last step, or an instruction that yields, was just executed. `turned_at` is the step count
-    /// at which the turn before ended, or at which the run began.
+    /// Ends the turn if its last step, or an instruction that yields, was just executed.
     #[cold]
     #[inline(never)]
-    pub(super) fn end_turn_here(&mut self, bus: &mut dyn Bus, until_steps: u64, turned_at: &mut u64) {
-        let steps = self.core.block_steps;
-        let yields = std::mem::take(&mut self.core.yields);
-        let is_over = yields || *turned_at != steps && steps.is_multiple_of(TURN_STEPS);
-        if self.seats.are_several() && is_over {
+    pub(super) fn end_turn_here(&mut self, bus: &mut dyn Bus, until_steps: u64) {
+        let is_over = self.core.block_steps >= self.seats.turn_end();
+        let yields = std::mem::take(&mut self.core.yields) && self.seats.turns.can_be_yielded();
+        if self.seats.are_several() && (is_over || yields) {
             self.observe_step();
             let from = self.seats.seat();
-            if self.pass_on(bus) {
+            if self.pass_on(if is_over { End::Steps } else { End::Yield }, bus) {
                 self.core.turn_ended(from);
             }
-            *turned_at = steps;
+            // Look at the signals, and ask for more given turns.
+            self.core.attention |= attention::SIGNALS;
         }
-        self.core.budget_end = until_steps.min(self.seats.turn_end(steps));
+        self.core.budget_end = until_steps.min(self.seats.turn_end());
     }
 
     /// Gives the seat of a halted processor to another that can run. The run has executed the HLT, or began at `begun`
     /// with a halted processor.
-    pub(super) fn leave_halted(&mut self, bus: &mut dyn Bus, begun: u64) -> Halted {
+    pub(super) fn leave_halted(&mut self, bus: &mut dyn Bus, until_steps: u64, begun: u64) -> Halted {
         if !self.seats.are_several() {
             return Halted::Waits;
         }
@@ -105,9 +154,10 @@ impl Cpu {
             return Halted::Wakes;
         }
         let from = self.seats.seat();
-        if !self.pass_on(bus) {
+        if !self.pass_on(End::Halt, bus) {
             return Halted::Waits;
         }
+        self.core.budget_end = until_steps.min(self.seats.turn_end());
         // Time may have passed since the last step.
         if self.core.block_steps != begun {
             self.core.turn_ended(from);
@@ -115,9 +165,9 @@ impl Cpu {
         Halted::PassedOn
     }
 
-    /// Gives the seat to the next processor that can run, if there is one. Returns whether the seat changed.
-    fn pass_on(&mut self, bus: &mut dyn Bus) -> bool {
-        let Some(next) = self.seats.next(bus) else { return false };
+    /// Ends the turn, and begins the next one. Returns whether the seat changed.
+    fn pass_on(&mut self, end: End, bus: &mut dyn Bus) -> bool {
+        let Some(next) = self.seats.next(&self.core, end, bus) else { return false };
         self.seats.note_end(self.core.block_steps);
         self.seats.exchange(next, &mut self.core);
         bus.take_seat(next);

@@ -52,8 +52,8 @@ impl<B: ExpansionBus> Platform<B> {
         let rtc = Rtc::restore(&state.rtc)?;
         let pit = Pit::restore(&state.pit)?;
         let mut lapics = vec![LocalApic::restore(0, &state.lapic, StartupV1::Done)?];
-        for (id, other) in (1..).zip(others) {
-            lapics.push(LocalApic::restore(id, &other.registers, other.startup)?);
+        for (lapic, other) in self.lapics[1..].iter().zip(others) {
+            lapics.push(LocalApic::restore(lapic.id(), &other.registers, other.startup)?);
         }
         let pm = AcpiPm::restore(&state.pm)?;
         self.bus.restore(&state.bus)?;

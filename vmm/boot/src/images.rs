@@ -40,8 +40,8 @@ pub struct BootImages<'a> {
     pub rng_seed: Option<[u8; 32]>,
     /// Slots of the host's PCI functions, which access memory through an IOMMU.
     pub translated_slots: Vec<u8>,
-    /// Number of processors, which the ACPI tables list.
-    pub processors: u8,
+    /// The APIC ids of the processors, which the ACPI tables list.
+    pub apic_ids: Vec<u8>,
     /// How the PCI bus is wired, which the ACPI tables describe.
     pub pci: PciRevision,
 }
@@ -57,7 +57,7 @@ impl<'a> BootImages<'a> {
             protocol: None,
             rng_seed: None,
             translated_slots: Vec::new(),
-            processors: 1,
+            apic_ids: vec![0],
             pci: PciRevision::default(),
         }
     }

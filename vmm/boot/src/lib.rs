@@ -77,7 +77,7 @@ pub fn load(ram: &GuestRam, images: &BootImages<'_>) -> Result<CpuEntry, BootErr
             have_mib: ram.size_bytes() >> 20,
         });
     }
-    let tables = acpi::write_tables(ram.memory(), images.pci, images.processors, &images.translated_slots);
+    let tables = acpi::write_tables(ram.memory(), images.pci, &images.apic_ids, &images.translated_slots);
     let mut loader = Loader::new(ram, images, &tables);
     write_bios_data_area(&loader);
     match protocol {

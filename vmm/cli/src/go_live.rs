@@ -26,8 +26,8 @@ pub struct SourceArgs {
     /// The guest has its memory, devices and disk as of that position, and its clock goes on from there. Network connections are
     /// lost. The recording stays as it is. Options that describe a machine cannot be used.
     #[arg(long, help_heading = "Guest", value_name = "NAME.ttvm", conflicts_with_all = [
-        "kernel", "initrd", "cmdline", "module", "disk", "passthrough", "memory", "debug_console", "debug_exit", "date",
-        "seed",
+        "kernel", "initrd", "cmdline", "module", "disk", "passthrough", "cpus", "turns", "memory", "debug_console",
+        "debug_exit", "date", "seed",
     ])]
     snapshot_from: Option<PathBuf>,
     /// With --snapshot-from: position, like panic, 12.5s or insn:1e9 [default: end]

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use cpu::TurnPolicy;
 use host::{ClockOptions, LiveConsole, LiveInputs, LiveOptions, OpenedDevices, Pacing, Peer};
 use machine::Machine;
 use machine::config::{
@@ -58,11 +59,18 @@ pub struct MachineArgs {
     /// vmm/host/PASSTHROUGH.md.
     #[arg(long, help_heading = "Guest", value_name = "DEVICE")]
     passthrough: Vec<PassthroughArg>,
-    /// Number of processors, 1 to 64.
+    /// Number of processors, 1 to 64, like 4 or 8,sockets=2,threads=2.
     ///
-    /// The processors run in turn, each for at most 100,000 instructions. gdb shows each as a thread.
-    #[arg(long, help_heading = "Guest", value_name = "N", default_value = "1", value_parser = parse_processors)]
+    /// sockets= divides the processors into sockets, and threads= gives each core so many threads. The processors run in turn:
+    /// see --turns. gdb shows each as a thread.
+    #[arg(long, help_heading = "Guest", value_name = "N[,sockets=S][,threads=T]", default_value = "1", value_parser = parse_processors)]
     cpus: Processors,
+    /// Who gives turns to several processors: ring or random:SEED.
+    ///
+    /// ring gives turns in the order of the processors' numbers, each for at most 100,000 instructions. random draws the next
+    /// processor and the length of its turn. The same SEED gives the same turns, and another one finds other races.
+    #[arg(long, help_heading = "Guest", value_name = "POLICY", value_parser = parse_turns)]
+    turns: Option<TurnPolicy>,
     /// RAM size: a number with K, M or G
     #[arg(long, help_heading = "Guest", value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     memory: u64,
@@ -132,7 +140,7 @@ impl MachineArgs {
             modules: modules.collect(),
             cmdline: self.cmdline.clone(),
             disk: self.disk.as_ref().map(|disk| disk.path.clone()),
-            processors: self.cpus,
+            processors: self.processors()?,
             memory_bytes: self.memory,
             debug_console: self.debug_console,
             debug_exit: self.debug_exit,
@@ -140,6 +148,12 @@ impl MachineArgs {
             network: self.net.as_ref().map(NetworkArg::config),
             passthrough,
         })
+    }
+
+    fn processors(&self) -> Result<Processors, Error> {
+        let Some(turns) = self.turns else { return Ok(self.cpus) };
+        let alone = "--turns needs several processors: give --cpus 2, or leave out --turns";
+        self.cpus.with_turns(turns).ok_or_else(|| Error::Usage(alone.to_string()))
     }
 
     /// The engine that executes the guest.
@@ -239,8 +253,33 @@ fn parse_port(text: &str) -> Result<u16, String> {
 }
 
 fn parse_processors(text: &str) -> Result<Processors, String> {
-    let processors = text.parse().ok().and_then(Processors::new);
-    processors.ok_or_else(|| format!("give a number of processors between 1 and {MAX_PROCESSORS}"))
+    let mut parts = text.split(',');
+    let count: Option<u8> = parts.next().and_then(|count| count.parse().ok());
+    let processors = count.and_then(Processors::new);
+    let processors =
+        processors.ok_or_else(|| format!("give a number of processors between 1 and {MAX_PROCESSORS}"))?;
+    let (mut sockets, mut threads) = (1, 1);
+    for part in parts {
+        let named = part.split_once('=').and_then(|(name, number)| Some((name, number.parse().ok()?)));
+        match named {
+            Some(("sockets", number)) => sockets = number,
+            Some(("threads", number)) => threads = number,
+            _ => return Err("write it like 8 or 8,sockets=2,threads=2".to_string()),
+        }
+    }
+    processors.with_topology(sockets, threads).ok_or_else(|| {
+        let count = processors.count();
+        format!("{count} processors cannot be divided into {sockets} sockets with cores of {threads} threads")
+    })
+}
+
+fn parse_turns(text: &str) -> Result<TurnPolicy, String> {
+    let seed = text.strip_prefix("random:").and_then(|seed| seed.parse().ok());
+    match (text, seed) {
+        ("ring", _) => Ok(TurnPolicy::Ring),
+        (_, Some(seed)) => Ok(TurnPolicy::Random { seed }),
+        _ => Err("write ring, or random:SEED with a number".to_string()),
+    }
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {

@@ -5,11 +5,11 @@
 //! address of the last x87 instruction. Machines that run on several processors are
 //! compared without these, and without counts that only one engine has.
 
-use cpu::{Counts, CpuState, CpuStateV1, SegReg};
+use cpu::{Counts, CpuState, CpuStateV1, SegReg, TurnState};
 use serde::Serialize;
 
 use crate::hashes::hash_of;
-use crate::processors::stored;
+use crate::processors::{TurnStateV1, stored};
 
 /// How two machines' states are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,13 +41,23 @@ struct Comparable<'a> {
     waiting: [bool; 2],
 }
 
-/// Hash of a CPU's state and counts, limited to the part that `likeness` compares. `others` are the processors that are
-/// not in the seat.
-pub fn cpu_hash(state: &CpuState, counts: Counts, others: &[CpuState], likeness: Likeness) -> [u8; 32] {
-    match likeness {
-        Likeness::Exact if others.is_empty() => hash_of(&CpuStateV1::new(state, counts)),
-        Likeness::Exact => hash_of(&(CpuStateV1::new(state, counts), stored(others))),
-        Likeness::AcrossProcessors => hash_of(&comparable(state)),
+/// The part of a CPU's state that only several processors have.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Others<'a> {
+    /// The processors that are not in the seat, by number.
+    pub cpus: &'a [CpuState],
+    /// The state of the turns, if it does not follow from the counts.
+    pub turns: Option<&'a TurnState>,
+}
+
+/// Hash of a CPU's state and counts, limited to the part that `likeness` compares.
+pub fn cpu_hash(state: &CpuState, counts: Counts, others: Others<'_>, likeness: Likeness) -> [u8; 32] {
+    let own = || CpuStateV1::new(state, counts);
+    match (likeness, others.turns) {
+        (Likeness::Exact, None) if others.cpus.is_empty() => hash_of(&own()),
+        (Likeness::Exact, None) => hash_of(&(own(), stored(others.cpus))),
+        (Likeness::Exact, Some(turns)) => hash_of(&(own(), stored(others.cpus), TurnStateV1::from(turns))),
+        (Likeness::AcrossProcessors, _) => hash_of(&comparable(state)),
     }
 }
 
@@ -103,7 +113,7 @@ mod tests {
         let hash = |change: &dyn Fn(&mut CpuState, &mut Counts), likeness| {
             let (mut changed, mut counts) = (state.clone(), Counts::default());
             change(&mut changed, &mut counts);
-            cpu_hash(&changed, counts, &[], likeness)
+            cpu_hash(&changed, counts, Others::default(), likeness)
         };
         let same = hash(&|_, _| (), Likeness::AcrossProcessors);
         let exactly_same = hash(&|_, _| (), Likeness::Exact);

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use boot::packed_kernel;
 use boot::time_reads::{self, Rewriting};
+use cpu::{Topology, TurnPolicy};
 use devices::DebugPortsV1;
 use devices::passthrough::{BarDescriptionV1, FREE_ISA_IRQS, PciDescriptionV1};
 use guest_ram::PAGE_SIZE;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::contents_hash::Scheme;
 use crate::error::Error;
@@ -31,26 +32,89 @@ pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
 /// The most processors.
 pub const MAX_PROCESSORS: u8 = 64;
 
-/// Number of processors: 1 unless something else is asked for.
+/// The processors: one, unless something else is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Processors(u8);
+pub struct Processors {
+    #[serde(rename = "processors")]
+    count: u8,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "topology_in_numbers")]
+    topology: Option<Topology>,
+    #[serde(skip_serializing_if = "is_ring")]
+    turns: TurnPolicy,
+}
 
 impl Processors {
-    /// This many processors; `None` unless there are 1 to [`MAX_PROCESSORS`].
+    /// This many processors, as cores of one socket that take turns in a ring. `None` unless there are 1 to
+    /// [`MAX_PROCESSORS`].
     pub fn new(count: u8) -> Option<Processors> {
-        (1..=MAX_PROCESSORS).contains(&count).then_some(Processors(count))
+        Processors::without_topology(count)?.with_topology(1, 1)
     }
 
-    /// The number.
+    /// As [`Processors::new`], but CPUID says only how many processors there are, as in recordings of earlier programs.
+    pub fn without_topology(count: u8) -> Option<Processors> {
+        let is_possible = (1..=MAX_PROCESSORS).contains(&count);
+        is_possible.then_some(Processors { count, topology: None, turns: TurnPolicy::Ring })
+    }
+
+    /// These processors, divided into sockets and into cores with this many threads. `None` unless this is possible. One
+    /// processor has no topology, because nothing would describe it.
+    pub fn with_topology(self, sockets: u8, threads: u8) -> Option<Processors> {
+        let topology = Topology::new(self.count, sockets, threads)?;
+        Some(Processors { topology: Some(topology).filter(|_| self.count > 1), ..self })
+    }
+
+    /// These processors with another policy of turns. `None` for one processor, which takes no turns.
+    pub fn with_turns(self, turns: TurnPolicy) -> Option<Processors> {
+        (self.count > 1).then_some(Processors { turns, ..self })
+    }
+
+    /// The number of processors.
     pub fn count(self) -> u8 {
-        self.0
+        self.count
+    }
+
+    /// Sockets, cores and threads, if CPUID describes them.
+    pub fn topology(self) -> Option<Topology> {
+        self.topology
+    }
+
+    /// Who gives turns.
+    pub fn turns(self) -> TurnPolicy {
+        self.turns
+    }
+
+    /// The processors' APIC ids, in ascending order.
+    pub fn apic_ids(self) -> Vec<u8> {
+        let id = |number| self.topology.map_or(number, |topology| topology.apic_id(number));
+        (0..self.count).map(id).collect()
     }
 }
 
 impl Default for Processors {
     fn default() -> Processors {
-        Processors(1)
+        Processors { count: 1, topology: None, turns: TurnPolicy::Ring }
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_ring(turns: &TurnPolicy) -> bool {
+    *turns == TurnPolicy::Ring
+}
+
+#[allow(clippy::ref_option, reason = "serde calls it with a reference")]
+fn topology_in_numbers<S: Serializer>(topology: &Option<Topology>, to: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Numbers {
+        sockets: u8,
+        cores_per_socket: u8,
+        threads_per_core: u8,
+    }
+    let numbers = topology.map(|topology| Numbers {
+        sockets: topology.sockets(),
+        cores_per_socket: topology.cores(),
+        threads_per_core: topology.threads(),
+    });
+    numbers.serialize(to)
 }
 
 /// The least MTU of a network card: IPv4 requires it.
@@ -100,7 +164,8 @@ pub const MAX_PASSED: usize = 8;
 pub struct MachineConfig {
     /// The CPU model's name.
     pub cpu_model: String,
-    /// Number of processors.
+    /// The processors.
+    #[serde(flatten)]
     pub processors: Processors,
     /// RAM size.
     pub memory_bytes: u64,
@@ -130,7 +195,7 @@ pub struct MachineOptions {
     pub cmdline: String,
     /// Disk image.
     pub disk: Option<PathBuf>,
-    /// Number of processors.
+    /// The processors.
     pub processors: Processors,
     /// RAM size.
     pub memory_bytes: u64,

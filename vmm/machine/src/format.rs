@@ -8,7 +8,7 @@
 //! Hashes of a machine's parts are the same in the logs of all formats.
 
 use crate::machine_state::MachineState;
-use crate::processors::OtherProcessorsV1;
+use crate::processors::{OtherProcessors, OtherProcessorsV1, TurnStateV1};
 use crate::state_v1::MachineStateV1;
 
 /// A format of stored bytes.
@@ -18,7 +18,8 @@ pub enum Format {
     #[default]
     V5,
     /// Format 6: as format 5, for machines with several processors. The state of a machine has their states behind it
-    /// ([`OtherProcessorsV1`]), and the manifest says how many there are.
+    /// ([`OtherProcessorsV1`]), and the manifest says how many there are. The state of their turns follows
+    /// ([`TurnStateV1`]), unless the counts decide the turns.
     V6,
 }
 
@@ -46,7 +47,11 @@ impl MachineState {
         match format {
             Format::V5 => postcard::to_stdvec(&MachineStateV1::from(self)),
             Format::V6 => {
-                postcard::to_stdvec(&(MachineStateV1::from(self), OtherProcessorsV1::from(&self.others)))
+                let both = (MachineStateV1::from(self), OtherProcessorsV1::from(&self.others));
+                match &self.others.turns {
+                    None => postcard::to_stdvec(&both),
+                    Some(turns) => postcard::to_stdvec(&(both, TurnStateV1::from(turns))),
+                }
             }
         }
         .expect("plain data in memory always serializes")
@@ -62,7 +67,14 @@ impl MachineState {
             Format::V6 => {
                 let taken = postcard::take_from_bytes::<(MachineStateV1, OtherProcessorsV1)>(bytes);
                 let ((state, others), rest) = taken.ok()?;
-                rest.is_empty().then(|| MachineState { others: others.into(), ..state.into() })
+                let turns = match rest {
+                    [] => None,
+                    _ => Some(postcard::take_from_bytes::<TurnStateV1>(rest).ok()?),
+                };
+                let is_whole = turns.as_ref().is_none_or(|(_, rest)| rest.is_empty());
+                let turns = turns.map(|(turns, _)| turns.into());
+                let others = OtherProcessors { turns, ..others.into() };
+                is_whole.then(|| MachineState { others, ..state.into() })
             }
         }
     }

@@ -4,12 +4,13 @@
 //! writes down what live inputs gave. A player gives the same again at the same points. The machine cannot
 //! tell which of the three kinds of inputs it has.
 
+use cpu::Turn;
 use devices::passthrough::{AskV1, DeviceInputV1};
 use devices::virtio::SentFrame;
 use serde::Serialize;
 
 use crate::checks::{CheckParts, CheckRecord};
-use crate::comparable::{Likeness, cpu_hash, shown};
+use crate::comparable::{Likeness, Others, cpu_hash, shown};
 use crate::engine::Leave;
 use crate::error::Error;
 use crate::hashes::short;
@@ -53,6 +54,8 @@ pub enum Event {
     /// Input from passed-through devices of the host. An answer comes in while the instruction that asks for it
     /// executes; any other input comes in between two instructions.
     Devices(DeviceInputV1),
+    /// The next turns of several processors, in order. These turns come before all turns of the machine's policy.
+    Turns(Vec<Turn>),
 }
 
 /// Identifies a place where the guest was stopped, among all places between the same two exits. RIP and the
@@ -97,6 +100,7 @@ impl Event {
             Event::TimePassed { .. } => "time-passed",
             Event::NetworkInput(_) => "network-input",
             Event::Devices(_) => "devices",
+            Event::Turns(_) => "turns",
         }
     }
 }
@@ -149,7 +153,9 @@ impl<C: Count> View<'_, C> {
         if self.likeness == Likeness::AcrossProcessors {
             log::trace!("compared after {}: {}", self.moment.count, shown(&state));
         }
-        short(&cpu_hash(&state, self.cpu.counts(), &self.cpu.parked_states(), self.likeness))
+        let (cpus, turns) = (self.cpu.parked_states(), self.cpu.turn_state());
+        let others = Others { cpus: &cpus, turns: turns.as_ref() };
+        short(&cpu_hash(&state, self.cpu.counts(), others, self.likeness))
     }
 }
 

@@ -36,7 +36,7 @@
 //! The contents of RAM and disk are in `contents`, the rest of a state in `states`, and its stored form in
 //! [`mod@format`] and [`state_v1`]. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] compare two machines.
 //!
-//! [`script`] has inputs for programs that have no host to ask.
+//! [`script`] has inputs for programs that have no host to ask. [`given_turns`] adds turns of several processors to inputs.
 //!
 //! Nothing here knows of recordings, nor whether the inputs are live or a log.
 
@@ -58,6 +58,7 @@ pub mod divergence;
 pub mod engine;
 pub mod error;
 pub mod format;
+pub mod given_turns;
 mod going_on;
 mod guest_view;
 pub mod hashes;

@@ -86,8 +86,8 @@ impl<U: Unit> Machine<U> {
             let why = "KVM cannot run a machine whose time is counted in instructions; use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }
-        let processors = config.processors.count();
-        if processors > 1 && !kind.counts_instructions {
+        let processors = config.processors;
+        if processors.count() > 1 && !kind.counts_instructions {
             let why = "KVM cannot run a machine with several processors; use --engine soft";
             return Err(Error::Unsupported(why.to_string()));
         }
@@ -98,7 +98,7 @@ impl<U: Unit> Machine<U> {
                 let mut images = images.for_boot(config.start.booted());
                 images.rng_seed = Some(kernel_seed(&power_on.seed));
                 images.translated_slots = config.passed_slots();
-                images.processors = processors;
+                images.apic_ids = processors.apic_ids();
                 images.pci = profile.pci;
                 entry_state(&boot::load(&ram, &images)?)
             }
@@ -121,13 +121,13 @@ impl<U: Unit> Machine<U> {
         }
         let mut platform = Platform::new(power_on.unix_seconds, devices)
             .with_debug_ports(config.debug_ports.into())
-            .with_processors(processors);
+            .with_apic_ids(processors.apic_ids());
         if profile.starts_pit {
             start_pit(&mut platform, &ram);
         }
         let bus = MachineBus::new(platform, ram.memory().clone(), profile);
         let mut engine = (kind.build)(ram, config.model())?;
-        engine.set_processors(usize::from(processors));
+        engine.set_processors(processors);
         engine.set_state(&entry, Counts::default());
         let mut machine = Machine {
             engine,
@@ -393,7 +393,9 @@ impl<U: Unit> Machine<U> {
                 continue;
             }
             let signals = self.bus.signals();
-            if !self.engine.cpu().core().state.halted || signals.interrupt || signals.nmi {
+            let cpu = self.engine.cpu();
+            let can_run = !cpu.core().state.halted || signals.interrupt || signals.nmi;
+            if can_run || cpu.another_can_run(&mut self.bus) {
                 break;
             }
             self.idle(inputs)?;
@@ -454,6 +456,11 @@ impl<U: Unit> Machine<U> {
             }
             Event::TimePassed { ns } => self.bus.clock.pass(ns),
             Event::Devices(input) => self.bus.take_from_devices(now_ns, &input),
+            Event::Turns(turns) => {
+                // Interrupts that are due decide which processors can run.
+                platform.advance(now_ns);
+                self.engine.give_turns(&mut self.bus, &turns);
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use checkpoint::Maps;
 use cpu::Counts;
 
 use crate::checks::{CheckParts, CheckRecord};
-use crate::comparable::cpu_hash;
+use crate::comparable::{Others, cpu_hash};
 use crate::error::Error;
 use crate::hashes::{Hashes, hash_of, short};
 use crate::machine_state::MachineState;
@@ -64,6 +64,7 @@ impl<U: Unit> Machine<U> {
         self.asked_to_be_kept = false;
         self.outcome = state.outcome.clone();
         self.engine.set_parked(usize::from(state.others.seat), &state.others.cpus);
+        self.engine.set_turn_state(state.others.turns.as_ref());
         self.engine.set_state(&state.cpu, state.counts);
         self.engine.track_writes_anew();
         if let Some(overlay) = self.disk_mut() {
@@ -86,8 +87,10 @@ impl<U: Unit> Machine<U> {
     }
 
     fn hashes_with(&self, ram: [u8; 16], disk: [u8; 32]) -> Hashes {
-        let others = self.engine.cpu().parked_states();
-        let cpu = cpu_hash(&self.engine.state(), self.engine.counts(), &others, self.likeness);
+        let own = self.engine.cpu();
+        let (cpus, turns) = (own.parked_states(), own.turn_state());
+        let others = Others { cpus: &cpus, turns: turns.as_ref() };
+        let cpu = cpu_hash(&self.engine.state(), self.engine.counts(), others, self.likeness);
         Hashes { cpu, devices: self.devices_hash(), ram, disk }
     }
 
@@ -103,7 +106,7 @@ impl<U: Unit> Machine<U> {
     fn others(&self) -> OtherProcessors {
         let cpu = self.engine.cpu();
         let lapics = self.bus.platform.other_lapics();
-        OtherProcessors { seat: cpu.seat() as u8, cpus: cpu.parked_states(), lapics }
+        OtherProcessors { seat: cpu.seat() as u8, cpus: cpu.parked_states(), lapics, turns: cpu.turn_state() }
     }
 }
 

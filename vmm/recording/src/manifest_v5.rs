@@ -11,6 +11,7 @@ use devices::passthrough::PciDescriptionV1;
 use serde::{Deserialize, Serialize};
 
 use crate::manifest::{Cut, Manifest};
+use cpu::TurnPolicy;
 use machine::Format;
 use machine::config::{ImageFile, MachineConfig, NetworkConfig, PassedDevice, Processors};
 use machine::start::{KernelFiles, ModuleFile, Start};
@@ -66,6 +67,16 @@ struct ProcessorsV6 {
     count: u8,
     turn_steps: u64,
     policy: PolicyV6,
+    /// Left out if CPUID says only how many processors there are, as in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    topology: Option<TopologyV6>,
+}
+
+/// The stored form of a [`cpu::Topology`].
+#[derive(Serialize, Deserialize)]
+struct TopologyV6 {
+    sockets: u8,
+    threads: u8,
 }
 
 /// How processors take turns.
@@ -74,6 +85,43 @@ struct ProcessorsV6 {
 enum PolicyV6 {
     /// In the order of their numbers.
     Ring,
+    /// A generator with this seed draws the turns.
+    Random { seed: u64 },
+}
+
+impl From<Processors> for ProcessorsV6 {
+    fn from(processors: Processors) -> ProcessorsV6 {
+        ProcessorsV6 {
+            count: processors.count(),
+            turn_steps: cpu::TURN_STEPS,
+            policy: match processors.turns() {
+                TurnPolicy::Ring => PolicyV6::Ring,
+                TurnPolicy::Random { seed } => PolicyV6::Random { seed },
+            },
+            topology: processors
+                .topology()
+                .map(|topology| TopologyV6 { sockets: topology.sockets(), threads: topology.threads() }),
+        }
+    }
+}
+
+impl ProcessorsV6 {
+    /// The processors, if this program can run them.
+    fn processors(&self) -> Option<Processors> {
+        let ProcessorsV6 { count, turn_steps, ref policy, ref topology } = *self;
+        if turn_steps != cpu::TURN_STEPS {
+            return None;
+        }
+        let processors = Processors::without_topology(count)?;
+        let processors = match topology {
+            Some(TopologyV6 { sockets, threads }) => processors.with_topology(*sockets, *threads)?,
+            None => processors,
+        };
+        processors.with_turns(match *policy {
+            PolicyV6::Ring => TurnPolicy::Ring,
+            PolicyV6::Random { seed } => TurnPolicy::Random { seed },
+        })
+    }
 }
 
 /// The stored form of a [`PassedDevice`].
@@ -159,9 +207,7 @@ impl ManifestV5 {
         let ManifestV5 { format_version: _, made_by, engine, counter, machine, cut } = self;
         let is_right = match (format, &machine.processors) {
             (Format::V5, processors) => processors.is_none(),
-            (Format::V6, Some(ProcessorsV6 { count, turn_steps, policy: PolicyV6::Ring })) => {
-                *count > 1 && Processors::new(*count).is_some() && *turn_steps == cpu::TURN_STEPS
-            }
+            (Format::V6, Some(stored)) => stored.processors().is_some(),
             (Format::V6, None) => false,
         };
         if !is_right {
@@ -184,11 +230,7 @@ impl From<MachineConfig> for MachineConfigV5 {
             network,
             passthrough,
         } = config;
-        let processors = (processors != Processors::default()).then(|| ProcessorsV6 {
-            count: processors.count(),
-            turn_steps: cpu::TURN_STEPS,
-            policy: PolicyV6::Ring,
-        });
+        let processors = (processors != Processors::default()).then(|| processors.into());
         let (booted, state) = match start {
             Start::Kernel(files) => (files, None),
             Start::State { state, booted } => (booted, Some(state)),
@@ -235,7 +277,7 @@ impl From<MachineConfigV5> for MachineConfig {
         };
         MachineConfig {
             cpu_model,
-            processors: processors.and_then(|p| Processors::new(p.count)).unwrap_or_default(),
+            processors: processors.and_then(|stored| stored.processors()).unwrap_or_default(),
             memory_bytes,
             start: match start {
                 None => Start::Kernel(files),

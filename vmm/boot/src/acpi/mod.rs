@@ -1,9 +1,9 @@
 //! The ACPI tables (ACPI 6.5, chapters 5 and 6). The tables describe to the guest the interrupt controllers,
 //! power management, the PCI bus and the ISA devices of the board in `devices::layout`.
 //!
-//! The tables are constants: every guest gets the same bytes at the same addresses. There are two exceptions. A guest
+//! The tables are constants: every guest gets the same bytes at the same addresses. There are three exceptions. A guest
 //! with PCI functions of the host has an additional table (DMAR). A machine with an older PCI bus has an older DSDT.
-//! The tables deliberately leave out GPEs, a second processor, HPET, and sleep states other than "off". The only
+//! The MADT lists the processors. The tables deliberately leave out GPEs, HPET, and sleep states other than "off". The only
 //! methods choose the routing of interrupts.
 //!
 //! ```text
@@ -42,10 +42,10 @@ pub struct AcpiTables {
 pub fn write_tables(
     memory: &GuestMemory,
     pci: PciRevision,
-    processors: u8,
+    apic_ids: &[u8],
     translated_slots: &[u8],
 ) -> AcpiTables {
-    let image = tables::build(pci, processors, translated_slots);
+    let image = tables::build(pci, apic_ids, translated_slots);
     for (start, bytes) in &image.parts {
         memory.write_slice(bytes, GuestAddress(*start)).expect("guests have RAM below 1 MiB");
     }

@@ -58,8 +58,8 @@ fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte))
 }
 
-pub(super) fn build(pci: PciRevision, processors: u8, translated_slots: &[u8]) -> TableImage {
-    let (dsdt, madt) = (dsdt::build(pci, OEM_ID, OEM_TABLE_ID, OEM_REVISION), madt(processors));
+pub(super) fn build(pci: PciRevision, apic_ids: &[u8], translated_slots: &[u8]) -> TableImage {
+    let (dsdt, madt) = (dsdt::build(pci, OEM_ID, OEM_TABLE_ID, OEM_REVISION), madt(apic_ids));
     let dmar = (!translated_slots.is_empty()).then(|| dmar(translated_slots));
     let entries = if dmar.is_some() { 3 } else { 2 };
     let fadt_at = (XSDT_ADDRESS + xsdt(&[0; 3][..entries]).len() as u64).next_multiple_of(16);
@@ -160,11 +160,11 @@ const MADT_PCAT_COMPAT: u32 = 1;
 
 /// MADT: the processors, one I/O APIC, and NMI on LINT1. Two ISA interrupts need an override: one has another pin, the
 /// other is level-triggered.
-fn madt(processors: u8) -> Vec<u8> {
+fn madt(apic_ids: &[u8]) -> Vec<u8> {
     let apic = LocalInterruptController::Address(layout::LAPIC_BASE as u32);
     let mut base = MADT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, apic);
-    for processor in 0..processors {
-        base.add_structure(ProcessorLocalApic::new(processor, processor, EnabledStatus::Enabled));
+    for (processor, &id) in (0..).zip(apic_ids) {
+        base.add_structure(ProcessorLocalApic::new(processor, id, EnabledStatus::Enabled));
     }
     base.add_structure(IoApic::new(0, layout::IOAPIC_BASE as u32, 0));
     // The crate lacks the remaining structures and the flag, so they are written as bytes.

@@ -49,6 +49,6 @@ fn text_at(ram: &GuestRam, gpa: u64) -> String {
 
 /// The map that every protocol must give for this RAM, as (start, length, kind).
 fn expected_map(ram: &GuestRam) -> Vec<(u64, u64, u32)> {
-    let tables = crate::acpi::write_tables(ram.memory(), PciRevision::default(), 1, &[]);
+    let tables = crate::acpi::write_tables(ram.memory(), PciRevision::default(), &[0], &[]);
     memory_map(ram.layout(), &tables).iter().map(|r| (r.start, r.length, r.kind as u32)).collect()
 }

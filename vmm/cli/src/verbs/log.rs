@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use cpu::Turn;
 use machine::checks::CheckRecord;
 use machine::error::{Error, exit_code};
 use machine::hex;
@@ -181,8 +182,18 @@ fn text(line: &Line<'_>) -> String {
             }
             text += &format!(" {} bytes to memory, {} interrupts", input.dma_bytes(), input.interrupts.len());
         }
+        Some(Event::Turns(turns)) => text += &turns_in_words(turns),
         Some(Event::TimePassed { ns }) => text += &format!(" {:.6} s", *ns as f64 / 1e9),
         None => line.hashes.iter().for_each(|(what, hash)| text += &format!(" {what} {}", &hash[..16])),
     }
     text + &line.outcome.as_ref().map_or(String::new(), |outcome| format!(": {outcome}"))
+}
+
+/// Given turns: their number, and the first of them as processor and number of instructions.
+fn turns_in_words(turns: &[Turn]) -> String {
+    const SHOWN: usize = 8;
+    let first: Vec<String> =
+        turns.iter().take(SHOWN).map(|turn| format!("{}:{}", turn.processor, turn.steps)).collect();
+    let more = if turns.len() > SHOWN { " ..." } else { "" };
+    format!(" {} turns, processor:instructions {}{more}", turns.len(), first.join(" "))
 }

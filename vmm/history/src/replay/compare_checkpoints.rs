@@ -13,7 +13,7 @@ use std::sync::Arc;
 use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef, Space, Store};
 
 use crate::replay::run::Replay;
-use machine::comparable::{Likeness, cpu_hash};
+use machine::comparable::{Likeness, Others, cpu_hash};
 use machine::disk::OverlayDisk;
 use machine::error::Error;
 use machine::position::Position;
@@ -248,7 +248,8 @@ impl<C: Unit> CheckpointComparison<C> {
     }
 
     fn cpu_hash(&self, state: &MachineState) -> [u8; 32] {
-        cpu_hash(&state.cpu, state.counts, &state.others.cpus, self.likeness)
+        let others = Others { cpus: &state.others.cpus, turns: state.others.turns.as_ref() };
+        cpu_hash(&state.cpu, state.counts, others, self.likeness)
     }
 
     /// The name of the part of a state that differs.

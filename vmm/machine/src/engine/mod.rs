@@ -8,10 +8,13 @@
 
 pub mod soft;
 
-use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Observer, Tier, Traps, Watchpoint};
+use cpu::{
+    AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Observer, Tier, Traps, Turn, TurnState, Watchpoint,
+};
 pub use engine_contract::{End, LandingPlace, Landings, Leave, Statistics};
 use guest_ram::GuestRam;
 
+use crate::config::Processors;
 use crate::error::Error;
 use crate::position::Instructions;
 
@@ -69,9 +72,15 @@ pub trait Engine: Send {
     }
     /// Replaces state and counts. RAM may have been replaced too, by writes that its page flags saw.
     fn set_state(&mut self, state: &CpuState, counts: Counts);
-    /// Makes this many processors, before the first run.
-    fn set_processors(&mut self, count: usize) {
-        assert_eq!(count, 1, "this engine has one processor");
+    /// Replaces the state of the turns of several processors.
+    fn set_turn_state(&mut self, state: Option<&TurnState>) {
+        assert!(state.is_none(), "this engine has one processor");
+    }
+    /// Gives turns to processors, between two runs. One processor takes no turns.
+    fn give_turns(&mut self, _bus: &mut dyn Bus, _turns: &[Turn]) {}
+    /// Makes these processors, before the first run.
+    fn set_processors(&mut self, processors: Processors) {
+        assert_eq!(processors.count(), 1, "this engine has one processor");
     }
     /// The CPU, for a debugger's reads.
     fn cpu(&self) -> &Cpu;

@@ -4,11 +4,12 @@
 use std::sync::OnceLock;
 
 use cpu::{
-    AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Met, Observer, Stop, Tier, Traps, Watchpoint,
-    fold_registers,
+    AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Met, Observer, Stop, Tier, Traps, Turn, TurnState,
+    Watchpoint, fold_registers,
 };
 use guest_ram::GuestRam;
 
+use crate::config::Processors;
 use crate::engine::{End, Engine, EngineKind, LandingPlace, Leave};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
@@ -142,8 +143,18 @@ impl Engine for SoftEngine {
         self.cpu.lend_seat(processor)
     }
 
-    fn set_processors(&mut self, count: usize) {
-        self.cpu.set_processors(count);
+    fn set_turn_state(&mut self, state: Option<&TurnState>) {
+        self.cpu.set_turn_state(state);
+    }
+
+    fn give_turns(&mut self, bus: &mut dyn Bus, turns: &[Turn]) {
+        self.cpu.give_turns(bus, turns);
+    }
+
+    fn set_processors(&mut self, processors: Processors) {
+        self.cpu.set_processors(processors.count().into());
+        self.cpu.set_topology(processors.topology());
+        self.cpu.set_turn_policy(processors.turns());
     }
 
     fn cpu(&self) -> &Cpu {

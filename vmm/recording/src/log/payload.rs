@@ -1,8 +1,11 @@
 //! Converts between a record and its bytes in the log, which are the payload of a frame.
 
-use crate::log::records::LogRecord;
+use crate::log::records::{EventRecord, LogRecord};
 use crate::log::v1::{self, LogRecordV1};
+use cpu::Turn;
 use machine::Format;
+use machine::config::MAX_PROCESSORS;
+use machine::inputs::Event;
 use machine::position::Count;
 
 /// Appends the bytes of a record.
@@ -18,6 +21,21 @@ pub(super) fn unpacked<C: Count>(format: Format, bytes: &[u8]) -> Result<LogReco
         Format::V5 | Format::V6 => v1::take_from_bytes(bytes),
     };
     let (record, left) = taken.map_err(|error| format!("is invalid ({error})"))?;
+    if let LogRecord::Event(EventRecord { event: Event::Turns(turns), .. }) = &record {
+        check_turns(format, turns)?;
+    }
     // Bytes beyond the record would be a second meaning for the same file.
     if left.is_empty() { Ok(record) } else { Err("is longer than its contents".to_string()) }
+}
+
+/// Checks given turns. A machine with fewer processors skips the turns of processors that it lacks.
+fn check_turns(format: Format, turns: &[Turn]) -> Result<(), String> {
+    if format == Format::V5 {
+        return Err("gives turns, and the machine has one processor".to_string());
+    }
+    let is_possible = |turn: &Turn| turn.processor < MAX_PROCESSORS && turn.steps > 0;
+    if turns.is_empty() || turns.len() > Turn::MOST_AT_ONCE || !turns.iter().all(is_possible) {
+        return Err("gives turns that no machine can take".to_string());
+    }
+    Ok(())
 }

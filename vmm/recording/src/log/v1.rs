@@ -15,6 +15,7 @@ use machine::checks::CheckRecord;
 use machine::hashes::Hashes;
 use machine::inputs::{Event, PowerOn, Stopped};
 use machine::position::Count;
+use machine::processors::TurnV1;
 use machine::state_v1::OutcomeV1;
 
 /// The bytes of a record.
@@ -99,6 +100,7 @@ enum EventV1<'a> {
     NetworkInput(Vec<Frame<'a>>),
     Devices(Cow<'a, DeviceInputV1>),
     TextShown,
+    Turns(Vec<TurnV1>),
 }
 
 /// An Ethernet frame. Writing does not copy the frame.
@@ -225,6 +227,7 @@ impl<'a> From<&'a Event> for EventV1<'a> {
             }
             Event::Devices(ref input) => EventV1::Devices(Cow::Borrowed(input)),
             Event::TextShown => EventV1::TextShown,
+            Event::Turns(ref turns) => EventV1::Turns(turns.iter().copied().map(Into::into).collect()),
         }
     }
 }
@@ -246,6 +249,7 @@ impl From<EventV1<'_>> for Event {
             }
             EventV1::Devices(input) => Event::Devices(input.into_owned()),
             EventV1::TextShown => Event::TextShown,
+            EventV1::Turns(turns) => Event::Turns(turns.into_iter().map(Into::into).collect()),
         }
     }
 }

@@ -1,0 +1,360 @@
+//! Who has the next turn, and how long the turn lasts.
+//!
+//! The policy decides, unless turns are given from outside. Both follow from the machine's state only: the random
+//! policy's generator and the given turns are a part of the state ([`TurnState`]). The run loop asks at the ends of
+//! turns only, so a policy costs nothing in between.
+
+use std::collections::VecDeque;
+
+use serde::Serialize;
+
+/// Number of steps after which every turn of the policy [`TurnPolicy::Ring`] ends.
+pub const TURN_STEPS: u64 = 100_000;
+
+/// The rule that gives turns to processors that can run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TurnPolicy {
+    /// In the order of their numbers. A turn ends at each multiple of [`TURN_STEPS`].
+    #[default]
+    Ring,
+    /// A generator draws the processor and the length of each turn.
+    Random {
+        /// The generator's seed. The same seed gives the same turns.
+        seed: u64,
+    },
+}
+
+/// A turn that is given from outside. The turn ends after its steps. It ends earlier if the processor halts and another
+/// one can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Turn {
+    /// The processor's number.
+    pub processor: u8,
+    /// Number of steps, not zero.
+    pub steps: u32,
+}
+
+impl Turn {
+    /// The most turns that are given at once.
+    pub const MOST_AT_ONCE: usize = 2048;
+    /// The most given turns that wait. A CPU drops further ones.
+    pub const MOST_WAITING: usize = 4 * Turn::MOST_AT_ONCE;
+    /// If fewer given turns wait, the CPU stops at the end of a turn and asks for more.
+    pub const FEW_WAITING: usize = 64;
+}
+
+/// The state of turns that does not follow from the step count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TurnState {
+    /// The generator of the random policy; 0 for another policy.
+    pub generator: u64,
+    /// Steps left in the turn.
+    pub left: u64,
+    /// Whether the turn was given from outside.
+    pub is_given: bool,
+    /// Given turns that wait, in order.
+    pub waiting: Vec<Turn>,
+}
+
+/// Why a turn ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// All its steps are executed, or given turns come in.
+    Steps,
+    /// The processor executed PAUSE.
+    Yield,
+    /// The processor is halted.
+    Halt,
+}
+
+/// The turns of several processors.
+pub(super) struct Turns {
+    policy: TurnPolicy,
+    generator: u64,
+    /// The step count at which the turn ends.
+    ends_at: u64,
+    is_given: bool,
+    waiting: VecDeque<Turn>,
+}
+
+impl Turns {
+    /// Turns from step count 0 on.
+    pub fn new(policy: TurnPolicy) -> Turns {
+        let generator = match policy {
+            TurnPolicy::Ring => 0,
+            TurnPolicy::Random { seed } => seed,
+        };
+        let mut turns = Turns { policy, generator, ends_at: 0, is_given: false, waiting: VecDeque::new() };
+        turns.begin_own(0);
+        turns
+    }
+
+    /// The step count at which the turn ends.
+    #[inline(always)]
+    pub fn ends_at(&self) -> u64 {
+        self.ends_at
+    }
+
+    /// Whether PAUSE ends the turn.
+    pub fn can_be_yielded(&self) -> bool {
+        !self.is_given
+    }
+
+    /// Number of given turns that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether the CPU stops at the end of a turn to ask for more given turns.
+    pub fn asks_for_more(&self) -> bool {
+        self.is_given && self.waiting.len() < Turn::FEW_WAITING
+    }
+
+    /// The state at a step count; `None` if everything follows from the count.
+    pub fn state(&self, steps: u64) -> Option<TurnState> {
+        let follows = self.policy == TurnPolicy::Ring && !self.is_given && self.waiting.is_empty();
+        (!follows).then(|| TurnState {
+            generator: self.generator,
+            left: self.ends_at.saturating_sub(steps),
+            is_given: self.is_given,
+            waiting: self.waiting.iter().copied().collect(),
+        })
+    }
+
+    /// Replaces the state, at a step count.
+    pub fn set_state(&mut self, state: Option<&TurnState>, steps: u64) {
+        let Some(TurnState { generator, left, is_given, waiting }) = state else {
+            *self = Turns::new(self.policy);
+            return self.recounted(0, steps);
+        };
+        self.ends_at = steps.saturating_add((*left).max(1));
+        (self.generator, self.is_given) = (*generator, *is_given);
+        self.waiting = waiting.iter().copied().take(Turn::MOST_WAITING).collect();
+    }
+
+    /// The step count was replaced. What is left of the turn stays, unless it follows from the count.
+    pub fn recounted(&mut self, from: u64, to: u64) {
+        match self.policy {
+            TurnPolicy::Ring if !self.is_given => self.begin_own(to),
+            _ => self.ends_at = to.saturating_add(self.ends_at.saturating_sub(from)),
+        }
+    }
+
+    /// Adds given turns. Returns whether a turn of the policy ends here for them.
+    pub fn give(&mut self, turns: &[Turn]) -> bool {
+        let room = Turn::MOST_WAITING - self.waiting.len();
+        self.waiting.extend(turns.iter().take(room));
+        !self.is_given && !self.waiting.is_empty()
+    }
+
+    /// Ends the turn at a step count, and begins the next one. Returns the processor that has the seat next, `None` for
+    /// the one that has it. `can_run` is asked for processors below `count`.
+    pub fn next(
+        &mut self,
+        end: End,
+        steps: u64,
+        (seat, count): (usize, usize),
+        mut can_run: impl FnMut(usize) -> bool,
+    ) -> Option<usize> {
+        if let Some(turn) = self.next_given(count, &mut can_run) {
+            self.is_given = true;
+            self.ends_at = steps.saturating_add(u64::from(turn.steps.max(1)));
+            let next = usize::from(turn.processor);
+            return (next != seat).then_some(next);
+        }
+        let next = match self.policy {
+            TurnPolicy::Ring => {
+                (1..count).map(|distance| (seat + distance) % count).find(|&number| can_run(number))
+            }
+            TurnPolicy::Random { .. } => {
+                let others = (0..count).filter(|&number| number != seat || end == End::Steps);
+                let able: Vec<usize> = others.filter(|&number| can_run(number)).collect();
+                (!able.is_empty()).then(|| able[(self.draw() % able.len() as u64) as usize])
+            }
+        };
+        if next.is_some() || end == End::Steps {
+            let nobody_can = next.is_none() && !can_run(seat);
+            if nobody_can && !self.waiting.is_empty() {
+                // The given turns decide as soon as a processor can run.
+                (self.is_given, self.ends_at) = (true, steps.saturating_add(1));
+            } else {
+                self.begin_own(steps);
+            }
+        }
+        next.filter(|&next| next != seat)
+    }
+
+    /// The first given turn whose processor can run. Skips the turns before it. If no given turn can begin, all wait.
+    fn next_given(&mut self, count: usize, can_run: &mut impl FnMut(usize) -> bool) -> Option<Turn> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let mut known = [None; u8::MAX as usize + 1];
+        let first = self.waiting.iter().position(|turn| {
+            let number = usize::from(turn.processor);
+            number < count && *known[number].get_or_insert_with(|| can_run(number))
+        })?;
+        self.waiting.drain(..first);
+        self.waiting.pop_front()
+    }
+
+    /// Begins a turn whose length the policy decides.
+    fn begin_own(&mut self, steps: u64) {
+        self.is_given = false;
+        self.ends_at = match self.policy {
+            TurnPolicy::Ring => (steps / TURN_STEPS + 1).saturating_mul(TURN_STEPS),
+            TurnPolicy::Random { .. } => steps.saturating_add(self.draw_length()),
+        };
+    }
+
+    /// The length of a turn: 1 to 262,143 steps. Each power of two is as likely as another, so short turns and long turns
+    /// both occur.
+    fn draw_length(&mut self) -> u64 {
+        const POWERS: u64 = 18;
+        let bits = self.draw();
+        let power = 1 << (bits % POWERS);
+        power | bits >> 32 & (power - 1)
+    }
+
+    /// The generator's next number (SplitMix64).
+    fn draw(&mut self) -> u64 {
+        self.generator = self.generator.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.generator;
+        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ bits >> 31
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEED: TurnPolicy = TurnPolicy::Random { seed: 1 };
+
+    fn turn(processor: u8, steps: u32) -> Turn {
+        Turn { processor, steps }
+    }
+
+    #[test]
+    fn the_ring_follows_from_the_count() {
+        let mut turns = Turns::new(TurnPolicy::Ring);
+        assert_eq!((turns.ends_at(), turns.state(5)), (TURN_STEPS, None));
+        assert_eq!(turns.next(End::Yield, 7, (1, 4), |number| number != 2), Some(3));
+        assert_eq!(turns.ends_at(), TURN_STEPS);
+        assert_eq!(turns.next(End::Steps, TURN_STEPS, (3, 4), |number| number == 3), None);
+        assert_eq!(turns.ends_at(), 2 * TURN_STEPS);
+        turns.recounted(TURN_STEPS, 12 * TURN_STEPS + 1);
+        assert_eq!(turns.ends_at(), 13 * TURN_STEPS);
+    }
+
+    #[test]
+    fn a_seed_decides_processors_and_lengths() {
+        let run = |seed| {
+            let (mut turns, mut steps, mut seat) = (Turns::new(TurnPolicy::Random { seed }), 0, 0);
+            let taken = (0..5000).map(|_| {
+                let length = turns.ends_at() - steps;
+                steps = turns.ends_at();
+                seat = turns.next(End::Steps, steps, (seat, 4), |number| number != 2).unwrap_or(seat);
+                (seat, length)
+            });
+            taken.collect::<Vec<_>>()
+        };
+        let taken = run(1);
+        assert_eq!(taken, run(1));
+        assert_ne!(taken, run(2));
+        for seat in [0, 1, 3] {
+            let count = taken.iter().filter(|turn| turn.0 == seat).count();
+            assert!((1500..1800).contains(&count), "{count}");
+        }
+        for power in 0..18 {
+            let count = taken.iter().filter(|turn| turn.1.ilog2() == power).count();
+            assert!((200..360).contains(&count), "{power}: {count}");
+        }
+    }
+
+    #[test]
+    fn a_processor_that_yields_keeps_its_turn_where_no_other_can_run() {
+        let mut turns = Turns::new(SEED);
+        let before = turns.state(0);
+        assert_eq!(turns.next(End::Yield, 0, (1, 4), |number| number == 1), None);
+        assert_eq!(turns.state(0), before);
+        assert_eq!(turns.next(End::Yield, 0, (1, 4), |number| number < 2), Some(0));
+        assert_ne!(turns.state(0), before);
+    }
+
+    #[test]
+    fn given_turns_come_first_and_the_policy_goes_on_behind_them() {
+        for policy in [TurnPolicy::Ring, SEED] {
+            let mut turns = Turns::new(policy);
+            let all = |_| true;
+            assert!(turns.give(&[turn(3, 10), turn(3, 20), turn(2, 30)]));
+            assert_eq!(turns.next(End::Steps, 5, (0, 4), all), Some(3));
+            assert_eq!((turns.ends_at(), turns.can_be_yielded(), turns.asks_for_more()), (15, false, true));
+            assert!(!turns.give(&[turn(1, 1)]), "a given turn does not end for others");
+            assert_eq!(turns.next(End::Steps, 15, (3, 4), all), None);
+            assert_eq!(turns.ends_at(), 35);
+            assert_eq!(turns.next(End::Halt, 20, (3, 4), all), Some(2));
+            assert_eq!(turns.next(End::Steps, 50, (2, 4), all), Some(1));
+            let next = turns.next(End::Steps, 51, (1, 4), all);
+            assert_eq!((turns.can_be_yielded(), turns.waiting()), (true, 0));
+            if policy == TurnPolicy::Ring {
+                assert_eq!((next, turns.ends_at(), turns.state(51)), (Some(2), TURN_STEPS, None));
+            }
+        }
+    }
+
+    #[test]
+    fn given_turns_of_processors_that_cannot_run_are_skipped_or_wait() {
+        let mut turns = Turns::new(TurnPolicy::Ring);
+        turns.give(&[turn(9, 1), turn(1, 2), turn(2, 3), turn(1, 4)]);
+        // There is no processor 9, and processor 1 cannot run.
+        assert_eq!(turns.next(End::Steps, 0, (0, 4), |number| number != 1), Some(2));
+        assert_eq!((turns.ends_at(), turns.waiting()), (3, 1));
+        // Only processor 3 can run: the policy gives it a turn.
+        assert_eq!(turns.next(End::Steps, 3, (2, 4), |number| number == 3), Some(3));
+        assert_eq!((turns.ends_at(), turns.waiting()), (TURN_STEPS, 1));
+        // None can run. The given turns decide at the first step of any processor.
+        assert_eq!(turns.next(End::Steps, TURN_STEPS, (3, 4), |_| false), None);
+        assert_eq!((turns.ends_at(), turns.waiting()), (TURN_STEPS + 1, 1));
+        assert_eq!(turns.next(End::Steps, TURN_STEPS + 1, (3, 4), |_| true), Some(1));
+    }
+
+    #[test]
+    fn a_state_goes_on_at_any_count() {
+        let mut turns = Turns::new(SEED);
+        turns.give(&[turn(1, 50), turn(2, 60)]);
+        turns.next(End::Steps, 100, (0, 4), |_| true);
+        let state = turns.state(110).unwrap();
+        assert_eq!((state.left, state.is_given, &state.waiting[..]), (40, true, &[turn(2, 60)][..]));
+        let mut other = Turns::new(SEED);
+        other.set_state(Some(&state), 0);
+        assert_eq!((other.ends_at(), other.state(0).as_ref()), (40, Some(&state)));
+        other.recounted(0, 110);
+        for _ in 0..10 {
+            let steps = other.ends_at();
+            assert_eq!(turns.ends_at(), steps);
+            let next = turns.next(End::Steps, steps, (1, 4), |_| true);
+            assert_eq!(other.next(End::Steps, steps, (1, 4), |_| true), next);
+        }
+        assert_eq!(turns.state(1000), other.state(1000));
+    }
+
+    #[test]
+    fn a_bad_state_is_bounded() {
+        let mut turns = Turns::new(TurnPolicy::Ring);
+        let waiting = vec![turn(0, 0); Turn::MOST_WAITING + 5];
+        turns.set_state(
+            Some(&TurnState { left: 0, waiting, is_given: true, ..TurnState::default() }),
+            u64::MAX,
+        );
+        assert_eq!((turns.ends_at(), turns.waiting()), (u64::MAX, Turn::MOST_WAITING));
+        assert!(!turns.give(&[turn(1, 1)]));
+        assert_eq!(turns.waiting(), Turn::MOST_WAITING);
+        turns.set_state(Some(&TurnState { waiting: vec![turn(0, 0)], ..TurnState::default() }), 9);
+        assert_eq!(turns.ends_at(), 10);
+        assert_eq!(turns.next(End::Steps, 10, (1, 4), |_| true), Some(0));
+        assert_eq!(turns.ends_at(), 11);
+    }
+}
