@@ -124,12 +124,12 @@ mod tests {
         let (model, topology) = (CpuModel::default(), Topology::new(8, 2, 2));
         let of = |changing, leaf, subleaf| leaf_of(model, changing, leaf, subleaf);
         let last = Changing { processor: (7, 8), topology, ..alone(true, false) };
-        // Two sockets, two cores, two threads: id 7 has a one in each of three bits.
-        assert_eq!(of(last, 0xb, 0), [1, 2, 0x100, 7]);
-        assert_eq!(of(last, 0xb, 1), [2, 4, 0x201, 7]);
-        assert_eq!(of(last, 1, 0)[1] >> 16, 0x0704);
-        assert_eq!(of(last, 0x8000_001e, 0), [7, 0x101, 1, 0]);
-        assert_eq!(of(last, 0x8000_0008, 0)[2], 0x2003);
+        // Two sockets, two cores, two threads: the last thread of the last core has id 8 + 2 + 1.
+        assert_eq!(of(last, 0xb, 0), [1, 2, 0x100, 11]);
+        assert_eq!(of(last, 0xb, 1), [3, 4, 0x201, 11]);
+        assert_eq!(of(last, 1, 0)[1] >> 16, 0x0b04);
+        assert_eq!(of(last, 0x8000_001e, 0), [11, 0x101, 1, 0]);
+        assert_eq!(of(last, 0x8000_0008, 0)[2], 0x3003);
         // The local APIC is off, and OSXSAVE is on.
         assert_eq!((of(last, 1, 0)[3] & APIC, of(last, 1, 0)[2] & OSXSAVE), (0, OSXSAVE));
         for leaf in [2, 5, 6, 7, 0xd, 0x4000_0000, 0x8000_0000, 0x8000_0002, 0x8000_0005, 0x8000_0021] {

@@ -7,6 +7,9 @@
 //! socket | core | thread        3 cores with 2 threads each: ids 0 1, 2 3, 4 5; the next socket begins at 8
 //! ```
 //!
+//! The models belong to AMD's family 17h. Linux takes it that eight ids of such a processor share a third-level cache. So
+//! the ids of a socket begin at a multiple of eight, if there are few enough sockets.
+//!
 //! The models are AMD's, and AMD's processors describe caches in leaf 8000_001Dh. Leaves 4 and 1Fh say the same for
 //! programs that know only Intel's leaves.
 
@@ -20,6 +23,11 @@ const CMP_LEGACY: u32 = 1 << 1;
 const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
 /// The highest basic leaf.
 const HIGHEST_LEAF: u32 = 0x1f;
+
+/// Bits of an APIC id below the third-level cache.
+const CACHE_SHIFT: u32 = 3;
+/// The most sockets whose ids can begin at multiples of eight.
+const MOST_WIDE_SOCKETS: u8 = 31;
 
 /// Sockets, cores and threads of a machine. All sockets are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +89,6 @@ impl Topology {
     pub fn apic_id(self, number: u8) -> u8 {
         let (core, thread) = (number / self.threads, number % self.threads);
         let (socket, core) = (core / self.cores, core % self.cores);
-        // Each field is less than twice its count, so the id is less than four times 64.
         socket << self.socket_shift() | core << self.core_shift() | thread
     }
 
@@ -92,7 +99,8 @@ impl Topology {
 
     /// Bits of an APIC id below the socket.
     fn socket_shift(self) -> u32 {
-        self.core_shift() + self.cores.next_power_of_two().ilog2()
+        let bits = self.core_shift() + self.cores.next_power_of_two().ilog2();
+        if (2..=MOST_WIDE_SOCKETS).contains(&self.sockets) { bits.max(CACHE_SHIFT) } else { bits }
     }
 
     /// The answer of processor `number` to CPUID. `answer` is the answer of a model with one processor.
@@ -140,10 +148,12 @@ impl Topology {
         [shift, count, kind | subleaf & 0xff, id]
     }
 
-    /// A cache of leaf 8000_001Dh. The processors of a core share the first two levels, those of a socket the third.
+    /// A cache of leaf 8000_001Dh. The processors of a core share the first two levels, and up to eight of a socket the
+    /// third.
     fn cache(self, subleaf: u32) -> Leaf {
         let Some(cache) = CACHES.get(subleaf as usize) else { return [0; 4] };
-        let sharing = 1 << if cache.level < 3 { self.core_shift() } else { self.socket_shift() };
+        let sharing =
+            1 << if cache.level < 3 { self.core_shift() } else { self.socket_shift().min(CACHE_SHIFT) };
         const INITIALIZES_ITSELF: u32 = 1 << 8;
         let eax = cache.kind | cache.level << 5 | INITIALIZES_ITSELF | (sharing - 1) << 14;
         [eax, (cache.ways - 1) << 22 | 63, cache.sets - 1, 0]
@@ -185,10 +195,12 @@ mod tests {
     #[test]
     fn the_fields_of_an_id_are_whole_bits() {
         assert_eq!(ids(topology(4, 1, 1)), [0, 1, 2, 3]);
-        assert_eq!(ids(topology(8, 2, 2)), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(ids(topology(8, 2, 2)), [0, 1, 2, 3, 8, 9, 10, 11]);
+        assert_eq!(ids(topology(16, 1, 2)), (0..16).collect::<Vec<_>>());
         assert_eq!(ids(topology(12, 2, 2)), [0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13]);
-        assert_eq!(ids(topology(6, 2, 3)), [0, 1, 2, 4, 5, 6]);
-        assert_eq!(ids(topology(3, 3, 1)), [0, 1, 2]);
+        assert_eq!(ids(topology(6, 1, 3)), [0, 1, 2, 4, 5, 6]);
+        assert_eq!(ids(topology(3, 3, 1)), [0, 8, 16]);
+        assert_eq!(ids(topology(64, 64, 1)), (0..64).collect::<Vec<_>>());
     }
 
     #[test]
@@ -237,10 +249,10 @@ mod tests {
     fn a_socket_with_one_processor_has_no_siblings() {
         let found = leaves(topology(4, 4, 1), 3);
         let of = |leaf, part| found.iter().find(|found| (found.0, found.1) == (leaf, part)).unwrap().2;
-        assert_eq!(of(1, 0), [0, 0x0301_0800, 0, 0]);
-        assert_eq!(of(0xb, 1), [0, 1, 0x201, 3]);
+        assert_eq!(of(1, 0), [0, 0x1801_0800, 0, 0]);
+        assert_eq!(of(0xb, 1), [3, 1, 0x201, 24]);
         assert_eq!(of(0x8000_0001, 0), [0, 0x800, TOPOLOGY_EXTENSIONS, 0]);
-        assert_eq!(of(0x8000_0008, 0), [0, 0x800, 0, 0]);
-        assert_eq!(of(0x8000_001e, 0), [3, 0, 3, 0]);
+        assert_eq!(of(0x8000_0008, 0), [0, 0x800, 0x3000, 0]);
+        assert_eq!(of(0x8000_001e, 0), [24, 0, 3, 0]);
     }
 }

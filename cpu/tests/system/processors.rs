@@ -1,6 +1,8 @@
 //! Several processors that take turns: a run that is cut anywhere, and restored there, is the same run.
 
-use cpu::{Counts, Cpu, CpuState, EmptyBus, Hit, Met, Stop, TURN_STEPS, Trap, Traps};
+use cpu::{
+    Counts, Cpu, CpuState, EmptyBus, Hit, Met, Stop, TURN_STEPS, Trap, Traps, Turn, TurnPolicy, TurnState,
+};
 use iced_x86::code_asm::*;
 use seeded::Rng;
 
@@ -48,6 +50,7 @@ struct All {
     current: CpuState,
     parked: Vec<CpuState>,
     counts: Counts,
+    turns: Option<TurnState>,
     memory: Vec<u64>,
 }
 
@@ -58,12 +61,17 @@ fn all(cpu: &Cpu) -> All {
         current: cpu.state(),
         parked: cpu.parked_states(),
         counts: cpu.counts(),
+        turns: cpu.turn_state(),
         memory: memory.map(|address| cpu.ram().load_u64(address)).collect(),
     }
 }
 
-/// A CPU at the beginning of [`racing`].
+/// A CPU at the beginning of [`racing`], with the default policy.
 fn begin() -> Cpu {
+    begin_with(TurnPolicy::Ring)
+}
+
+fn begin_with(policy: TurnPolicy) -> Cpu {
     let machine = racing();
     let states: Vec<CpuState> = (0..COUNT as u64)
         .map(|number| {
@@ -75,6 +83,7 @@ fn begin() -> Cpu {
         .collect();
     let mut cpu = machine.cpu;
     cpu.set_processors(COUNT);
+    cpu.set_turn_policy(policy);
     cpu.set_parked(0, &states[1..]);
     cpu.set_state(&states[0]);
     cpu
@@ -85,29 +94,53 @@ fn run_to(cpu: &mut Cpu, steps: u64) {
     while cpu.steps() < steps {
         let origin = cpu.steps();
         let stop = cpu.run(&mut EmptyBus::default(), steps, origin);
-        assert_eq!(stop, Stop::Budget, "at {}", cpu.steps());
+        // A CPU that asks for more given turns stops early.
+        assert!(matches!(stop, Stop::Budget | Stop::Bus), "{stop:?} at {}", cpu.steps());
     }
+}
+
+/// Given turns of random processors and lengths.
+fn random_turns(count: usize) -> Vec<Turn> {
+    let mut random = Rng::new(&[48]);
+    let turns = (0..count).map(|_| {
+        let longest = 1 << (1 + random.below(16));
+        Turn { processor: random.below(COUNT as u64) as u8, steps: 1 + random.below(longest) as u32 }
+    });
+    turns.collect()
 }
 
 #[test]
 fn cuts_move_no_turn() {
+    cuts_move_no_turn_of(TurnPolicy::Ring, &[]);
+    cuts_move_no_turn_of(TurnPolicy::Random { seed: 7 }, &[]);
+    cuts_move_no_turn_of(TurnPolicy::Ring, &random_turns(100));
+    cuts_move_no_turn_of(TurnPolicy::Random { seed: 8 }, &random_turns(100));
+}
+
+fn cuts_move_no_turn_of(policy: TurnPolicy, given: &[Turn]) {
     const STEPS: u64 = 25 * TURN_STEPS + 12_345;
-    let mut whole = begin();
+    let mut whole = begin_with(policy);
+    whole.give_turns(&mut EmptyBus::default(), given);
     run_to(&mut whole, STEPS);
     let expected = all(&whole);
     let rounds = &expected.memory[1..];
     assert!(rounds.iter().all(|&rounds| rounds > 1_000), "each processor runs: {rounds:?}");
-    assert!(
-        expected.parked.iter().chain([&expected.current]).any(|state| state.halted),
-        "the last one halts"
-    );
+    if policy == TurnPolicy::Ring && given.is_empty() {
+        let halted = |state: &CpuState| state.halted;
+        assert!(expected.parked.iter().chain([&expected.current]).any(halted), "the last one halts");
+    }
 
     let mut random = Rng::new(&[47]);
-    let mut cut = begin();
+    let mut cut = begin_with(policy);
+    cut.give_turns(&mut EmptyBus::default(), given);
     while cut.steps() < STEPS {
         let to = match random.below(4) {
             // The end of a turn, and its neighbours.
-            0 => (cut.steps() / TURN_STEPS + 1) * TURN_STEPS + random.below(3) - 1,
+            0 => {
+                let next = (cut.steps() / TURN_STEPS + 1) * TURN_STEPS;
+                let end = cut.turn_state().map_or(next, |state| cut.steps() + state.left);
+                end + random.below(3) - 1
+            }
             1 => cut.steps() + 1 + random.below(3),
             _ => cut.steps() + 1 + random.below(TURN_STEPS),
         };
@@ -116,11 +149,78 @@ fn cuts_move_no_turn() {
         if random.percent(50) {
             // The CPU goes on from its saved states, with empty caches.
             let (seat, parked, state) = (cut.seat(), cut.parked_states(), cut.state());
+            let (turns, counts) = (cut.turn_state(), cut.counts());
+            cut.set_turn_policy(policy);
+            cut.set_counts(Counts::default());
             cut.set_parked(seat, &parked);
+            cut.set_turn_state(turns.as_ref());
             cut.set_state(&state);
+            cut.set_counts(counts);
         }
     }
     assert_eq!(all(&cut), expected);
+}
+
+/// Runs to a step count. Returns the turns on the way: their processors and their lengths.
+fn turns_to(cpu: &mut Cpu, steps: u64) -> Vec<Turn> {
+    cpu.set_traps(Traps { turns: true, ..Traps::default() });
+    let (mut turns, mut begun) = (Vec::new(), cpu.steps());
+    let mut end = |processor: usize, at: u64| {
+        turns.push(Turn { processor: processor as u8, steps: (at - begun) as u32 });
+        begun = at;
+    };
+    while cpu.steps() < steps {
+        let origin = cpu.steps();
+        if let Stop::Met(Met::Trap(Trap::Turn(from))) = cpu.run(&mut EmptyBus::default(), steps, origin) {
+            end(from, cpu.steps());
+        }
+    }
+    end(cpu.seat(), cpu.steps());
+    turns
+}
+
+#[test]
+fn the_turns_of_a_seed_can_be_given_to_another_machine() {
+    const STEPS: u64 = 60 * TURN_STEPS;
+    let seeded = |seed| {
+        let mut cpu = begin_with(TurnPolicy::Random { seed });
+        let turns = turns_to(&mut cpu, STEPS);
+        (turns, all(&cpu))
+    };
+    let (turns, expected) = seeded(5);
+    let (again, same) = seeded(5);
+    assert_eq!((&again, &same), (&turns, &expected));
+    let (turns_of_another, found) = seeded(6);
+    assert!(turns != turns_of_another && found.memory != expected.memory);
+    assert!(turns.len() > 80 && turns.iter().any(|turn| turn.steps < 10), "{}", turns.len());
+
+    let mut given = begin();
+    let mut longer = turns.clone();
+    longer.last_mut().expect("there are some").steps += 1;
+    given.give_turns(&mut EmptyBus::default(), &longer);
+    assert_eq!(turns_to(&mut given, STEPS), turns);
+    assert_eq!(All { turns: None, ..all(&given) }, All { turns: None, ..expected });
+    // Behind the last turn, the policy decides.
+    run_to(&mut given, STEPS + 1);
+    assert_eq!((given.waiting_turns(), given.turn_state()), (0, None));
+}
+
+#[test]
+fn runs_stop_to_ask_for_more_given_turns() {
+    let mut cpu = begin();
+    let turns = vec![Turn { processor: 1, steps: 1000 }; Turn::FEW_WAITING + 3];
+    cpu.give_turns(&mut EmptyBus::default(), &turns);
+    let mut stops = Vec::new();
+    while cpu.steps() < 6000 {
+        let origin = cpu.steps();
+        match cpu.run(&mut EmptyBus::default(), 6000, origin) {
+            Stop::Budget => assert_eq!(cpu.steps(), 6000),
+            stop => stops.push((stop, cpu.steps(), cpu.waiting_turns())),
+        }
+    }
+    let expected = [3000, 4000, 5000, 6000]
+        .map(|steps| (Stop::Bus, steps, Turn::FEW_WAITING + 2 - steps as usize / 1000));
+    assert_eq!(stops, expected);
 }
 
 #[test]

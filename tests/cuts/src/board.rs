@@ -1,19 +1,19 @@
 //! The board around the CPU: ports, device memory, time and interrupt lines. The board's answers depend only on the
 //! step count, so a cut run and an uncut run meet the same devices.
 
-use cpu::{Bus, BusSignals};
+use cpu::{Bus, BusSignals, ProcessorSignals, Startup};
 use guest_ram::RamView;
 
-use crate::layout::{PAGE, RAM_BYTES};
+use crate::layout::{CODE, CODE_END, PAGE, RAM_BYTES};
 use seeded::mix;
 
 /// The board's state between two accesses. The state is compared and restored together with the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
-    /// The vector that the interrupt controller asks for.
-    pub interrupt: Option<u8>,
-    /// An NMI waits.
-    pub nmi: bool,
+    /// The requests to each processor.
+    pub processors: Vec<Requests>,
+    /// The processor in the seat.
+    pub seat: usize,
     /// The board asks to leave the run.
     pub stop: bool,
     /// Task priority.
@@ -24,6 +24,19 @@ pub struct Lines {
     pub wakes: u32,
     /// A digest of every access with its step count and its value.
     pub seen: u64,
+}
+
+/// What waits for a processor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// The vector that the interrupt controller asks for.
+    pub interrupt: Option<u8>,
+    /// An NMI waits.
+    pub nmi: bool,
+    /// Whether the processor waits for a start-up message.
+    pub startup: Startup,
+    /// The page of the start-up message.
+    pub page: u8,
 }
 
 /// The board.
@@ -41,11 +54,25 @@ const RAISES_INTERRUPT: u16 = 1;
 const RAISES_NMI: u16 = 2;
 const STOPS: u16 = 3;
 const WRITES_RAM: u16 = 4;
+const INITIALIZES: u16 = 5;
+const STARTS: u16 = 6;
 
 impl Board {
-    /// A board with nothing pending.
-    pub fn new(ram: RamView) -> Board {
-        Board { lines: Lines::default(), ram }
+    /// A board with these lines.
+    pub fn new(ram: RamView, lines: Lines) -> Board {
+        Board { lines, ram }
+    }
+
+    /// The requests to one of the processors. `number` may be any number.
+    pub fn requests(&mut self, number: u64) -> &mut Requests {
+        let count = self.lines.processors.len() as u64;
+        &mut self.lines.processors[(number % count) as usize]
+    }
+
+    /// The requests to a processor other than the one in the seat, if there are several.
+    fn requests_to_another(&mut self, number: u64) -> Option<&mut Requests> {
+        let (count, seat) = (self.lines.processors.len() as u64, self.lines.seat as u64);
+        (count > 1).then(|| self.requests(seat + 1 + number % (count - 1)))
     }
 
     /// Writes 8 bytes of RAM as a device does. The value determines the address and the bytes.
@@ -76,10 +103,25 @@ impl Bus for Board {
     fn port_write(&mut self, steps: u64, port: u16, size_bytes: u8, value: u32) {
         self.note(steps, 1 << 16 | u64::from(port) | u64::from(size_bytes) << 20, value.into());
         match port & 7 {
-            RAISES_INTERRUPT => self.lines.interrupt = Some(0x20 | (value & 15) as u8),
-            RAISES_NMI => self.lines.nmi = true,
+            RAISES_INTERRUPT => {
+                let to = u64::from(value >> 4) + self.lines.seat as u64;
+                self.requests(to).interrupt = Some(0x20 | (value & 15) as u8);
+            }
+            RAISES_NMI => self.requests(u64::from(value) + self.lines.seat as u64).nmi = true,
             STOPS => self.lines.stop = true,
             WRITES_RAM => self.write_ram(value.into()),
+            INITIALIZES => {
+                if let Some(requests) = self.requests_to_another(value.into()) {
+                    *requests = Requests { startup: Startup::Awaited, ..Requests::default() };
+                }
+            }
+            STARTS => {
+                let page = CODE / PAGE + u64::from(value >> 4) % ((CODE_END - CODE) / PAGE);
+                let another = self.requests_to_another(value.into());
+                if let Some(requests) = another.filter(|requests| requests.startup != Startup::Done) {
+                    (requests.startup, requests.page) = (Startup::Due, page as u8);
+                }
+            }
             _ => {}
         }
     }
@@ -96,15 +138,34 @@ impl Bus for Board {
     }
 
     fn signals(&mut self) -> BusSignals {
-        BusSignals { interrupt: self.lines.interrupt.is_some(), nmi: self.lines.nmi, stop: self.lines.stop }
+        let own = self.lines.processors[self.lines.seat];
+        BusSignals { interrupt: own.interrupt.is_some(), nmi: own.nmi, stop: self.lines.stop }
+    }
+
+    fn processor_signals(&mut self, processor: usize) -> ProcessorSignals {
+        let Requests { interrupt, nmi, startup, .. } = self.lines.processors[processor];
+        ProcessorSignals { interrupt: interrupt.is_some(), nmi, startup }
+    }
+
+    fn take_seat(&mut self, processor: usize) {
+        self.lines.seat = processor;
+    }
+
+    fn take_start(&mut self) -> Option<u8> {
+        let own = &mut self.lines.processors[self.lines.seat];
+        if own.startup != Startup::Due {
+            return None;
+        }
+        own.startup = Startup::Done;
+        Some(own.page)
     }
 
     fn acknowledge_interrupt(&mut self) -> Option<u8> {
-        self.lines.interrupt.take()
+        self.lines.processors[self.lines.seat].interrupt.take()
     }
 
     fn take_nmi(&mut self) -> bool {
-        std::mem::take(&mut self.lines.nmi)
+        std::mem::take(&mut self.lines.processors[self.lines.seat].nmi)
     }
 
     fn read_msr(&mut self, steps: u64, index: u32) -> Option<u64> {

@@ -16,6 +16,8 @@ use crate::ways::{self, Snapshot, Steps, Way};
 pub enum Kind {
     /// Short programs in every mode, with any instruction. Each run is compared with single steps.
     Anything,
+    /// As [`Kind::Anything`], with several processors that take turns.
+    Several,
     /// Long programs of hot loops. Each run is compared with the interpreter's run from cut to cut.
     Loops,
 }
@@ -25,6 +27,7 @@ impl Kind {
     pub fn program(self, seed: u64, number: u64) -> Program {
         match self {
             Kind::Anything => Program::random(seed, number),
+            Kind::Several => Program::several(seed, number),
             Kind::Loops => Program::looping(seed, number),
         }
     }
@@ -32,14 +35,14 @@ impl Kind {
     /// The ways to run the program of this number: all, or for long programs uncut and one more.
     fn ways(self, number: u64) -> Vec<Way> {
         match self {
-            Kind::Anything => Way::ALL.to_vec(),
+            Kind::Anything | Kind::Several => Way::ALL.to_vec(),
             Kind::Loops => vec![Way::Whole, [Way::Cut, Way::Cold, Way::Warm][number as usize % 3]],
         }
     }
 
     /// The result with which every way to run the program is compared.
     pub fn reference(self, program: &Program) -> Vec<Snapshot> {
-        let steps = if self == Kind::Anything { Steps::Single } else { Steps::Many };
+        let steps = if self == Kind::Loops { Steps::Many } else { Steps::Single };
         ways::reference::<Interpreted>(program, steps)
     }
 }

@@ -96,7 +96,10 @@ fn instruction(snapshot: &Snapshot) -> String {
 /// The differences between two snapshots, side by side.
 fn changes(left: &Snapshot, right: &Snapshot) -> String {
     let lines = |snapshot: &Snapshot| {
-        format!("{:#x?}\n{:#x?}\n{:#x?}", snapshot.state, snapshot.counts, snapshot.lines)
+        format!(
+            "{:#x?}\n{:#x?}\n{:#x?}\n{:#x?}\n{:#x?}",
+            snapshot.state, snapshot.counts, snapshot.lines, snapshot.turns, snapshot.parked
+        )
     };
     let (left_lines, right_lines) = (lines(left), lines(right));
     let registers = left_lines

@@ -23,6 +23,9 @@ struct Arguments {
     /// Programs of hot loops, which take many more steps in the same time.
     #[arg(long)]
     loops: bool,
+    /// Programs of several processors that take turns.
+    #[arg(long, conflicts_with = "loops")]
+    several: bool,
     /// The interpreter alone, instead of the translator. Interpreter and translator are compared with the interpreter's
     /// single steps.
     #[arg(long, conflicts_with = "inverted")]
@@ -61,7 +64,11 @@ fn by_tier<T: Tier>(arguments: &Arguments) -> ExitCode {
 
 fn fuzz<T: Tier>(arguments: &Arguments) -> ExitCode {
     let options = Options {
-        kind: if arguments.loops { Kind::Loops } else { Kind::Anything },
+        kind: match (arguments.loops, arguments.several) {
+            (true, _) => Kind::Loops,
+            (_, true) => Kind::Several,
+            _ => Kind::Anything,
+        },
         seed: arguments.seed,
         first: arguments.program.unwrap_or(0),
         steps: if arguments.program.is_some() { 1 } else { arguments.steps },
@@ -91,6 +98,7 @@ fn fuzz<T: Tier>(arguments: &Arguments) -> ExitCode {
 fn again(arguments: &Arguments, found: &Difference) -> String {
     let flags = [
         (arguments.loops, " --loops"),
+        (arguments.several, " --several"),
         (arguments.interpreter, " --interpreter"),
         (arguments.inverted, " --inverted"),
     ];

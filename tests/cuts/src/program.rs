@@ -1,6 +1,6 @@
 //! Random small guests: a mode, descriptor and page tables, handlers, code, and events from outside with their steps.
 
-use cpu::{CpuState, Segment, TableRegister};
+use cpu::{CpuState, Segment, TableRegister, Turn, TurnPolicy};
 
 use crate::code::{Bits, OPEN, Writer};
 use crate::layout::*;
@@ -48,6 +48,8 @@ pub enum Event {
     Nmi,
     /// A device writes RAM. The number determines the address and the bytes.
     WriteRam(u64),
+    /// The processors get turns. The number determines them.
+    Turns(u64),
 }
 
 /// A small guest and its events.
@@ -57,8 +59,12 @@ pub struct Program {
     pub mode: Mode,
     /// Its paging.
     pub paging: Paging,
-    /// The CPU at the start.
+    /// The CPU at the start, or its first processor.
     pub state: CpuState,
+    /// The other processors at the start.
+    pub others: Vec<CpuState>,
+    /// Who gives turns to several processors.
+    pub policy: TurnPolicy,
     /// RAM at the start.
     pub ram: Vec<u8>,
     /// Events in the order of their steps; at most one event for each step.
@@ -107,7 +113,34 @@ impl Mode {
 impl Program {
     /// The program of a seed and a number.
     pub fn random(seed: u64, number: u64) -> Program {
-        let mut rng = stream(seed, number);
+        Program::of_processors(stream(seed, number), 1)
+    }
+
+    /// A program of two to four processors. They share memory, code, descriptors and page tables, and each begins
+    /// elsewhere.
+    pub fn several(seed: u64, number: u64) -> Program {
+        let mut rng = stream(seed ^ 4, number);
+        let count = 2 + rng.below(3) as usize;
+        let policy = match rng.below(4) {
+            0 => TurnPolicy::Ring,
+            _ => TurnPolicy::Random { seed: rng.bits() },
+        };
+        let mut program = Program { policy, ..Program::of_processors(stream(rng.bits(), number), count) };
+        // Most turns of a policy are longer than the program.
+        let length = program.length();
+        for _ in 0..1 + rng.below(6) {
+            program.events.push((1 + rng.below(length - 1), Event::Turns(rng.bits())));
+        }
+        program.events.sort_by_key(|event| event.0);
+        program.events.dedup_by_key(|event| event.0);
+        let more: Vec<u64> = program.events.iter().map(|event| event.0).collect();
+        program.cuts.extend(more);
+        program.cuts.sort_unstable();
+        program.cuts.dedup();
+        program
+    }
+
+    fn of_processors(mut rng: Rng, count: usize) -> Program {
         let mode = rng.pick(&MODES);
         let paging = match mode {
             Mode::Real => Paging::Off,
@@ -122,11 +155,18 @@ impl Program {
         image.interrupt_table();
         image.data();
         let state = image.state();
+        let others = (1..count as u64)
+            .map(|number| {
+                let mut state = image.state();
+                state.gpr[4] -= 0x280 * number;
+                state
+            })
+            .collect();
         let Image { mut rng, ram, .. } = image;
         let length = if rng.percent(70) { 100 + rng.below(2000) } else { 1000 + rng.below(10_000) };
         let events = events(&mut rng, length);
         let cuts = cuts(&mut rng, length, &events);
-        Program { mode, paging, state, ram, events, cuts }
+        Program { mode, paging, state, others, policy: TurnPolicy::Ring, ram, events, cuts }
     }
 
     /// The program of hot loops that a seed and a number determine.
@@ -147,7 +187,8 @@ impl Program {
         // Most events that write RAM would end the loops.
         events.retain(|event| !matches!(event.1, Event::WriteRam(_)) || event.0 % 8 == 0);
         let cuts = cuts(&mut rng, length, &events);
-        Program { mode, paging, state, ram, events, cuts }
+        let (others, policy) = (Vec::new(), TurnPolicy::Ring);
+        Program { mode, paging, state, others, policy, ram, events, cuts }
     }
 
     /// This program, ended earlier.
@@ -163,6 +204,17 @@ impl Program {
     pub fn length(&self) -> u64 {
         self.cuts.last().copied().unwrap_or(0)
     }
+}
+
+/// The turns that a number determines: some tens, most of them short.
+pub(crate) fn turns(number: u64) -> Vec<Turn> {
+    let mut rng = stream(number, 0);
+    let turn = |rng: &mut Rng| {
+        let longest = rng.pick(&[2, 2, 5, 30, 200]);
+        // There may be no such processor.
+        Turn { processor: rng.below(5) as u8, steps: 1 + rng.below(longest) as u32 }
+    };
+    (0..1 + rng.below(100)).map(|_| turn(&mut rng)).collect()
 }
 
 /// A generator of random numbers for one purpose.

@@ -11,6 +11,10 @@ pub trait Tier {
     fn set_state(&mut self, state: &CpuState, counts: Counts);
     /// Replaces state and counts. RAM was replaced by writes that set its page flags.
     fn restore_state(&mut self, state: &CpuState, counts: Counts);
+    /// The software CPU inside, for what only several processors have.
+    fn inner(&mut self) -> &mut Cpu;
+    /// As [`Tier::inner`], for reading.
+    fn cpu(&self) -> &Cpu;
     /// The whole state.
     fn state(&self) -> CpuState;
     /// Guest memory.
@@ -45,6 +49,12 @@ macro_rules! tier {
             fn restore_state(&mut self, state: &CpuState, counts: Counts) {
                 self.0.restore_state(state);
                 self.0.set_counts(counts);
+            }
+            fn inner(&mut self) -> &mut Cpu {
+                &mut self.0
+            }
+            fn cpu(&self) -> &Cpu {
+                &self.0
             }
             fn state(&self) -> CpuState {
                 self.0.state()

@@ -1,11 +1,11 @@
 //! The ways to run a program. All ways must have the same result.
 
-use cpu::{Counts, CpuState, Stop};
+use cpu::{Counts, CpuState, Startup, Stop, TurnPolicy, TurnState};
 use guest_ram::GuestRam;
 
-use crate::board::{Board, Lines};
-use crate::layout::{PAGE, RAM_BYTES};
-use crate::program::{Event, Program};
+use crate::board::{Board, Lines, Requests};
+use crate::layout::{CODE, PAGE, RAM_BYTES};
+use crate::program::{Event, Program, turns};
 use crate::tier::Tier;
 use seeded::Rng;
 
@@ -44,8 +44,12 @@ pub enum Steps {
 /// A guest at one point of its run.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The CPU.
+    /// The CPU, or the processor in the seat.
     pub state: CpuState,
+    /// The processors that are not in the seat.
+    pub parked: Vec<CpuState>,
+    /// Who gives turns, and the state of the turns.
+    pub turns: (TurnPolicy, Option<TurnState>),
     /// The counts.
     pub counts: Counts,
     /// The board.
@@ -57,6 +61,7 @@ pub struct Snapshot {
 /// A running guest.
 pub struct Guest<T> {
     cpu: T,
+    policy: TurnPolicy,
     board: Board,
     /// Whether the CPU shut down, or sleeps for good.
     pub over: bool,
@@ -67,18 +72,24 @@ impl<T: Tier> Guest<T> {
     pub fn new(snapshot: &Snapshot) -> Guest<T> {
         let ram = GuestRam::new(RAM_BYTES).expect("128 KiB can be mapped");
         ram.write_bytes(0, &snapshot.ram);
-        let mut board = Board::new(ram.view());
-        board.lines = snapshot.lines.clone();
+        let board = Board::new(ram.view(), snapshot.lines.clone());
         let mut cpu = T::new(ram);
+        let policy = snapshot.turns.0;
+        cpu.inner().set_processors(snapshot.parked.len() + 1);
+        cpu.inner().set_turn_policy(policy);
+        set_others(&mut cpu, snapshot);
         cpu.set_state(&snapshot.state, snapshot.counts);
-        Guest { cpu, board, over: false }
+        Guest { cpu, policy, board, over: false }
     }
 
     /// The guest at its program's start.
     pub fn start(program: &Program) -> Guest<T> {
-        let lines = Lines { apic_base: 0xfee0_0900, ..Lines::default() };
+        let processors = vec![Requests::default(); program.others.len() + 1];
+        let lines = Lines { apic_base: 0xfee0_0900, processors, ..Lines::default() };
         Guest::new(&Snapshot {
             state: program.state.clone(),
+            parked: program.others.clone(),
+            turns: (program.policy, None),
             counts: Counts::default(),
             lines,
             ram: program.ram.clone(),
@@ -94,7 +105,14 @@ impl<T: Tier> Guest<T> {
     pub fn snapshot(&self) -> Snapshot {
         let mut ram = vec![0; RAM_BYTES as usize];
         self.cpu.ram().read_bytes(0, &mut ram);
-        Snapshot { state: self.cpu.state(), counts: self.cpu.counts(), lines: self.board.lines.clone(), ram }
+        Snapshot {
+            state: self.cpu.state(),
+            parked: self.cpu.cpu().parked_states(),
+            turns: (self.policy, self.cpu.cpu().turn_state()),
+            counts: self.cpu.counts(),
+            lines: self.board.lines.clone(),
+            ram,
+        }
     }
 
     /// Whether the guest equals the snapshot.
@@ -105,6 +123,8 @@ impl<T: Tier> Guest<T> {
             own == page
         };
         self.cpu.state() == snapshot.state
+            && self.cpu.cpu().parked_states() == snapshot.parked
+            && self.cpu.cpu().turn_state() == snapshot.turns.1
             && self.cpu.counts() == snapshot.counts
             && self.board.lines == snapshot.lines
             && snapshot.ram.chunks(PAGE as usize).enumerate().all(page_equal)
@@ -120,6 +140,7 @@ impl<T: Tier> Guest<T> {
                 self.cpu.ram().replace_bytes(number as u64 * PAGE, page);
             }
         }
+        set_others(&mut self.cpu, snapshot);
         self.cpu.restore_state(&snapshot.state, snapshot.counts);
         self.board.lines = snapshot.lines.clone();
         self.over = false;
@@ -141,24 +162,28 @@ impl<T: Tier> Guest<T> {
     }
 
     fn wake(&mut self) {
-        let lines = &mut self.board.lines;
-        lines.wakes += 1;
-        if lines.wakes > WAKES || lines.nmi {
+        self.board.lines.wakes += 1;
+        let (wakes, is_alone) = (self.board.lines.wakes, self.board.lines.processors.len() == 1);
+        let sleeper = self.board.requests(u64::from(wakes / 4));
+        if wakes > WAKES || sleeper.nmi && is_alone {
             self.over = true;
-        } else if lines.wakes.is_multiple_of(2) {
-            lines.nmi = true;
+        } else if sleeper.startup == Startup::Awaited {
+            (sleeper.startup, sleeper.page) = (Startup::Due, (CODE / PAGE) as u8);
+        } else if wakes.is_multiple_of(2) {
+            sleeper.nmi = true;
         } else {
             // An interrupt that is held back waits for the NMI behind it.
-            lines.interrupt = Some(0x2f);
-            lines.nmi = lines.wakes % 4 == 3;
+            sleeper.interrupt = Some(0x2f);
+            sleeper.nmi = wakes % 4 == 3;
         }
     }
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Interrupt(vector) => self.board.lines.interrupt = Some(vector),
-            Event::Nmi => self.board.lines.nmi = true,
+            Event::Interrupt(vector) => self.board.requests(vector.into()).interrupt = Some(vector),
+            Event::Nmi => self.board.requests(self.steps()).nmi = true,
             Event::WriteRam(value) => self.board.write_ram(value),
+            Event::Turns(number) => self.cpu.inner().give_turns(&mut self.board, &turns(number)),
         }
     }
 
@@ -170,6 +195,16 @@ impl<T: Tier> Guest<T> {
         {
             self.happen(program.events[at].1);
         }
+    }
+}
+
+/// Replaces the seat, the processors that are not in the seat, and the state of the turns. Must be called before the state
+/// of the processor in the seat is replaced.
+fn set_others<T: Tier>(cpu: &mut T, snapshot: &Snapshot) {
+    cpu.inner().set_parked(snapshot.lines.seat, &snapshot.parked);
+    // A CPU at its start has drawn its first turn already.
+    if snapshot.turns.1.is_some() || snapshot.counts.steps > 0 {
+        cpu.inner().set_turn_state(snapshot.turns.1.as_ref());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use cpu::{Bus, Counts, Cpu, CpuState, Stop};
+use cpu::{Bus, Counts, Cpu, CpuState, Stop, TurnState};
 use cuts::campaign::{self, Kind, News, Options};
 use cuts::tier::{Interpreted, Inverted, Tier, Translated};
 use cuts::{digests, explain};
@@ -14,6 +14,10 @@ const OPTIONS: Options =
 /// A campaign of hot loops.
 const LOOPS: Options =
     Options { kind: Kind::Loops, seed: 20_262, first: 0, steps: 50_000_000, jobs: 2, differences: 3 };
+
+/// A campaign of several processors.
+const SEVERAL: Options =
+    Options { kind: Kind::Several, seed: 20_265, first: 0, steps: 500_000, jobs: 2, differences: 3 };
 
 fn is_exact<T: Tier>(options: &Options) -> campaign::Summary {
     let summary = campaign::run::<T>(options, |_| {});
@@ -38,6 +42,56 @@ fn cuts_and_restores_change_nothing_for_the_interpreter() {
 #[test]
 fn translated_code_does_what_the_interpreter_does() {
     is_exact_in_every_mode::<Translated>(&OPTIONS);
+}
+
+#[test]
+fn cuts_and_restores_change_nothing_for_several_processors() {
+    is_exact_in_every_mode::<Interpreted>(&SEVERAL);
+    is_exact_in_every_mode::<Translated>(&Options { seed: 20_266, ..SEVERAL });
+}
+
+/// A CPU that forgets the given turns where it is restored.
+struct Impatient(Cpu);
+
+impl Tier for Impatient {
+    fn new(ram: GuestRam) -> Impatient {
+        Impatient(Cpu::new(ram))
+    }
+    fn set_state(&mut self, state: &CpuState, counts: Counts) {
+        let turns = self.0.turn_state().map(|turns| TurnState { waiting: Vec::new(), ..turns });
+        self.0.set_turn_state(turns.as_ref());
+        self.0.set_state(state);
+        self.0.set_counts(counts);
+    }
+    fn restore_state(&mut self, state: &CpuState, counts: Counts) {
+        self.0.restore_state(state);
+        self.0.set_counts(counts);
+    }
+    fn inner(&mut self) -> &mut Cpu {
+        &mut self.0
+    }
+    fn cpu(&self) -> &Cpu {
+        &self.0
+    }
+    fn state(&self) -> CpuState {
+        self.0.state()
+    }
+    fn ram(&self) -> &GuestRam {
+        self.0.ram()
+    }
+    fn counts(&self) -> Counts {
+        self.0.counts()
+    }
+    fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
+        let origin = self.0.steps();
+        self.0.run(bus, until_steps, origin)
+    }
+}
+
+#[test]
+fn a_cpu_that_forgets_turns_is_found_out() {
+    let summary = campaign::run::<Impatient>(&SEVERAL, |_| {});
+    assert!(!summary.differences.is_empty(), "nothing was found in {} steps", summary.steps);
 }
 
 #[test]
@@ -87,6 +141,12 @@ impl Tier for Forgetful {
     fn restore_state(&mut self, state: &CpuState, counts: Counts) {
         self.0.restore_state(state);
         self.0.set_counts(counts);
+    }
+    fn inner(&mut self) -> &mut Cpu {
+        &mut self.0
+    }
+    fn cpu(&self) -> &Cpu {
+        &self.0
     }
     fn state(&self) -> CpuState {
         self.0.state()
