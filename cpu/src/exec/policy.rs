@@ -49,6 +49,9 @@ impl Turn {
 pub struct TurnState {
     /// The generator of the random policy; 0 for another policy.
     pub generator: u64,
+    /// Turns of the ring end at counts that have this rest modulo [`TURN_STEPS`]. The rest is not 0 if the machine's counts
+    /// began in the middle of a turn.
+    pub phase: u64,
     /// Steps left in the turn.
     pub left: u64,
     /// Whether the turn was given from outside.
@@ -72,6 +75,7 @@ pub(super) enum End {
 pub(super) struct Turns {
     policy: TurnPolicy,
     generator: u64,
+    phase: u64,
     /// The step count at which the turn ends.
     ends_at: u64,
     is_given: bool,
@@ -85,7 +89,8 @@ impl Turns {
             TurnPolicy::Ring => 0,
             TurnPolicy::Random { seed } => seed,
         };
-        let mut turns = Turns { policy, generator, ends_at: 0, is_given: false, waiting: VecDeque::new() };
+        let mut turns =
+            Turns { policy, generator, phase: 0, ends_at: 0, is_given: false, waiting: VecDeque::new() };
         turns.begin_own(0);
         turns
     }
@@ -113,23 +118,36 @@ impl Turns {
 
     /// The state at a step count; `None` if everything follows from the count.
     pub fn state(&self, steps: u64) -> Option<TurnState> {
-        let follows = self.policy == TurnPolicy::Ring && !self.is_given && self.waiting.is_empty();
+        let is_ring = self.policy == TurnPolicy::Ring;
+        let follows = is_ring && self.phase == 0 && !self.is_given && self.waiting.is_empty();
         (!follows).then(|| TurnState {
             generator: self.generator,
+            phase: self.phase,
             left: self.ends_at.saturating_sub(steps),
             is_given: self.is_given,
             waiting: self.waiting.iter().copied().collect(),
         })
     }
 
+    /// The state at a step count, for a machine whose counts begin with zero here.
+    pub fn state_from_zero(&self, steps: u64) -> Option<TurnState> {
+        let phase = match self.policy {
+            TurnPolicy::Ring => (self.phase + TURN_STEPS - steps % TURN_STEPS) % TURN_STEPS,
+            TurnPolicy::Random { .. } => 0,
+        };
+        let ends_at = self.ends_at.saturating_sub(steps);
+        let (generator, waiting) = (self.generator, self.waiting.clone());
+        Turns { policy: self.policy, generator, phase, ends_at, is_given: self.is_given, waiting }.state(0)
+    }
+
     /// Replaces the state, at a step count.
     pub fn set_state(&mut self, state: Option<&TurnState>, steps: u64) {
-        let Some(TurnState { generator, left, is_given, waiting }) = state else {
+        let Some(TurnState { generator, phase, left, is_given, waiting }) = state else {
             *self = Turns::new(self.policy);
             return self.recounted(0, steps);
         };
         self.ends_at = steps.saturating_add((*left).max(1));
-        (self.generator, self.is_given) = (*generator, *is_given);
+        (self.generator, self.phase, self.is_given) = (*generator, phase % TURN_STEPS, *is_given);
         self.waiting = waiting.iter().copied().take(Turn::MOST_WAITING).collect();
     }
 
@@ -203,7 +221,10 @@ impl Turns {
     fn begin_own(&mut self, steps: u64) {
         self.is_given = false;
         self.ends_at = match self.policy {
-            TurnPolicy::Ring => (steps / TURN_STEPS + 1).saturating_mul(TURN_STEPS),
+            TurnPolicy::Ring => {
+                let since = (steps % TURN_STEPS + TURN_STEPS - self.phase) % TURN_STEPS;
+                steps.saturating_add(TURN_STEPS - since)
+            }
             TurnPolicy::Random { .. } => steps.saturating_add(self.draw_length()),
         };
     }
@@ -339,6 +360,26 @@ mod tests {
             assert_eq!(other.next(End::Steps, steps, (1, 4), |_| true), next);
         }
         assert_eq!(turns.state(1000), other.state(1000));
+    }
+
+    #[test]
+    fn counts_can_begin_in_the_middle_of_a_turn() {
+        let mut turns = Turns::new(TurnPolicy::Ring);
+        turns.recounted(0, 3 * TURN_STEPS + 10);
+        let state = turns.state_from_zero(3 * TURN_STEPS + 10).unwrap();
+        assert_eq!((state.phase, state.left), (TURN_STEPS - 10, TURN_STEPS - 10));
+        let mut later = Turns::new(TurnPolicy::Ring);
+        later.set_state(Some(&state), 0);
+        for turn in 1..4 {
+            assert_eq!(later.ends_at(), turn * TURN_STEPS - 10);
+            later.next(End::Steps, later.ends_at(), (0, 2), |_| true);
+        }
+        // A second beginning, where the counts fit again.
+        assert_eq!(later.state_from_zero(TURN_STEPS - 10), None);
+        assert_eq!(turns.state_from_zero(3 * TURN_STEPS), None);
+        // A count in the middle of a turn does not change the ends of turns.
+        later.recounted(4 * TURN_STEPS - 10, TURN_STEPS);
+        assert_eq!(later.ends_at(), 2 * TURN_STEPS - 10);
     }
 
     #[test]

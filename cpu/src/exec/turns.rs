@@ -46,6 +46,11 @@ impl Cpu {
         self.seats.turns.state(self.core.block_steps)
     }
 
+    /// As [`Cpu::turn_state`], for a machine whose counts begin with zero here.
+    pub fn turn_state_from_zero(&self) -> Option<TurnState> {
+        self.seats.turns.state_from_zero(self.core.block_steps).filter(|_| self.seats.are_several())
+    }
+
     /// Replaces the state of the turns.
     pub fn set_turn_state(&mut self, state: Option<&TurnState>) {
         self.seats.turns.set_state(state, self.core.block_steps);

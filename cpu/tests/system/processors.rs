@@ -176,6 +176,7 @@ fn turns_to(cpu: &mut Cpu, steps: u64) -> Vec<Turn> {
         }
     }
     end(cpu.seat(), cpu.steps());
+    cpu.set_traps(Traps::default());
     turns
 }
 

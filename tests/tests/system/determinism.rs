@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use checkpoint::Maps;
+use cpu::TurnPolicy;
 use machine::config::Processors;
 use machine::position::Instructions;
 use machine::script::Script;
@@ -48,7 +49,7 @@ const WORK_OF_SEVERAL: &str = "
     mke2fs /dev/vda >/dev/null; mount -t ext2 /dev/vda /mnt; cp /bin/busybox /mnt; sync; ls -1 /mnt;
     grep -c processor /proc/cpuinfo; dmesg | grep -iE 'stall|lockup|unstable'";
 
-fn guest(directory: &Path, work: &str, processors: u8) -> Guest {
+fn guest(directory: &Path, work: &str, processors: Processors) -> Guest {
     let disk = directory.join("disk.img");
     let mut random = Random::new(SEED);
     let contents: Vec<u8> = (0..1 << 20).flat_map(|_| random.next_u64().to_le_bytes()).collect();
@@ -56,7 +57,7 @@ fn guest(directory: &Path, work: &str, processors: u8) -> Guest {
     let work = work.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut options = linux_options(&CLOUD, &BUSYBOX, &format!("ttvm.run=\"{work}\""), 128);
     options.disk = Some(disk);
-    options.processors = Processors::new(processors).expect("the number is possible");
+    options.processors = processors;
     Guest::new(&options)
 }
 
@@ -193,15 +194,25 @@ fn run_with_restores(guest: &Guest, stops: &Stops, process_every: usize, directo
 
 #[test]
 fn a_run_saved_and_restored_at_random_instructions_is_the_same_run() {
-    check_restores(WORK, 1);
+    check_restores(WORK, Processors::default());
 }
 
 #[test]
 fn a_run_of_four_processors_saved_and_restored_at_random_instructions_is_the_same_run() {
-    check_restores(WORK_OF_SEVERAL, 4);
+    check_restores(WORK_OF_SEVERAL, four());
 }
 
-fn check_restores(work: &str, processors: u8) {
+#[test]
+fn a_run_with_random_turns_saved_and_restored_at_random_instructions_is_the_same_run() {
+    let turns = TurnPolicy::Random { seed: SEED };
+    check_restores(WORK_OF_SEVERAL, four().with_turns(turns).expect("four take turns"));
+}
+
+fn four() -> Processors {
+    Processors::new(4).expect("the number is possible")
+}
+
+fn check_restores(work: &str, processors: Processors) {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let guest = guest(directory.path(), work, processors);
     let wanted = std::env::var("TTVM_RESTORES").ok();

@@ -29,6 +29,7 @@ mod other_kernels;
 mod other_processor;
 mod other_tools;
 mod passthrough;
+mod processors;
 mod processors_shown;
 mod readme;
 mod recordings;

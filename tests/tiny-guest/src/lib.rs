@@ -8,6 +8,7 @@
 
 pub mod linux;
 pub mod passed;
+pub mod several;
 pub mod stopped;
 
 use std::path::{Path, PathBuf};
@@ -175,7 +176,14 @@ pub fn record_with_checkpoints(
     script: Vec<(u64, Event)>,
     more: &[u64],
 ) -> (Recording<Instructions>, EndRecord<Instructions>) {
-    let options = CheckpointOptions {
+    let (recording, end) = record_with(directory, name, rounds, Script(script), Some(dense_checkpoints()));
+    add_checkpoints(&recording, more);
+    (recording, end)
+}
+
+/// Options with which the recorder takes checkpoints of a short run.
+pub fn dense_checkpoints() -> CheckpointOptions {
+    CheckpointOptions {
         interval_ns: 10_000,
         min_steps: 10_000,
         page_rest_steps: 300,
@@ -183,10 +191,7 @@ pub fn record_with_checkpoints(
         trail_rest_steps: 0,
         slice_steps: 10_000,
         ..CheckpointOptions::default()
-    };
-    let (recording, end) = record_with(directory, name, rounds, Script(script), Some(options));
-    add_checkpoints(&recording, more);
-    (recording, end)
+    }
 }
 
 /// Adds checkpoints to a recording, one at each of these step counts.

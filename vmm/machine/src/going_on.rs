@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::machine_state::MachineState;
 use crate::outcome::Outcome;
 use crate::position::Exits;
+use crate::processors::OtherProcessors;
 use crate::run::Machine;
 use crate::starting_state::{StartingState, held};
 use crate::unit::Unit;
@@ -27,8 +28,10 @@ impl StartingState {
             TimeBase::Instructions => state.counts.steps,
             TimeBase::Exits => 0,
         };
+        let others = OtherProcessors { turns: machine.cpu().turn_state_from_zero(), ..state.others };
         let state = MachineState {
             counts: Counts::default(),
+            others,
             idle_ns: state.idle_ns + counted_ns,
             outcome: None,
             ..state

@@ -44,6 +44,7 @@ impl From<OtherProcessorsV1> for OtherProcessors {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TurnStateV1 {
     generator: u64,
+    phase: u64,
     left: u64,
     is_given: bool,
     waiting: Vec<TurnV1>,
@@ -58,16 +59,16 @@ pub struct TurnV1 {
 
 impl From<&TurnState> for TurnStateV1 {
     fn from(state: &TurnState) -> TurnStateV1 {
-        let TurnState { generator, left, is_given, waiting } = state;
+        let TurnState { generator, phase, left, is_given, waiting } = state;
         let waiting = waiting.iter().copied().map(Into::into).collect();
-        TurnStateV1 { generator: *generator, left: *left, is_given: *is_given, waiting }
+        TurnStateV1 { generator: *generator, phase: *phase, left: *left, is_given: *is_given, waiting }
     }
 }
 
 impl From<TurnStateV1> for TurnState {
     fn from(stored: TurnStateV1) -> TurnState {
-        let TurnStateV1 { generator, left, is_given, waiting } = stored;
-        TurnState { generator, left, is_given, waiting: waiting.into_iter().map(Into::into).collect() }
+        let TurnStateV1 { generator, phase, left, is_given, waiting } = stored;
+        TurnState { generator, phase, left, is_given, waiting: waiting.into_iter().map(Into::into).collect() }
     }
 }
 

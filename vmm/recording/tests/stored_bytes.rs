@@ -6,7 +6,7 @@
 //! or retyped. The states of the CPU and the devices have their own tests (`cpu/tests/stored_state.rs`,
 //! `devices/tests/golden_state.rs`).
 
-use cpu::{Counts, CpuModel, CpuState, CpuStateV1};
+use cpu::{Counts, CpuModel, CpuState, CpuStateV1, Turn, TurnPolicy, TurnState};
 use devices::DebugPortsV1;
 use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
 use devices::pci::{PciBus, PciBusStateV1};
@@ -285,7 +285,8 @@ fn a_machines_state_with_several_processors() {
     let mut other = CpuState::reset();
     other.gpr[2] = 0x77;
     let lapics = Platform::new(0, PciBus::new()).with_processors(2).other_lapics();
-    state.others = OtherProcessors { seat: 1, cpus: vec![other.clone()], lapics: lapics.clone() };
+    state.others =
+        OtherProcessors { seat: 1, cpus: vec![other.clone()], lapics: lapics.clone(), turns: None };
     let bytes = state.to_bytes(Format::V6);
     assert_eq!(MachineState::from_bytes(Format::V6, &bytes), Some(state.clone()));
     let rest = bytes.strip_prefix(&state.to_bytes(Format::V5)[..]).expect("format 5 comes first");
@@ -298,12 +299,74 @@ fn a_machines_state_with_several_processors() {
     for length in 0..bytes.len() {
         assert_eq!(MachineState::from_bytes(Format::V6, &bytes[..length]), None, "{length}");
     }
+    // The turns follow, if the counts do not decide them.
+    let waiting = vec![Turn { processor: 1, steps: 0x1234 }, Turn { processor: 0, steps: 0x56 }];
+    state.others.turns = Some(TurnState {
+        generator: 0x1234_5678_9abc_def0,
+        phase: 0x66,
+        left: 0x777,
+        is_given: true,
+        waiting,
+    });
+    let with_turns = state.to_bytes(Format::V6);
+    assert_eq!(MachineState::from_bytes(Format::V6, &with_turns), Some(state));
+    let rest = with_turns.strip_prefix(&bytes[..]).expect("they come last");
+    assert_eq!(hex(rest), "f0bdf3d589cf959a1266f70e010201b4240056");
+    for length in bytes.len() + 1..with_turns.len() {
+        assert_eq!(MachineState::from_bytes(Format::V6, &with_turns[..length]), None, "{length}");
+    }
+    let longer = [&with_turns[..], &[0]].concat();
+    assert_eq!(MachineState::from_bytes(Format::V6, &longer), None);
+}
+
+#[test]
+fn given_turns_in_a_log() {
+    let turns = vec![Turn { processor: 63, steps: 5 }, Turn { processor: 0, steps: 0x1234_5678 }];
+    let event = |turns: Vec<Turn>| EventRecord::<Instructions> {
+        at: at(0, 0),
+        branches: 1,
+        rip: 2,
+        cpu_hash: bytes(0x10),
+        event: Event::Turns(turns),
+    };
+    let power_on = |event| EventRecord { event, ..event_at_start() };
+    let read = |turns: &[Turn], format: Format| {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("events.log");
+        let mut writer = LogWriter::create(&path, format).unwrap();
+        writer.append(&LogRecord::<Instructions>::Machine(bytes(0xc0))).unwrap();
+        writer.append_event(&power_on(events().remove(0))).unwrap();
+        writer.append_event(&event(turns.to_vec())).unwrap();
+        let payload = std::fs::read(&path).unwrap();
+        let read = read_log::<Instructions>(&path, format).map_err(|error| error.to_string());
+        (read.map(|log| log.event(1).unwrap().unwrap().event), payload)
+    };
+    let (found, payload) = read(&turns, Format::V6);
+    assert_eq!(found, Ok(Event::Turns(turns.clone())));
+    // Two turns: each is a byte and a variable-length number.
+    let payload = hex(&payload);
+    assert!(payload.ends_with("010000010210111213141516170c023f0500f8acd19101"), "{payload}");
+    let refused = |turns: &[Turn], format, expected: &str| {
+        let why = read(turns, format).0.unwrap_err();
+        assert!(why.contains(expected), "{why}");
+    };
+    refused(&turns, Format::V5, "gives turns, and the machine has one processor");
+    let impossible = "gives turns that no machine can take";
+    refused(&[], Format::V6, impossible);
+    refused(&[Turn { processor: 64, steps: 1 }], Format::V6, impossible);
+    refused(&[Turn { processor: 1, steps: 0 }], Format::V6, impossible);
+    refused(&vec![turns[0]; Turn::MOST_AT_ONCE + 1], Format::V6, impossible);
+    assert!(read(&vec![turns[0]; Turn::MOST_AT_ONCE], Format::V6).0.is_ok());
+}
+
+fn event_at_start() -> EventRecord<Instructions> {
+    EventRecord { at: at(0, 0), branches: 0, rip: 0, cpu_hash: bytes(0), event: Event::PowerButton }
 }
 
 #[test]
 fn a_manifest_with_several_processors() {
     let mut manifest = manifest(CpuModel::V2);
-    manifest.machine.processors = Processors::new(4).expect("four are possible");
+    manifest.machine.processors = Processors::without_topology(4).expect("four are possible");
     let manifest = Manifest { made_by: "ttvm 0.1.0".to_string(), ..Manifest::new(manifest.machine) };
     let text = manifest.text();
     let processors = "    \"processors\": {\n      \"count\": 4,\n      \"turn_steps\": 100000,\n      \
@@ -330,6 +393,45 @@ fn a_manifest_with_several_processors() {
         hex(&manifest.machine_hash()),
         "0a9a105680209e64d930d390c1a5ca3272bbda2f19c3d20bb326aedbdd7bf7d4"
     );
+}
+
+#[test]
+fn a_manifest_with_a_topology_and_random_turns() {
+    let mut manifest = manifest(CpuModel::V2);
+    let policy = TurnPolicy::Random { seed: 0xffff_ffff_ffff_fffe };
+    let processors = Processors::new(12).and_then(|twelve| twelve.with_topology(2, 3)?.with_turns(policy));
+    manifest.machine.processors = processors.expect("this is possible");
+    let manifest = Manifest { made_by: "ttvm 0.1.0".to_string(), ..Manifest::new(manifest.machine) };
+    let text = manifest.text();
+    let expected = r#"    "processors": {
+      "count": 12,
+      "turn_steps": 100000,
+      "policy": {
+        "random": {
+          "seed": 18446744073709551614
+        }
+      },
+      "topology": {
+        "sockets": 2,
+        "threads": 3
+      }
+    }
+"#;
+    assert!(text.contains(expected), "{text}");
+    assert_eq!(Manifest::parse(&text), Ok(manifest.clone()));
+    for (from, to) in [
+        ("\"sockets\": 2", "\"sockets\": 5"),
+        ("\"threads\": 3", "\"threads\": 0"),
+        ("\"threads\": 3", "\"threads\": 300"),
+        ("18446744073709551614", "18446744073709551616"),
+        ("\"seed\"", "\"seat\""),
+    ] {
+        assert!(Manifest::parse(&text.replace(from, to)).is_err(), "{to}");
+    }
+    // The policy and the topology determine the run.
+    let hash_with = |from: &str, to: &str| Manifest::parse(&text.replace(from, to)).unwrap().machine_hash();
+    assert_ne!(hash_with("51614", "51615"), manifest.machine_hash());
+    assert_ne!(hash_with("\"sockets\": 2", "\"sockets\": 4"), manifest.machine_hash());
 }
 
 #[test]

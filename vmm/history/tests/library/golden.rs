@@ -3,8 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
+use cpu::TurnPolicy;
 use history::replay::verify::verify;
 use history::replay::{ReplayEnd, replay};
+use machine::config::Processors;
 use machine::error::exit_code;
 use machine::position::{Exits, Instructions};
 use machine::unit::Unit;
@@ -24,7 +26,9 @@ fn unpacked(name: &str, directory: &Path) -> Opened {
 /// Replays and verifies a recording with these numbers of records, which ends at `end`.
 fn must_replay<C: Unit>(recording: &Recording<C>, events: usize, checks: usize, checkpoints: usize, end: C) {
     let (log, manifest) = (&recording.log, &recording.manifest);
-    assert_eq!((manifest.format.version(), manifest.made_by.as_str()), (OLDEST_FORMAT, "ttvm 0.1.0"));
+    let several = manifest.machine.processors.count() > 1;
+    assert_eq!(manifest.format.version(), if several { 6 } else { 5 });
+    assert_eq!(manifest.made_by, "ttvm 0.1.0");
     assert_eq!((log.event_count(), log.check_count(), log.torn), (events, checks, false));
     assert_eq!(log.last_moment().count, end);
     let (_, how) = replay(recording, None, |_| Ok(()), |_| {}).unwrap();
@@ -51,6 +55,31 @@ fn a_recording_of_version_5_that_counts_exits() {
         panic!("it counts exits");
     };
     must_replay(&recording, 243, 18, 5, Exits(171));
+}
+
+/// Three processors. CPUID says only how many there are, as in all recordings of this time.
+#[test]
+fn a_recording_of_version_6_with_turns_in_a_ring() {
+    let directory = tempfile::tempdir().unwrap();
+    let Opened::ByInstructions(recording) = unpacked("v6-ring.packed", directory.path()) else {
+        panic!("it counts instructions");
+    };
+    let processors = recording.manifest.machine.processors;
+    assert_eq!(Some(processors), Processors::without_topology(3));
+    must_replay(&recording, 1, 1, 3, Instructions(327_676));
+}
+
+/// Six processors in two sockets, with a random policy, turns given from outside, and typed text.
+#[test]
+fn a_recording_of_version_6_with_random_and_given_turns() {
+    let directory = tempfile::tempdir().unwrap();
+    let Opened::ByInstructions(recording) = unpacked("v6-random.packed", directory.path()) else {
+        panic!("it counts instructions");
+    };
+    let processors = Processors::new(6).and_then(|six| six.with_topology(2, 3));
+    let turns = TurnPolicy::Random { seed: 7 };
+    assert_eq!(Some(recording.manifest.machine.processors), processors.and_then(|six| six.with_turns(turns)));
+    must_replay(&recording, 4, 0, 0, Instructions(0));
 }
 
 #[test]

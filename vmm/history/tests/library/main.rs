@@ -18,4 +18,5 @@ mod interrupted;
 mod long_runs;
 mod passthrough;
 mod positions;
+mod several;
 mod stops;
