@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use checkpoint::Store;
-use machine::config::{MachineConfig, PassedDevice};
+use cpu::TurnPolicy;
+use machine::config::{MachineConfig, PassedDevice, Processors};
 use machine::error::{Error, exit_code};
 use machine::position::{Count, Length, Moment};
 use machine::start::Start;
@@ -200,10 +201,7 @@ fn text(info: &Info<'_>) -> String {
     let path = |path: &Path| in_a_line(&path.display().to_string()).into_owned();
     lines.push(format!("made by       {}, format version {}", in_a_line(info.made_by), info.format_version));
     lines.push(format!("engine        {}, counting in {}", in_a_line(info.engine), in_a_line(info.counter)));
-    let processors = match machine.processors.count() {
-        1 => String::new(),
-        count => format!("{count} processors, "),
-    };
+    let processors = processors_in_words(machine.processors);
     lines.push(format!(
         "machine       {processors}{} MiB RAM, CPU model {}",
         machine.memory_bytes >> 20,
@@ -270,6 +268,23 @@ fn text(info: &Info<'_>) -> String {
         lines.extend(checkpoint_lines(checkpoints));
     }
     lines.join("\n")
+}
+
+/// The number of processors, and what is special about them; nothing for one processor.
+fn processors_in_words(processors: Processors) -> String {
+    let mut special = Vec::new();
+    if let Some(topology) = processors.topology().filter(|topology| topology.cores() < processors.count()) {
+        let (sockets, threads) = (topology.sockets(), topology.threads());
+        special.push(format!("sockets={sockets},threads={threads}"));
+    }
+    if let TurnPolicy::Random { seed } = processors.turns() {
+        special.push(format!("turns random:{seed}"));
+    }
+    let special = if special.is_empty() { String::new() } else { format!(" ({})", special.join(", ")) };
+    match processors.count() {
+        1 => String::new(),
+        count => format!("{count} processors{special}, "),
+    }
 }
 
 fn checkpoint_lines(info: &CheckpointInfo) -> Vec<String> {

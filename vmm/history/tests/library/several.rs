@@ -189,15 +189,3 @@ fn a_megabyte_of_log_holds_a_hundred_thousand_turns() {
     assert!(per_megabyte >= 100_000, "{per_megabyte}, in {} bytes", recording.log.bytes);
     println!("{per_megabyte} turns in a megabyte");
 }
-
-#[test]
-fn make_golden() {
-    let Some(directory) = std::env::var_os("GOLDEN") else { return };
-    let directory = Path::new(&directory);
-    several::write_kernel(directory, 8_000);
-    let turns = TurnPolicy::Random { seed: 7 };
-    let processors = Processors::new(6).unwrap().with_topology(2, 3).unwrap().with_turns(turns).unwrap();
-    let inputs = GivenTurns::new(keys(), random_turns(1, 200, 300));
-    let guest = (8_000, processors);
-    several::record(directory, "random.ttvm", guest, DENSE, Some(dense_checkpoints()), inputs);
-}
