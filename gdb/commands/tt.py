@@ -49,9 +49,10 @@ def goes_backward():
 
 
 class Told:
-    """What ttvm was told last: on which connection, and which addresses; and the selected thread, unless it is the CPU."""
+    """What ttvm was told last: on which connection, and which addresses; and whether another thread than that of the stop is
+    selected."""
 
-    connection, addresses, thread = None, None, None
+    connection, addresses, looks = None, None, False
 
 
 def tell_breakpoints(event=None):
@@ -105,10 +106,10 @@ def choose_cpu():
 
 
 def tell_thread(event=None):
-    """Tells ttvm which thread is selected: gdb 18 does not say whose memory it reads."""
-    thread = gdb.selected_thread()
-    if thread and (Told.thread or thread.ptid[1] != CPU):
-        Told.thread = thread.ptid[1] if thread.ptid[1] != CPU else None
+    """Tells ttvm which thread is selected: gdb 18 does not say whose memory it reads, and no gdb says which thread goes back."""
+    thread, place = gdb.selected_thread(), where()
+    if thread and place and (Told.looks or thread.ptid[1] != place[3]):
+        Told.looks = thread.ptid[1] != place[3]
         try:
             ask("threads look-at %d" % thread.ptid[1])
         except (gdb.error, gdb.GdbError):
@@ -442,9 +443,10 @@ Examples:
   tt threads on
   info threads
 
-"info threads" lists each thread with its name, its number in the guest, and its state. Thread 1 is the CPU. All other threads
-do not run. "thread N" chooses a thread. bt, info registers, print and x then show its kernel stack, its saved registers and
-the memory of its process. Only the CPU moves and can be changed. bt needs "tt symbols"."""
+"info threads" lists each thread with its name, its number in the guest, and its state. Thread 1 is the CPU; with N processors,
+threads 1 to N are the processors. All other threads do not run. "thread N" chooses a thread. bt, info registers, print and x then
+show its kernel stack, its saved registers and the memory of its process. Only processors move, and only the one that executes the
+next instruction can be changed. bt needs "tt symbols"."""
 
     verb = "threads"
 
@@ -735,6 +737,7 @@ class GuardBackward(Verb):
 
     def invoke(self, argument, from_tty):
         tell_breakpoints()
+        tell_thread()
         place = where()
         if place and place[0] == 0:
             raise gdb.GdbError("This is the start of the recording: there is nothing before it.")
@@ -749,6 +752,7 @@ class GuardForward(Verb):
 
     def invoke(self, argument, from_tty):
         tell_breakpoints()
+        tell_thread()
         if argument:
             pass_calls()
         # gdb makes a reverse command of the forward one, with all its hooks.

@@ -4,7 +4,7 @@
 use cpu::Traps;
 use history::timeline::{Stops, Timeline};
 use machine::config::{MachineOptions, Processors};
-use machine::position::Instructions;
+use machine::position::{Count, Instructions};
 use machine::script::Script;
 use tests::gdb::batch;
 use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options, repository};
@@ -72,7 +72,7 @@ fn each_processor_is_a_thread() {
         let mut gdb = batch::gdb();
         gdb.arg("-x").arg(repository().join("gdb/commands/tt.py"));
         let script =
-            format!("source {}", repository().join("tests/tests/system/processors/in_gdb.py").display());
+            format!("source {}", repository().join("tests/tests/system/steps/processors.py").display());
         batch::attach(&mut gdb, socket, &[script]);
         gdb
     });

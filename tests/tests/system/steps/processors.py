@@ -38,6 +38,8 @@ def choose(wanted):
     thread.switch()
 
 
+# Each step is the selected processor's, also where an interrupt comes.
+quiet("tt step-interrupts on")
 for share in (70, 80, 90, 95):
     quiet("tt goto %d%%" % share)
     here, seat = value("$_tt_position()"), selected()
