@@ -1,5 +1,6 @@
-//! How the processors of a machine form sockets, cores and threads, and what CPUID says of it (APM vol. 3, appendix E;
-//! SDM vol. 2, CPUID; SDM vol. 3, 9.9).
+//! Sockets, cores and threads of a machine, and the leaves of CPUID that describe them.
+//!
+//! The manuals are APM vol. 3, appendix E; SDM vol. 2, CPUID; SDM vol. 3, 9.9.
 //!
 //! An APIC id has a field for each level. A field has as many bits as its count needs:
 //!

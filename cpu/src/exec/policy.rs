@@ -25,8 +25,8 @@ pub enum TurnPolicy {
     },
 }
 
-/// A turn that is given from outside. The turn ends after its steps. It ends earlier if the processor halts and another
-/// one can run.
+/// A turn that is given from outside. The turn ends after its steps, or earlier if the processor halts and another one
+/// can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Turn {
     /// The processor's number.
@@ -151,7 +151,7 @@ impl Turns {
         self.waiting = waiting.iter().copied().take(Turn::MOST_WAITING).collect();
     }
 
-    /// The step count was replaced. What is left of the turn stays, unless it follows from the count.
+    /// The step count was replaced. The turn keeps its remaining steps, unless the count decides them.
     pub fn recounted(&mut self, from: u64, to: u64) {
         match self.policy {
             TurnPolicy::Ring if !self.is_given => self.begin_own(to),
@@ -166,8 +166,8 @@ impl Turns {
         !self.is_given && !self.waiting.is_empty()
     }
 
-    /// Ends the turn at a step count, and begins the next one. Returns the processor that has the seat next, `None` for
-    /// the one that has it. `can_run` is asked for processors below `count`.
+    /// Ends the turn at a step count, and begins the next one. Returns the next processor, `None` if the seat does not
+    /// change. `can_run` is asked for processors below `count`.
     pub fn next(
         &mut self,
         end: End,
@@ -336,7 +336,7 @@ mod tests {
         // Only processor 3 can run: the policy gives it a turn.
         assert_eq!(turns.next(End::Steps, 3, (2, 4), |number| number == 3), Some(3));
         assert_eq!((turns.ends_at(), turns.waiting()), (TURN_STEPS, 1));
-        // None can run. The given turns decide at the first step of any processor.
+        // No processor can run. The given turns decide at the first step of any processor.
         assert_eq!(turns.next(End::Steps, TURN_STEPS, (3, 4), |_| false), None);
         assert_eq!((turns.ends_at(), turns.waiting()), (TURN_STEPS + 1, 1));
         assert_eq!(turns.next(End::Steps, TURN_STEPS + 1, (3, 4), |_| true), Some(1));

@@ -116,8 +116,8 @@ impl Program {
         Program::of_processors(stream(seed, number), 1)
     }
 
-    /// A program of two to four processors. They share memory, code, descriptors and page tables, and each begins
-    /// elsewhere.
+    /// A program of two to four processors. The processors share memory, code, descriptors and page tables. Each begins at
+    /// another place.
     pub fn several(seed: u64, number: u64) -> Program {
         let mut rng = stream(seed ^ 4, number);
         let count = 2 + rng.below(3) as usize;

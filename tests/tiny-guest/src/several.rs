@@ -1,7 +1,7 @@
 //! A guest of several processors, which race for one word of memory.
 //!
-//! The first processor starts the others with INIT and a start-up message. It stirs memory, echoes typed text, and sends
-//! an NMI to the others now and then. The others run in real mode: they change the same word, yield, and sleep until the
+//! The first processor starts the others with INIT and a start-up message. Then the first processor stirs memory, echoes
+//! typed text, and sends an NMI to the others now and then. The others run in real mode: they change the same word, yield, and sleep until the
 //! next NMI. The word depends on every turn before.
 
 use std::path::{Path, PathBuf};

@@ -67,8 +67,9 @@ pub struct MachineArgs {
     cpus: Processors,
     /// Who gives turns to several processors: ring or random:SEED.
     ///
-    /// ring gives turns in the order of the processors' numbers, each for at most 100,000 instructions. random draws the next
-    /// processor and the length of its turn. The same SEED gives the same turns, and another one finds other races.
+    /// With ring, processors take turns in the order of their numbers, each for at most 100,000 instructions. With random, a
+    /// generator draws the next processor and the length of its turn. The same SEED gives the same turns. Another SEED may
+    /// find other races.
     #[arg(long, help_heading = "Guest", value_name = "POLICY", value_parser = parse_turns)]
     turns: Option<TurnPolicy>,
     /// RAM size: a number with K, M or G

@@ -1,8 +1,96 @@
-//! The processors of a machine beside the one in the seat.
+//! The processors of a machine: their description, and the state that only several processors have.
 
-use cpu::{CpuState, CpuStateV1, Turn, TurnState};
+use cpu::{CpuState, CpuStateV1, Topology, Turn, TurnPolicy, TurnState};
 use devices::platform::OtherLapicV1;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
+
+/// The most processors.
+pub const MAX_PROCESSORS: u8 = 64;
+
+/// The processors: one, unless something else is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Processors {
+    #[serde(rename = "processors")]
+    count: u8,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "topology_in_numbers")]
+    topology: Option<Topology>,
+    #[serde(skip_serializing_if = "is_ring")]
+    turns: TurnPolicy,
+}
+
+impl Processors {
+    /// This many processors, as cores of one socket that take turns in a ring. `None` unless there are 1 to
+    /// [`MAX_PROCESSORS`].
+    pub fn new(count: u8) -> Option<Processors> {
+        Processors::without_topology(count)?.with_topology(1, 1)
+    }
+
+    /// As [`Processors::new`], but CPUID says only how many processors there are, as in recordings of earlier programs.
+    pub fn without_topology(count: u8) -> Option<Processors> {
+        let is_possible = (1..=MAX_PROCESSORS).contains(&count);
+        is_possible.then_some(Processors { count, topology: None, turns: TurnPolicy::Ring })
+    }
+
+    /// These processors, divided into sockets and into cores with this many threads. `None` unless this is possible. One
+    /// processor has no topology, because nothing would describe it.
+    pub fn with_topology(self, sockets: u8, threads: u8) -> Option<Processors> {
+        let topology = Topology::new(self.count, sockets, threads)?;
+        Some(Processors { topology: Some(topology).filter(|_| self.count > 1), ..self })
+    }
+
+    /// These processors with another policy of turns. `None` for one processor, which takes no turns.
+    pub fn with_turns(self, turns: TurnPolicy) -> Option<Processors> {
+        (self.count > 1).then_some(Processors { turns, ..self })
+    }
+
+    /// The number of processors.
+    pub fn count(self) -> u8 {
+        self.count
+    }
+
+    /// Sockets, cores and threads, if CPUID describes them.
+    pub fn topology(self) -> Option<Topology> {
+        self.topology
+    }
+
+    /// Who gives turns.
+    pub fn turns(self) -> TurnPolicy {
+        self.turns
+    }
+
+    /// The processors' APIC ids, in ascending order.
+    pub fn apic_ids(self) -> Vec<u8> {
+        let id = |number| self.topology.map_or(number, |topology| topology.apic_id(number));
+        (0..self.count).map(id).collect()
+    }
+}
+
+impl Default for Processors {
+    fn default() -> Processors {
+        Processors { count: 1, topology: None, turns: TurnPolicy::Ring }
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_ring(turns: &TurnPolicy) -> bool {
+    *turns == TurnPolicy::Ring
+}
+
+#[allow(clippy::ref_option, reason = "serde calls it with a reference")]
+fn topology_in_numbers<S: Serializer>(topology: &Option<Topology>, to: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Numbers {
+        sockets: u8,
+        cores_per_socket: u8,
+        threads_per_core: u8,
+    }
+    let numbers = topology.map(|topology| Numbers {
+        sockets: topology.sockets(),
+        cores_per_socket: topology.cores(),
+        threads_per_core: topology.threads(),
+    });
+    numbers.serialize(to)
+}
 
 /// The state that a machine with several processors has beside that of a machine with one.
 #[derive(Clone, Debug, Default, PartialEq)]

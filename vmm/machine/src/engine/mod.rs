@@ -14,9 +14,9 @@ use cpu::{
 pub use engine_contract::{End, LandingPlace, Landings, Leave, Statistics};
 use guest_ram::GuestRam;
 
-use crate::config::Processors;
 use crate::error::Error;
 use crate::position::Instructions;
+use crate::processors::Processors;
 
 /// Builds an engine over RAM, in reset state.
 pub type BuildEngine = fn(GuestRam, CpuModel) -> Result<Box<dyn Engine>, Error>;

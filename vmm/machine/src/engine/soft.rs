@@ -9,10 +9,10 @@ use cpu::{
 };
 use guest_ram::GuestRam;
 
-use crate::config::Processors;
 use crate::engine::{End, Engine, EngineKind, LandingPlace, Leave};
 use crate::error::Error;
 use crate::position::{Count, Instructions};
+use crate::processors::Processors;
 
 /// The environment variable that chooses the tier of a process's software CPUs, unless the program chooses one.
 /// `translator` is the default, `interpreter` another; `plain` is the translator without its clever parts.
