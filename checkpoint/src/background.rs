@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use memmap2::{MmapMut, MmapOptions};
+use sandbox::ThreadKind;
 
 use crate::draft::CheckpointDraft;
 use crate::error::{Result, StoreError, StoreErrorKind};
@@ -143,6 +144,7 @@ impl BackgroundWriter {
         let thread = {
             let (store, shared) = (store.clone(), shared.clone());
             let run = move || {
+                sandbox::enter(ThreadKind::CheckpointWriter);
                 let (store, policy, shared, give_back) = (&*store, &policy, &*shared, &give_back);
                 let (job, fate) = (None, Fate::Written);
                 let (told_lost, told_thinning) = (false, false);

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
 use std::thread;
 
+use sandbox::ThreadKind;
+
 use crate::codec::{Codec, xor};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::index::{Index, OpenFile, files_at_once};
@@ -124,7 +126,11 @@ impl Store {
             let (send, receive) = sync_channel(2);
             let take = &take;
             let second = thread::Builder::new();
-            if let Err(error) = second.spawn_scoped(scope, move || self.decode_batches(take, files, send)) {
+            let work = move || {
+                sandbox::enter(ThreadKind::PageReader);
+                self.decode_batches(take, files, send);
+            };
+            if let Err(error) = second.spawn_scoped(scope, work) {
                 log::debug!("pages are unpacked by one thread: {error}");
             }
             let hand_out = |pages: &Pages, sink: &mut dyn FnMut(u64, &Page)| {

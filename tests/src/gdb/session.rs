@@ -72,7 +72,7 @@ impl GdbScript {
         let (ready, is_ready) = channel();
         let output = std::thread::scope(|scope| {
             let server = scope.spawn(move || {
-                serve(recording, &listener, &options, &|report| {
+                serve(recording, &listener, &options, &mut |report| {
                     if let Report::Ready(address) = report {
                         ready.send(address).expect("the test waits");
                     }

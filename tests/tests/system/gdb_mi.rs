@@ -134,7 +134,7 @@ fn front_ends_go_both_ways() {
     let (ready, is_ready) = channel();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
-            serve(&recording, &listener, &options, &|report| {
+            serve(&recording, &listener, &options, &mut |report| {
                 if let Report::Ready(address) = report {
                     ready.send(address).expect("the test waits");
                 }

@@ -20,7 +20,7 @@ use gdb_server::trouble;
 use host::AwaitedText;
 use machine::error::Error;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use sandbox::Needs;
+use sandbox::ThreadKind;
 
 use crate::run_listener::RunListener;
 
@@ -145,10 +145,7 @@ impl Watch {
 pub fn serve(listener: Listener, watch: Watch) -> Result<(), Error> {
     listener.open().map_err(trouble)?;
     let spawned = std::thread::Builder::new().name("control".to_string()).spawn(move || {
-        if let Err(error) = sandbox::narrow(&Needs { clients: true, ..Needs::default() }) {
-            log::warn!("{error}; `ttvm control` does not work for this run");
-            return;
-        }
+        sandbox::enter(ThreadKind::Doorkeeper);
         loop {
             match listener.accept() {
                 // A client's failure does not matter to the run.

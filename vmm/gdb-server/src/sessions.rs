@@ -21,6 +21,7 @@ use machine::error::Error;
 use machine::notation::PositionSpec;
 use machine::position::Instructions;
 use recording::Recording;
+use sandbox::ThreadKind;
 
 /// The largest number of sessions at once. Each session has its own guest RAM.
 pub const MAX_SESSIONS: usize = 8;
@@ -60,23 +61,21 @@ pub enum Report {
 
 /// A message from a session to the thread that starts sessions.
 enum News {
-    Began,
-    Moving(usize, String),
-    Ended,
+    Told(Report),
     Failed(Error),
     /// A session's thread panicked. The server panics too, instead of waiting for the thread.
     Panicked(Box<dyn Any + Send>),
 }
 
 /// Serves gdbs on a recording, as long as it gets connections, or only one. The listener need not be open yet: it opens
-/// before the first gdb is let in. `report` is called from several threads.
+/// before the first gdb is let in. `report` is called on the calling thread, whose rights the sessions do not have.
 pub fn serve(
     recording: &Recording<Instructions>,
     listener: &Listener,
     options: &Options,
-    report: &(dyn Fn(Report) + Sync),
+    report: &mut dyn FnMut(Report),
 ) -> Result<(), Error> {
-    let sessions = Sessions { recording, listener, options, report, first: Once::new() };
+    let sessions = Sessions { recording, listener, options, first: Once::new() };
     let (sender, news) = channel();
     std::thread::scope(|scope| {
         let (mut begun, mut running, mut waiting) = (0, 0, false);
@@ -89,7 +88,8 @@ pub fn serve(
                 let (room, until_room) = pipe().map_err(no_pipe)?;
                 let (sender, sessions) = (sender.clone(), &sessions);
                 scope.spawn(move || {
-                    if let Err(error) = sessions.turn_away(&room) {
+                    sandbox::enter(ThreadKind::Doorkeeper);
+                    if let Err(error) = sessions.turn_away(&room, &sender) {
                         let _ = sender.send(News::Failed(error));
                     }
                 });
@@ -98,9 +98,12 @@ pub fn serve(
             if !waiting && running < MAX_SESSIONS && !(options.once && begun > 0) {
                 let (sender, sessions) = (sender.clone(), &sessions);
                 scope.spawn(move || {
-                    let run = AssertUnwindSafe(|| sessions.run(begun + 1, &sender));
+                    sandbox::enter(ThreadKind::GdbSession);
+                    let number = begun + 1;
+                    let run = AssertUnwindSafe(|| sessions.run(number, &sender));
                     let last = match catch_unwind(run) {
-                        Ok(done) => done.map_or_else(News::Failed, |()| News::Ended),
+                        Ok(Ok(end)) => News::Told(Report::Ended(number, end)),
+                        Ok(Err(error)) => News::Failed(error),
                         Err(panic) => News::Panicked(panic),
                     };
                     // The receiver is gone after it has heard of a failure.
@@ -109,10 +112,17 @@ pub fn serve(
                 waiting = true;
             }
             match news.recv().expect("a sender is kept here") {
-                News::Began => (begun, running, waiting) = (begun + 1, running + 1, false),
-                News::Moving(number, text) => report(Report::Moving(number, text)),
-                News::Ended if options.once => return Ok(()),
-                News::Ended => running -= 1,
+                News::Told(told) => {
+                    let is_end = matches!(told, Report::Ended(..));
+                    if matches!(told, Report::Began(_)) {
+                        (begun, running, waiting) = (begun + 1, running + 1, false);
+                    }
+                    report(told);
+                    if is_end && options.once {
+                        return Ok(());
+                    }
+                    running -= usize::from(is_end);
+                }
                 News::Failed(error) => return Err(error),
                 News::Panicked(panic) => resume_unwind(panic),
             }
@@ -124,24 +134,22 @@ struct Sessions<'a> {
     recording: &'a Recording<Instructions>,
     listener: &'a Listener,
     options: &'a Options,
-    report: &'a (dyn Fn(Report) + Sync),
     /// The first timeline is ready.
     first: Once,
 }
 
 impl Sessions<'_> {
     /// Prepares a timeline, waits for a gdb, and serves it.
-    fn run(&self, number: usize, news: &Sender<News>) -> Result<(), Error> {
+    fn run(&self, number: usize, news: &Sender<News>) -> Result<SessionEnd, Error> {
         let mut timeline = Timeline::open(self.recording)?;
         timeline.use_engine(self.options.engine)?;
         let target = timeline.resolve_outside(self.options.at, &mut || false)?;
         timeline.seek(target, &mut || false)?;
         self.listener.open().map_err(trouble)?;
-        self.first.call_once(|| (self.report)(Report::Ready(self.listener.gdb_address().to_string())));
+        self.first.call_once(|| tell(news, Report::Ready(self.listener.gdb_address().to_string())));
         timeline.settle_until(&mut || self.listener.has_client())?;
         let stream = self.listener.accept().map_err(trouble)?;
-        (self.report)(Report::Began(number));
-        let _ = news.send(News::Began);
+        tell(news, Report::Began(number));
         timeline.settle_meanwhile();
         let moving = news.clone();
         let mut target = GdbTarget::new(&mut timeline).with_folder(&self.options.folder);
@@ -149,17 +157,15 @@ impl Sessions<'_> {
             target = target.with_commands(commands);
         }
         let mut target = target.with_progress(PROGRESS_EVERY, move |text| {
-            let _ = moving.send(News::Moving(number, text));
+            tell(&moving, Report::Moving(number, text));
         });
-        let end = gdb::serve_stream(stream, &mut target);
-        (self.report)(Report::Ended(number, end));
-        Ok(())
+        Ok(gdb::serve_stream(stream, &mut target))
     }
 
     /// Refuses each gdb that connects, until `room` is closed at its other end.
-    fn turn_away(&self, room: &PipeReader) -> Result<(), Error> {
+    fn turn_away(&self, room: &PipeReader, news: &Sender<News>) -> Result<(), Error> {
         while let Some(stream) = self.listener.accept_until(room).map_err(trouble)? {
-            (self.report)(Report::TurnedAway);
+            tell(news, Report::TurnedAway);
             turn_away(
                 stream,
                 &format!("{MAX_SESSIONS} gdbs are connected, which is the maximum: end one of them first"),
@@ -167,6 +173,11 @@ impl Sessions<'_> {
         }
         Ok(())
     }
+}
+
+/// Tells the thread that starts sessions. That thread is gone after it has heard of a failure.
+fn tell(news: &Sender<News>, report: Report) {
+    let _ = news.send(News::Told(report));
 }
 
 fn no_pipe(source: std::io::Error) -> Error {

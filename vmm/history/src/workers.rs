@@ -22,6 +22,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use machine::error::Error;
+use sandbox::ThreadKind;
 
 /// Rows that a worker sends at once.
 const BATCH_ROWS: usize = 128;
@@ -114,9 +115,12 @@ pub(crate) fn ask<T: Task>(
         for (number, sender) in senders.into_iter().enumerate() {
             let own = own.take();
             let is_first = own.is_some();
-            let thread = std::thread::Builder::new().spawn_scoped(scope, move || match own {
-                Some(own) => work.work(number, &sender, own),
-                None => work.work_with_another(number, &sender),
+            let thread = std::thread::Builder::new().spawn_scoped(scope, move || {
+                sandbox::enter(ThreadKind::Replayer);
+                match own {
+                    Some(own) => work.work(number, &sender, own),
+                    None => work.work_with_another(number, &sender),
+                }
             });
             match thread {
                 Ok(_) => {}

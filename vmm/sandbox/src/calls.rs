@@ -3,6 +3,8 @@
 //! calls fail instead, as on an older kernel, because the libraries try these calls and then use others
 //! ([`TRIED_BY_LIBRARIES`]).
 //!
+//! The lists in this file are for the whole process. [`crate::kinds`] has the shorter lists for kinds of threads.
+//!
 //! seccomp(2). The list is for x86-64. A call through another of the kernel's interfaces (32-bit, x32) ends the
 //! process.
 
@@ -10,15 +12,15 @@ use std::collections::BTreeMap;
 
 use libc::c_long;
 use seccompiler::{
-    BpfProgram, BpfProgramRef, Error as FilterError, SeccompAction, SeccompCmpArgLen, SeccompCmpOp,
-    SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+    BackendError, BpfProgram, BpfProgramRef, Error as FilterError, SeccompAction, SeccompCmpArgLen,
+    SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
 use crate::error::Error;
 use crate::needs::Needs;
 
 /// Calls on open files.
-const FILES: &[c_long] = &[
+pub(crate) const FILES: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_pread64,
@@ -38,7 +40,7 @@ const FILES: &[c_long] = &[
 ];
 
 /// Calls that name a file. Landlock decides which files. No call makes links, or changes owners or modes.
-const NAMED_FILES: &[c_long] = &[
+pub(crate) const NAMED_FILES: &[c_long] = &[
     libc::SYS_openat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
@@ -51,7 +53,7 @@ const NAMED_FILES: &[c_long] = &[
 
 /// Calls that the C library and Rust's library try, and can do without. Such calls start a thread in the newer way,
 /// look up the names of folders, or read files with information about the host. At a panic, the backtrace looks for the
-/// program's own file.
+/// program's own file. No library tries to open a file for writing ([`of_reading`]).
 const TRIED_BY_LIBRARIES: &[c_long] = &[
     libc::SYS_clone3,
     libc::SYS_openat,
@@ -66,7 +68,7 @@ const TRIED_BY_LIBRARIES: &[c_long] = &[
 ];
 
 /// Calls about memory; [`of_protection`] has the others.
-const MEMORY: &[c_long] = &[libc::SYS_brk, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise];
+pub(crate) const MEMORY: &[c_long] = &[libc::SYS_brk, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise];
 
 /// Calls about threads of this process. [`of_clone`] allows the start of threads.
 const THREADS: &[c_long] = &[
@@ -106,10 +108,10 @@ const WAITING: &[c_long] = &[
 const IDENTITY: &[c_long] = &[libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid];
 
 /// Calls on existing sockets. No call creates, binds or connects a socket.
-const SOCKETS: &[c_long] = &[libc::SYS_recvfrom, libc::SYS_shutdown];
+pub(crate) const SOCKETS: &[c_long] = &[libc::SYS_recvfrom, libc::SYS_shutdown];
 
 /// Calls that accept clients on a bound socket.
-const CLIENTS: &[c_long] = &[
+pub(crate) const CLIENTS: &[c_long] = &[
     libc::SYS_listen,
     libc::SYS_accept4,
     libc::SYS_getsockopt,
@@ -121,7 +123,7 @@ const CLIENTS: &[c_long] = &[
 ];
 
 /// Calls for KVM: a thread interrupts its own vCPU by a timer, and by the counter of the vCPU's branches.
-const KVM: &[c_long] = &[
+pub(crate) const KVM: &[c_long] = &[
     libc::SYS_timer_create,
     libc::SYS_timer_settime,
     libc::SYS_timer_delete,
@@ -136,7 +138,7 @@ const VFIO: &[c_long] =
     &[libc::SYS_eventfd2, libc::SYS_epoll_ctl, libc::SYS_epoll_wait, libc::SYS_epoll_pwait];
 
 /// Calls that wait for a program that was started before the process was locked in.
-const HELPER: &[c_long] = &[libc::SYS_wait4, libc::SYS_waitid];
+pub(crate) const HELPER: &[c_long] = &[libc::SYS_wait4, libc::SYS_waitid];
 
 /// Requests for the terminal's mode and size. TIOCSTI is not among them: it would type into the shell that runs
 /// afterwards.
@@ -152,34 +154,49 @@ const TERMINAL_REQUESTS: &[u64] = &[
     libc::TIOCGWINSZ,
 ];
 /// Requests that set whether sockets and pipes block, and whether programs inherit them.
-const FILE_REQUESTS: &[u64] = &[libc::FIONBIO, libc::FIOCLEX];
+pub(crate) const FILE_REQUESTS: &[u64] = &[libc::FIONBIO, libc::FIOCLEX];
 /// The bits of a request that name its driver.
-const REQUEST_TYPE: u64 = 0xff00;
-const KVM_TYPE: u64 = 0xae00;
-const PERF_TYPE: u64 = (b'$' as u64) << 8;
+pub(crate) const REQUEST_TYPE: u64 = 0xff00;
+pub(crate) const KVM_TYPE: u64 = 0xae00;
+pub(crate) const PERF_TYPE: u64 = (b'$' as u64) << 8;
 const VFIO_TYPE: u64 = (b';' as u64) << 8;
 
 const EMPTY_PATH: u64 = libc::AT_EMPTY_PATH as u64;
 
 /// Allowed calls, with conditions on their arguments. A call without conditions is always allowed.
-type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+pub(crate) type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+
+/// Two filters; the kernel takes the stricter result. The first filter makes every call fail that is not allowed. The
+/// second filter ends the process at such a call, except for the calls that libraries try.
+pub(crate) type Filters = [BpfProgram; 2];
 
 /// Allows the process only the calls for `needs`. Returns `false` if the host has no seccomp.
 pub(crate) fn restrict(needs: &Needs) -> Result<bool, Error> {
-    restrict_by(needs, seccompiler::apply_filter_all_threads)
+    apply_by(&made(rules(needs))?, seccompiler::apply_filter_all_threads)
 }
 
 /// Does the same as [`restrict`] for the calling thread only.
 pub(crate) fn restrict_thread(needs: &Needs) -> Result<bool, Error> {
-    restrict_by(needs, seccompiler::apply_filter)
+    apply(&made(rules(needs))?)
 }
 
-fn restrict_by(
-    needs: &Needs,
+/// Makes the filters that allow these calls.
+pub(crate) fn made(rules: Result<Rules, BackendError>) -> Result<Filters, Error> {
+    let made = rules.map_err(Into::into).and_then(filters);
+    made.map_err(Error::failed("make the list of system calls"))
+}
+
+/// Adds filters to the calling thread. Returns `false` if the host has no seccomp.
+pub(crate) fn apply(filters: &Filters) -> Result<bool, Error> {
+    apply_by(filters, seccompiler::apply_filter)
+}
+
+fn apply_by(
+    filters: &Filters,
     apply: fn(BpfProgramRef<'_>) -> Result<(), FilterError>,
 ) -> Result<bool, Error> {
-    for program in programs(needs).map_err(Error::failed("make the list of system calls"))? {
-        match apply(&program) {
+    for filter in filters {
+        match apply(filter) {
             Ok(()) => {}
             Err(FilterError::Seccomp(error)) if is_missing(&error) => return Ok(false),
             Err(error) => return Err(Error::failed("give up system calls")(error)),
@@ -193,26 +210,32 @@ fn is_missing(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL))
 }
 
-/// Two filters; the kernel takes the stricter result. The first filter makes every call fail that is not allowed. The
-/// second filter ends the process at such a call, except for the calls that libraries try.
-fn programs(needs: &Needs) -> Result<[BpfProgram; 2], Box<dyn std::error::Error>> {
-    let left = rules(needs)?;
-    let mut survived = left.clone();
-    survived.extend(TRIED_BY_LIBRARIES.iter().map(|&call| (call, Vec::new())));
+fn filters(allowed: Rules) -> Result<Filters, Box<dyn std::error::Error>> {
+    let mut survived = allowed.clone();
+    for &call in TRIED_BY_LIBRARIES {
+        let tried = if call == libc::SYS_openat { of_reading()? } else { Vec::new() };
+        // An empty list allows the call in all its forms.
+        if survived.get(&call).is_none_or(|rules| !rules.is_empty()) {
+            survived.insert(call, tried);
+        }
+    }
+    // The second filter must get past the first one.
+    let mut first = allowed;
+    first.entry(libc::SYS_seccomp).or_insert(of_filters()?);
+    first.entry(libc::SYS_prctl).or_insert(of_privileges()?);
     let failing = SeccompAction::Errno(libc::ENOSYS as u32);
-    let program = |rules, other| -> Result<BpfProgram, Box<dyn std::error::Error>> {
+    let filter = |rules, other| -> Result<BpfProgram, Box<dyn std::error::Error>> {
         Ok(SeccompFilter::new(rules, other, SeccompAction::Allow, TargetArch::x86_64)?.try_into()?)
     };
-    Ok([program(left, failing)?, program(survived, SeccompAction::KillProcess)?])
+    Ok([filter(first, failing)?, filter(survived, SeccompAction::KillProcess)?])
 }
 
-fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
-    let own = u64::from(std::process::id());
+fn rules(needs: &Needs) -> Result<Rules, BackendError> {
     let mut rules = Rules::from([
         (libc::SYS_mmap, of_protection()?),
         (libc::SYS_mprotect, of_protection()?),
         (libc::SYS_clone, of_clone()?),
-        (libc::SYS_tgkill, of_own_process(own)?),
+        (libc::SYS_tgkill, of_own_process()?),
         (libc::SYS_ioctl, of_requests(needs)?),
         (libc::SYS_fcntl, of_descriptors()?),
         (libc::SYS_prctl, of_names_and_privileges()?),
@@ -220,10 +243,8 @@ fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
         // Both calls may only get the status of an open file.
         (libc::SYS_newfstatat, vec![rule(vec![masked(3, EMPTY_PATH, EMPTY_PATH)?])?]),
         (libc::SYS_statx, vec![rule(vec![masked(2, EMPTY_PATH, EMPTY_PATH)?])?]),
-        // The process may read its limits, but not set them.
-        (libc::SYS_prlimit64, vec![rule(vec![equal(0, 0)?, null(2)?])?]),
-        // Sends only to the other end of the socket, without an address.
-        (libc::SYS_sendto, vec![rule(vec![null(4)?])?]),
+        (libc::SYS_prlimit64, of_limits()?),
+        (libc::SYS_sendto, of_other_end()?),
     ]);
     let lists = [FILES, MEMORY, THREADS, SIGNALS, WAITING, IDENTITY, SOCKETS];
     let more = [
@@ -240,28 +261,49 @@ fn rules(needs: &Needs) -> Result<Rules, seccompiler::BackendError> {
     Ok(rules)
 }
 
+/// The rule for limits: the process may read its limits, but not set them.
+pub(crate) fn of_limits() -> Result<Vec<SeccompRule>, BackendError> {
+    Ok(vec![rule(vec![equal(0, 0)?, null(2)?])?])
+}
+
+/// The rule for sendto: only to the other end of the socket, without an address.
+pub(crate) fn of_other_end() -> Result<Vec<SeccompRule>, BackendError> {
+    Ok(vec![rule(vec![null(4)?])?])
+}
+
+/// The rule for openat: only for reading, and only files that exist.
+pub(crate) fn of_reading() -> Result<Vec<SeccompRule>, BackendError> {
+    let changing = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
+    Ok(vec![rule(vec![masked(2, changing, libc::O_RDONLY as u64)?])?])
+}
+
 /// The rules for prctl: a thread's name, and `no_new_privs`, which is set already.
-fn of_names_and_privileges() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
-    let options = [libc::PR_SET_NAME, libc::PR_SET_NO_NEW_PRIVS];
-    options.iter().map(|&option| rule(vec![equal(0, option as u64)?])).collect()
+pub(crate) fn of_names_and_privileges() -> Result<Vec<SeccompRule>, BackendError> {
+    let names = vec![rule(vec![equal(0, libc::PR_SET_NAME as u64)?])?];
+    Ok(names.into_iter().chain(of_privileges()?).collect())
+}
+
+/// The rule for prctl: `no_new_privs`, which is set already, and which each filter sets again.
+fn of_privileges() -> Result<Vec<SeccompRule>, BackendError> {
+    Ok(vec![rule(vec![equal(0, libc::PR_SET_NO_NEW_PRIVS as u64)?])?])
 }
 
 /// The rules for seccomp: more filters, which can only take rights away. No filter may hand calls to another process.
-fn of_filters() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+pub(crate) fn of_filters() -> Result<Vec<SeccompRule>, BackendError> {
     let flags = [0, libc::SECCOMP_FILTER_FLAG_TSYNC];
     let operation = u64::from(libc::SECCOMP_SET_MODE_FILTER);
     flags.iter().map(|&flags| rule(vec![equal(0, operation)?, equal(1, flags)?])).collect()
 }
 
 /// The rules for memory: never writable and executable at the same time.
-fn of_protection() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+pub(crate) fn of_protection() -> Result<Vec<SeccompRule>, BackendError> {
     let both = (libc::PROT_WRITE | libc::PROT_EXEC) as u64;
     let allowed = [libc::PROT_NONE, libc::PROT_WRITE, libc::PROT_EXEC];
     allowed.iter().map(|&bits| rule(vec![masked(2, both, bits as u64)?])).collect()
 }
 
 /// The rule for clone: a thread of this process, but no new process, and no new namespace.
-fn of_clone() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+pub(crate) fn of_clone() -> Result<Vec<SeccompRule>, BackendError> {
     let namespaces = libc::CLONE_NEWNS
         | libc::CLONE_NEWCGROUP
         | libc::CLONE_NEWUTS
@@ -274,11 +316,12 @@ fn of_clone() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
 }
 
 /// The rule for signals: only to the process itself, such as an abort or a stop from the terminal.
-fn of_own_process(own: u64) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+pub(crate) fn of_own_process() -> Result<Vec<SeccompRule>, BackendError> {
+    let own = u64::from(std::process::id());
     Ok(vec![rule(vec![equal(0, own)?])?])
 }
 
-fn of_requests(needs: &Needs) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+fn of_requests(needs: &Needs) -> Result<Vec<SeccompRule>, BackendError> {
     let single = TERMINAL_REQUESTS.iter().chain(FILE_REQUESTS);
     let single = single.map(|&request| rule(vec![equal(1, request)?]));
     let types = [(needs.kvm, KVM_TYPE), (needs.kvm, PERF_TYPE), (needs.vfio, VFIO_TYPE)];
@@ -287,28 +330,28 @@ fn of_requests(needs: &Needs) -> Result<Vec<SeccompRule>, seccompiler::BackendEr
 }
 
 /// The rules for fcntl: copies and flags of descriptors, but not the target of their signals.
-fn of_descriptors() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+pub(crate) fn of_descriptors() -> Result<Vec<SeccompRule>, BackendError> {
     let commands =
         [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
     commands.iter().map(|&command| rule(vec![equal(1, command as u64)?])).collect()
 }
 
 /// A rule that needs all these conditions.
-fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, seccompiler::BackendError> {
+pub(crate) fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(conditions)
 }
 
 /// A condition on an argument that the kernel reads as 32 bits.
-fn equal(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
+pub(crate) fn equal(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
 }
 
 /// A condition on the masked bits of an argument.
-fn masked(argument: u8, mask: u64, value: u64) -> Result<SeccompCondition, seccompiler::BackendError> {
+pub(crate) fn masked(argument: u8, mask: u64, value: u64) -> Result<SeccompCondition, BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask), value)
 }
 
 /// The condition that a pointer is null.
-fn null(argument: u8) -> Result<SeccompCondition, seccompiler::BackendError> {
+fn null(argument: u8) -> Result<SeccompCondition, BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)
 }

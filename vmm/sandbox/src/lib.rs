@@ -16,6 +16,8 @@
 //! and folders ([`mod@files`]). seccomp allows only a list of system calls ([`mod@calls`]). No lock can be undone.
 //! [`fn@probe`] finds out what a host offers.
 //!
+//! Each thread then keeps only the system calls of its job: see [`ThreadKind`] and [`enter`].
+//!
 //! This crate knows nothing of guests. The caller lists in [`Needs`] what the process still needs.
 
 #![forbid(unsafe_code)]
@@ -23,6 +25,7 @@
 mod calls;
 mod error;
 mod files;
+mod kinds;
 mod needs;
 mod privileges;
 mod probe;
@@ -32,6 +35,7 @@ use std::time::Duration;
 
 pub use error::Error;
 pub use files::Files;
+pub use kinds::ThreadKind;
 pub use needs::Needs;
 pub use probe::{Offered, probe};
 
@@ -71,6 +75,16 @@ pub fn narrow(needs: &Needs) -> Result<(), Error> {
         calls::restrict_thread(needs)?;
     }
     Ok(())
+}
+
+/// Allows the calling thread, and threads that it starts later, only the system calls of its kind. A thread calls this
+/// function at its start. Does nothing in a process that is not locked in.
+///
+/// # Panics If the kernel has no memory for the list of calls.
+pub fn enter(kind: ThreadKind) {
+    if IS_LOCKED_IN.load(Ordering::Relaxed) {
+        kinds::restrict_thread(kind).expect("the kernel took longer lists when the process was locked in");
+    }
 }
 
 /// The number of the process's threads. The kernel may list a thread for a moment after it was joined, so this function

@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -20,7 +20,7 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use sandbox::{Files, Needs};
+use sandbox::{Files, Needs, ThreadKind};
 
 /// The result if an attacker's call ends the process, so that it does not go unnoticed.
 const ENDED: &str = "ended";
@@ -109,6 +109,39 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("locked-in", "copy a descriptor", "done"),
 ];
 
+/// Attempts in a process that has all needs: the result if its first thread makes the attempt, and the results by kinds of
+/// threads, in the order of [`ThreadKind::ALL`].
+const OF_KINDS: &[(&str, &str, [&str; 6])] = &[
+    // By the process, and then by: writer, reader, replayer, session, doorkeeper, waiter.
+    ("get memory", "done", ["done", "done", "done", "done", "done", "done"]),
+    ("print a message", "done", ["done", "done", "done", "done", "done", "done"]),
+    ("panic", "done", ["done", "done", "done", "done", "done", "done"]),
+    ("ask for a limit", "done", ["done", "done", "done", "done", "done", "done"]),
+    ("ask for the terminal's mode", "ENOTTY", ["ENOTTY", "ENOTTY", "ENOTTY", "ENOTTY", "ENOTTY", "ENOTTY"]),
+    ("read from an open file", "done", ["done", "done", "done", "done", "done", ENDED]),
+    ("write to an open file", "done", ["done", ENDED, ENDED, "done", ENDED, "done"]),
+    ("send to an open socket", "done", [ENDED, ENDED, ENDED, "done", "done", ENDED]),
+    ("flush a file", "done", ["done", ENDED, ENDED, "done", ENDED, ENDED]),
+    ("read a file that was named", "done", ["done", "ENOSYS", "done", "done", "ENOSYS", "ENOSYS"]),
+    ("write a file in the folder", "done", ["done", ENDED, ENDED, "done", ENDED, ENDED]),
+    ("rename a file there", "done", ["done", ENDED, ENDED, "done", ENDED, ENDED]),
+    ("remove a file there", "done", ["done", ENDED, ENDED, "done", ENDED, ENDED]),
+    ("make and remove a folder there", "done", [ENDED, ENDED, ENDED, "done", ENDED, ENDED]),
+    ("start a thread", "done", [ENDED, ENDED, "done", "done", ENDED, ENDED]),
+    ("make code", "done", [ENDED, ENDED, "done", "done", ENDED, ENDED]),
+    ("give up more", "done", [ENDED, ENDED, "done", "done", ENDED, ENDED]),
+    ("sleep", "done", [ENDED, ENDED, "done", "done", ENDED, ENDED]),
+    ("accept a client", "EAGAIN", [ENDED, ENDED, ENDED, "EAGAIN", "EAGAIN", ENDED]),
+    ("let clients come", "done", [ENDED, ENDED, ENDED, "done", ENDED, ENDED]),
+    ("wait for a process", "ECHILD", [ENDED, ENDED, ENDED, ENDED, ENDED, "ECHILD"]),
+    ("ask a file as if it were KVM", "ENOTTY", [ENDED, ENDED, "ENOTTY", "ENOTTY", ENDED, ENDED]),
+    ("ask a file as if it were VFIO", "ENOTTY", [ENDED; 6]),
+    ("ask for the terminal's size", "ENOTTY", [ENDED; 6]),
+    ("ask who the user is", "done", [ENDED; 6]),
+    ("make a pipe", "done", [ENDED; 6]),
+    ("stop the process's signals", "done", [ENDED, ENDED, "done", "done", ENDED, ENDED]),
+];
+
 /// Flags for new namespaces. No thread may have one of its own.
 const NAMESPACES: [libc::c_int; 7] = [
     libc::CLONE_NEWNS,
@@ -158,10 +191,24 @@ fn what_is_tried_fails_where_one_is_locked_in() {
     for &(need, what, expected) in NEEDED {
         assert_eq!(result(need, what), expected, "{what}, locked in with the need '{need}'");
     }
+    for (what, by_process, expected) in OF_KINDS {
+        assert_eq!(result("all", what), *by_process, "{what}, by the process");
+        for (kind, expected) in ThreadKind::ALL.iter().zip(expected) {
+            assert_eq!(result(&format!("{kind:?}"), what), *expected, "{what}, by a {kind:?}");
+        }
+    }
+    // A kind does not give back what the process has given up.
+    assert_eq!(result("locked-in Replayer", "ask a file as if it were KVM"), ENDED);
     for flag in NAMESPACES {
         let what = format!("{WITH_FLAG}{flag}");
         assert_eq!(result("locked-in", &what), ENDED, "{what}");
     }
+}
+
+/// The kind of thread that makes an attempt, by the last word of the process's kind. `None` if the first thread makes it.
+fn thread_kind(kind: &str) -> Option<ThreadKind> {
+    let name = kind.split(' ').next_back();
+    ThreadKind::ALL.into_iter().find(|kind| name == Some(&debug(kind)))
 }
 
 /// The needs of an attempt's process, by their name.
@@ -169,7 +216,16 @@ fn needs(kind: &str, root: &Path) -> Needs {
     let (read, written) = (vec![root.join("named")], vec![root.join("recording")]);
     let nothing = Needs::default();
     match kind {
-        "locked-in" => Needs { read, written, ..nothing },
+        _ if kind == "all" || ThreadKind::ALL.iter().any(|of_thread| kind == debug(of_thread)) => Needs {
+            read,
+            written,
+            devices: vec!["/dev/urandom".into()],
+            clients: true,
+            helper: true,
+            kvm: true,
+            vfio: true,
+        },
+        "locked-in" | "locked-in Replayer" => Needs { read, written, ..nothing },
         "read" => Needs { read, ..nothing },
         "written" => Needs { written, ..nothing },
         "devices" => Needs { devices: vec!["/dev/urandom".into()], ..nothing },
@@ -203,7 +259,8 @@ fn result(kind: &str, what: &str) -> String {
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(arguments).stdin(std::process::Stdio::null());
+    // A backtrace tries more calls than a message.
+    command.args(arguments).stdin(std::process::Stdio::null()).env("RUST_BACKTRACE", "1");
     command
 }
 
@@ -225,13 +282,15 @@ fn attack(root: &Path, kind: &str, what: &str) {
     let open = File::open(&outside).unwrap();
     let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
     let (mut here, _there) = UnixStream::pair().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
     let (fd, parent) = (open.as_raw_fd() as u64, nix::unistd::getppid().as_raw() as u64);
     match kind {
         "free" => {}
         _ if what == LOOK_AT_A_FILE => lock_in(&Needs::default()),
         kind => lock_in(&needs(kind, root)),
     }
-    let result = match what {
+    let attempt = move || match what {
         "read a file that was named" => fs::read(root.join("named")).map(drop),
         "write a file in the folder" => fs::write(inside.join("a"), "a"),
         "rename and remove it" => fs::write(inside.join("a"), "a")
@@ -310,9 +369,53 @@ fn attack(root: &Path, kind: &str, what: &str) {
             // Without CLONE_SIGHAND, the kernel makes no thread.
             call(libc::SYS_clone, [(libc::CLONE_VM | libc::CLONE_THREAD | flag) as u64, 0, 0])
         }
+        "get memory" => {
+            assert_eq!(vec![1_u8; 64 << 20].len(), 64 << 20);
+            Ok(())
+        }
+        "print a message" => std::io::stderr().write_all(b"a message"),
+        "panic" => std::panic::catch_unwind(|| panic!("as it should")).map_or(Ok(()), Ok),
+        "ask for the terminal's mode" => terminal_request(libc::TCGETS),
+        "ask for the terminal's size" => terminal_request(libc::TIOCGWINSZ),
+        "read from an open file" => open.read_at(&mut [0], 0).map(drop),
+        "write to an open file" => of_nix(nix::unistd::write(&here, b"x")),
+        "send to an open socket" => send(&here),
+        "flush a file" => open.sync_all(),
+        "rename a file there" => fs::rename(inside.join("port"), inside.join("b")),
+        "remove a file there" => fs::remove_file(inside.join("port")),
+        "sleep" => {
+            std::thread::sleep(Duration::from_nanos(1));
+            Ok(())
+        }
+        "accept a client" => listener.accept().map(drop),
+        "let clients come" => of_nix(nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::MAXCONN)),
+        "ask who the user is" => call(libc::SYS_getuid, [0; 3]),
+        "make a pipe" => std::io::pipe().map(drop),
+        "stop the process's signals" => {
+            // SAFETY: this process sends itself no such signal.
+            of_nix(unsafe {
+                nix::sys::signal::signal(nix::sys::signal::SIGUSR1, nix::sys::signal::SigHandler::SigIgn)
+            })
+        }
         _ => panic!("nobody knows how to {what}"),
     };
+    let result = match thread_kind(kind) {
+        None => attempt(),
+        Some(kind) => std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                sandbox::enter(kind);
+                attempt()
+            });
+            thread.join().unwrap()
+        }),
+    };
     print!("{}", result.map_or_else(name_of, |()| "done".to_string()));
+}
+
+fn terminal_request(request: libc::c_ulong) -> std::io::Result<()> {
+    let mut answer = [0_u8; 256];
+    // SAFETY: the answer is smaller than the memory.
+    of_nix(Errno::result(unsafe { libc::ioctl(0, request, answer.as_mut_ptr()) }))
 }
 
 fn of_nix<T>(result: nix::Result<T>) -> std::io::Result<()> {

@@ -3,8 +3,8 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use gdb::{Listener, Reach};
 use gdb_server::{MAX_SESSIONS, Options, Report, serve, trouble};
@@ -12,6 +12,7 @@ use guest_symbols::vmlinux::quoted;
 use machine::error::{Error, exit_code};
 use machine::notation::PositionSpec;
 use recording::Opened;
+use sandbox::ThreadKind;
 
 /// Our own gdb commands, in gdb's Python. The first parts are modules that later parts import.
 const COMMANDS: [&str; 3] = [
@@ -116,8 +117,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
             .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
     }
     say("ttvm: replaying to where gdb begins");
-    let companion = Mutex::new(Some(companion));
-    serve(&recording, &listener, &options, &|report| tell(args, &companion, report))?;
+    let mut companion = Some(companion);
+    serve(&recording, &listener, &options, &mut |report| tell(args, &mut companion, report))?;
     if args.gdb {
         // The session is over, but gdb may still run. This process ends when gdb ends.
         loop {
@@ -128,13 +129,15 @@ pub fn run(args: &Args) -> Result<i32, Error> {
 }
 
 /// Prints what happened. Starts gdb when the server is ready. From then on gdb has the terminal.
-fn tell(args: &Args, companion: &Mutex<Option<Companion>>, report: Report) {
+fn tell(args: &Args, companion: &mut Option<Companion>, report: Report) {
     match report {
         Report::Ready(_) if args.gdb => {
-            let companion = companion.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let companion = companion.expect("it is ready once");
+            let companion = companion.take().expect("it is ready once");
             // When gdb ends, this process ends too, and does not wait for other sessions.
-            std::thread::spawn(move || exit(companion.run_gdb()));
+            std::thread::spawn(move || {
+                sandbox::enter(ThreadKind::Waiter);
+                exit(companion.run_gdb());
+            });
         }
         Report::Ready(address) => say(&format!("ttvm: ready; in gdb: target remote {address}")),
         Report::Began(_) | Report::Moving(..) | Report::Ended(..) | Report::TurnedAway if args.gdb => {}

@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use tiny_guest::write_kernel;
 
@@ -105,6 +106,39 @@ fn threads_are_locked_in_too() {
     for status in threads {
         assert!(LOCKED_IN.iter().all(|wanted| status.contains(wanted)), "{status}");
     }
+}
+
+/// The number of a thread's seccomp filters. Linux 5.9 and newer say the number.
+fn filters(status: &str) -> Option<u32> {
+    status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:\t"))?.parse().ok()
+}
+
+/// Whether a thread with this name, other than the first one, gets filters of its own. The process has two.
+fn enters_its_kind(running: &mut Running, name: &str) -> bool {
+    const MOST_LOOKS: u32 = 2000;
+    let name = format!("Name:\t{name}\n");
+    (0..MOST_LOOKS).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        let statuses = statuses(running, &LOCKED_IN).expect("it does not end");
+        statuses[1..].iter().any(|status| status.starts_with(&name) && filters(status) >= Some(4))
+    })
+}
+
+#[test]
+fn threads_keep_only_the_calls_of_their_kinds() {
+    if sandbox::probe().calls != Ok(true)
+        || filters(&fs::read_to_string("/proc/self/status").unwrap()).is_none()
+    {
+        return skip::test("this host has no seccomp, or does not count filters");
+    }
+    let directory = folder();
+    let mut recording = start(directory.path(), RECORD);
+    assert!(enters_its_kind(&mut recording, "checkpoints"));
+    let mut run = start(directory.path(), "run --kernel endless --memory 4M --control control");
+    assert!(enters_its_kind(&mut run, "control"));
+    // The thread of a gdb's session has the process's name. The thread exists before its gdb comes.
+    let mut debugger = start(directory.path(), DEBUG);
+    assert!(enters_its_kind(&mut debugger, "ttvm"));
 }
 
 #[test]

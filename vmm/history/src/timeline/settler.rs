@@ -15,6 +15,7 @@ use super::walker::{FAR_SPACING, Walked, Walker};
 use super::walkers::Pool;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
+use sandbox::ThreadKind;
 
 /// How long the timeline must stand still before the settler begins. A script's next command comes sooner, a person's
 /// later.
@@ -50,7 +51,11 @@ impl Settler {
         let door = Arc::new(Door::default());
         let of_thread = door.clone();
         let thread = std::thread::Builder::new().name("settler".into());
-        if let Err(error) = thread.spawn(move || of_thread.work(&shared, &workers)) {
+        let work = move || {
+            sandbox::enter(ThreadKind::Replayer);
+            of_thread.work(&shared, &workers);
+        };
+        if let Err(error) = thread.spawn(work) {
             log::debug!("nothing is settled in the background: {error}");
         }
         Settler(door)
