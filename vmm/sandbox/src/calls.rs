@@ -213,10 +213,12 @@ fn is_missing(error: &std::io::Error) -> bool {
 fn filters(allowed: Rules) -> Result<Filters, Box<dyn std::error::Error>> {
     let mut survived = allowed.clone();
     for &call in TRIED_BY_LIBRARIES {
-        let tried = if call == libc::SYS_openat { of_reading()? } else { Vec::new() };
-        // An empty list allows the call in all its forms.
-        if survived.get(&call).is_none_or(|rules| !rules.is_empty()) {
-            survived.insert(call, tried);
+        // Without conditions, a call is allowed in all its forms.
+        let is_whole = survived.get(&call).is_some_and(Vec::is_empty);
+        if call == libc::SYS_openat && !is_whole {
+            survived.entry(call).or_default().extend(of_reading()?);
+        } else {
+            survived.insert(call, Vec::new());
         }
     }
     // The second filter must get past the first one.

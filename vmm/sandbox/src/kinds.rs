@@ -15,6 +15,7 @@ use crate::calls::{
     of_other_end, of_own_process, of_protection, of_reading, rule,
 };
 use crate::error::Error;
+use crate::needs::Needs;
 
 /// The job of a thread in a locked-in process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,33 +113,35 @@ impl ThreadKind {
     ];
 }
 
-/// Allows the calling thread only the calls of a kind. Returns `false` if the host has no seccomp.
-pub(crate) fn restrict_thread(kind: ThreadKind) -> Result<bool, Error> {
-    // Some kinds of threads start often, so each list is compiled once.
+/// Allows the calling thread only the calls of a kind, in a process with these needs. Returns `false` if the host has no
+/// seccomp.
+pub(crate) fn restrict_thread(kind: ThreadKind, needs: &Needs) -> Result<bool, Error> {
+    // Some kinds of threads start often, so each list is compiled once. The needs of a process never change.
     static COMPILED: [OnceLock<Filters>; ThreadKind::ALL.len()] =
         [const { OnceLock::new() }; ThreadKind::ALL.len()];
     let place = &COMPILED[kind as usize];
     let filters = match place.get() {
         Some(filters) => filters,
         None => {
-            let made = calls::made(rules(kind))?;
+            let made = calls::made(rules(kind, needs))?;
             place.get_or_init(|| made)
         }
     };
     calls::apply(filters)
 }
 
-fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
+fn rules(kind: ThreadKind, needs: &Needs) -> Result<Rules, BackendError> {
     let mut rules = of_every_thread()?;
+    let kvm = if needs.kvm { KVM } else { &[] };
     let lists: &[&[c_long]] = match kind {
         ThreadKind::CheckpointWriter => {
             &[READ_FILES, CHANGED_FILES, LOOKED_AT, &[libc::SYS_openat, libc::SYS_rename, libc::SYS_unlink]]
         }
         ThreadKind::PageReader => &[READ_FILES],
-        ThreadKind::Replayer => &[READ_FILES, LOOKED_AT, TIME, KVM, &[libc::SYS_rt_sigaction]],
+        ThreadKind::Replayer => &[READ_FILES, LOOKED_AT, TIME, kvm, &[libc::SYS_rt_sigaction]],
         ThreadKind::GdbSession => {
             let own = &[libc::SYS_rt_sigaction, libc::SYS_listen];
-            &[FILES, NAMED_FILES, TIME, KVM, SOCKETS, CLIENTS, own]
+            &[FILES, NAMED_FILES, TIME, kvm, SOCKETS, CLIENTS, own]
         }
         ThreadKind::Doorkeeper => {
             // The kernel's tables of connections are open files. A table of clients has random numbers.
@@ -151,12 +154,15 @@ fn rules(kind: ThreadKind) -> Result<Rules, BackendError> {
         ThreadKind::CheckpointWriter => vec![(libc::SYS_fcntl, of_descriptors()?)],
         ThreadKind::PageReader | ThreadKind::Waiter => Vec::new(),
         ThreadKind::Replayer => {
-            let mut more = replaying()?;
+            let mut more = replaying(needs)?;
             more.push((libc::SYS_openat, of_reading()?));
+            if needs.kvm {
+                more.push((libc::SYS_openat, of_device()?));
+            }
             more
         }
         ThreadKind::GdbSession => {
-            let mut more = replaying()?;
+            let mut more = replaying(needs)?;
             more.push((libc::SYS_sendto, of_other_end()?));
             more
         }
@@ -195,9 +201,9 @@ fn of_every_thread() -> Result<Rules, BackendError> {
 }
 
 /// The rules for threads that run a guest again: code, threads that help, and KVM if the process has it.
-fn replaying() -> Result<Vec<(c_long, Vec<SeccompRule>)>, BackendError> {
+fn replaying(needs: &Needs) -> Result<Vec<(c_long, Vec<SeccompRule>)>, BackendError> {
     let mut requests = of_file_requests()?;
-    for bits in [KVM_TYPE, PERF_TYPE] {
+    for bits in [KVM_TYPE, PERF_TYPE].into_iter().filter(|_| needs.kvm) {
         requests.push(rule(vec![masked(1, REQUEST_TYPE, bits)?])?);
     }
     Ok(vec![
@@ -209,6 +215,12 @@ fn replaying() -> Result<Vec<(c_long, Vec<SeccompRule>)>, BackendError> {
         (libc::SYS_fcntl, of_descriptors()?),
         (libc::SYS_ioctl, requests),
     ])
+}
+
+/// The rule for openat of a device. The device exists, and is both read and written.
+fn of_device() -> Result<Vec<SeccompRule>, BackendError> {
+    let how = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
+    Ok(vec![rule(vec![masked(2, how, libc::O_RDWR as u64)?])?])
 }
 
 fn of_file_requests() -> Result<Vec<SeccompRule>, BackendError> {

@@ -30,7 +30,7 @@ mod needs;
 mod privileges;
 mod probe;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use error::Error;
@@ -39,7 +39,8 @@ pub use kinds::ThreadKind;
 pub use needs::Needs;
 pub use probe::{Offered, probe};
 
-static IS_LOCKED_IN: AtomicBool = AtomicBool::new(false);
+/// The needs of the process, once it is locked in.
+static LOCKED_IN: OnceLock<Needs> = OnceLock::new();
 
 /// The locks that are in force. Every host can drop capabilities and set `no_new_privs`, so these two are not listed.
 #[derive(Clone, Debug)]
@@ -62,7 +63,7 @@ pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
     privileges::give_up(needs)?;
     let files = files::restrict(needs)?;
     let calls = calls::restrict(needs)?;
-    IS_LOCKED_IN.store(true, Ordering::Relaxed);
+    LOCKED_IN.get_or_init(|| needs.clone());
     Ok(Locked { files, calls })
 }
 
@@ -71,7 +72,7 @@ pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
 ///
 /// # Errors If seccomp fails for another reason than that the host has none.
 pub fn narrow(needs: &Needs) -> Result<(), Error> {
-    if IS_LOCKED_IN.load(Ordering::Relaxed) {
+    if LOCKED_IN.get().is_some() {
         calls::restrict_thread(needs)?;
     }
     Ok(())
@@ -82,8 +83,9 @@ pub fn narrow(needs: &Needs) -> Result<(), Error> {
 ///
 /// # Panics If the kernel has no memory for the list of calls.
 pub fn enter(kind: ThreadKind) {
-    if IS_LOCKED_IN.load(Ordering::Relaxed) {
-        kinds::restrict_thread(kind).expect("the kernel took longer lists when the process was locked in");
+    if let Some(needs) = LOCKED_IN.get() {
+        let taken = kinds::restrict_thread(kind, needs);
+        taken.expect("the kernel took longer lists when the process was locked in");
     }
 }
 
