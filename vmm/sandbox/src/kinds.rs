@@ -35,6 +35,9 @@ pub enum ThreadKind {
     Waiter,
 }
 
+/// Calls, and the conditions on their arguments.
+type Conditions = Vec<(c_long, Vec<SeccompRule>)>;
+
 /// Calls of every thread: locks, signals, the thread's own end, and the end of the process.
 const EVERY_THREAD: &[c_long] = &[
     libc::SYS_futex,
@@ -132,52 +135,52 @@ pub(crate) fn restrict_thread(kind: ThreadKind, needs: &Needs) -> Result<bool, E
 
 fn rules(kind: ThreadKind, needs: &Needs) -> Result<Rules, BackendError> {
     let mut rules = of_every_thread()?;
+    for (call, conditions) in with_conditions(kind, needs)? {
+        rules.entry(call).or_default().extend(conditions);
+    }
+    let whole = without_conditions(kind, needs);
+    rules.extend(whole.into_iter().flatten().map(|&call| (call, Vec::new())));
+    Ok(rules)
+}
+
+/// The calls of a kind that are allowed whatever their arguments.
+fn without_conditions(kind: ThreadKind, needs: &Needs) -> Vec<&'static [c_long]> {
     let kvm = if needs.kvm { KVM } else { &[] };
-    let lists: &[&[c_long]] = match kind {
+    match kind {
         ThreadKind::CheckpointWriter => {
-            &[READ_FILES, CHANGED_FILES, LOOKED_AT, &[libc::SYS_openat, libc::SYS_rename, libc::SYS_unlink]]
+            let own = &[libc::SYS_openat, libc::SYS_rename, libc::SYS_unlink];
+            vec![READ_FILES, CHANGED_FILES, LOOKED_AT, own]
         }
-        ThreadKind::PageReader => &[READ_FILES],
-        ThreadKind::Replayer => &[READ_FILES, LOOKED_AT, TIME, kvm, &[libc::SYS_rt_sigaction]],
+        ThreadKind::PageReader => vec![READ_FILES],
+        ThreadKind::Replayer => vec![READ_FILES, LOOKED_AT, TIME, kvm, &[libc::SYS_rt_sigaction]],
         ThreadKind::GdbSession => {
             let own = &[libc::SYS_rt_sigaction, libc::SYS_listen];
-            &[FILES, NAMED_FILES, TIME, kvm, SOCKETS, CLIENTS, own]
+            vec![FILES, NAMED_FILES, TIME, kvm, SOCKETS, CLIENTS, own]
         }
         ThreadKind::Doorkeeper => {
             // The kernel's tables of connections are open files. A table of clients has random numbers.
             let own = &[libc::SYS_pread64, libc::SYS_read, libc::SYS_close, libc::SYS_getrandom];
-            &[SOCKETS, CLIENTS, own]
+            vec![SOCKETS, CLIENTS, own]
         }
-        ThreadKind::Waiter => &[HELPER, &[libc::SYS_write, libc::SYS_close]],
-    };
-    let more = match kind {
-        ThreadKind::CheckpointWriter => vec![(libc::SYS_fcntl, of_descriptors()?)],
+        ThreadKind::Waiter => vec![HELPER, &[libc::SYS_write, libc::SYS_close]],
+    }
+}
+
+/// The calls of a kind that are allowed with some arguments only.
+fn with_conditions(kind: ThreadKind, needs: &Needs) -> Result<Conditions, BackendError> {
+    let descriptors = (libc::SYS_fcntl, of_descriptors()?);
+    let sent = (libc::SYS_sendto, of_other_end()?);
+    Ok(match kind {
+        ThreadKind::CheckpointWriter => vec![descriptors],
         ThreadKind::PageReader | ThreadKind::Waiter => Vec::new(),
         ThreadKind::Replayer => {
-            let mut more = replaying(needs)?;
-            more.push((libc::SYS_openat, of_reading()?));
-            if needs.kvm {
-                more.push((libc::SYS_openat, of_device()?));
-            }
-            more
+            let device = if needs.kvm { of_device()? } else { Vec::new() };
+            let opened = [(libc::SYS_openat, of_reading()?), (libc::SYS_openat, device)];
+            [replaying(needs)?, opened.into(), vec![descriptors]].concat()
         }
-        ThreadKind::GdbSession => {
-            let mut more = replaying(needs)?;
-            more.push((libc::SYS_sendto, of_other_end()?));
-            more
-        }
-        ThreadKind::Doorkeeper => vec![
-            (libc::SYS_fcntl, of_descriptors()?),
-            (libc::SYS_ioctl, of_file_requests()?),
-            (libc::SYS_sendto, of_other_end()?),
-        ],
-    };
-    for (call, conditions) in more {
-        rules.entry(call).or_default().extend(conditions);
-    }
-    // A call that a list names is allowed without conditions.
-    rules.extend(lists.iter().copied().flatten().map(|&call| (call, Vec::new())));
-    Ok(rules)
+        ThreadKind::GdbSession => [replaying(needs)?, vec![descriptors, sent]].concat(),
+        ThreadKind::Doorkeeper => vec![descriptors, sent, (libc::SYS_ioctl, of_file_requests()?)],
+    })
 }
 
 /// The rules of every thread. Messages go to standard error.
@@ -201,7 +204,7 @@ fn of_every_thread() -> Result<Rules, BackendError> {
 }
 
 /// The rules for threads that run a guest again: code, threads that help, and KVM if the process has it.
-fn replaying(needs: &Needs) -> Result<Vec<(c_long, Vec<SeccompRule>)>, BackendError> {
+fn replaying(needs: &Needs) -> Result<Conditions, BackendError> {
     let mut requests = of_file_requests()?;
     for bits in [KVM_TYPE, PERF_TYPE].into_iter().filter(|_| needs.kvm) {
         requests.push(rule(vec![masked(1, REQUEST_TYPE, bits)?])?);
@@ -212,7 +215,6 @@ fn replaying(needs: &Needs) -> Result<Vec<(c_long, Vec<SeccompRule>)>, BackendEr
         (libc::SYS_clone, of_clone()?),
         (libc::SYS_prctl, of_names_and_privileges()?),
         (libc::SYS_seccomp, of_filters()?),
-        (libc::SYS_fcntl, of_descriptors()?),
         (libc::SYS_ioctl, requests),
     ])
 }
