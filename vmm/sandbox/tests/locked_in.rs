@@ -109,8 +109,8 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("locked-in", "copy a descriptor", "done"),
 ];
 
-/// Attempts in a process that has all needs: the result if its first thread makes the attempt, and the results by kinds of
-/// threads, in the order of [`ThreadKind::ALL`].
+/// Attempts in a process that has all needs. Each attempt has its result in the first thread, and its results in threads
+/// of each kind, in the order of [`ThreadKind::ALL`].
 const OF_KINDS: &[(&str, &str, [&str; 6])] = &[
     // By the process, and then by: writer, reader, replayer, session, doorkeeper, waiter.
     ("get memory", "done", ["done", "done", "done", "done", "done", "done"]),
