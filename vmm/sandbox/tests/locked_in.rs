@@ -130,7 +130,7 @@ const OF_KINDS: &[(&str, &str, [&str; 6])] = &[
     ("make and remove a folder there", "done", [ENDED, ENDED, ENDED, "done", ENDED, ENDED]),
     ("start a thread", "done", [ENDED, ENDED, "done", "done", ENDED, ENDED]),
     ("make code", "done", [ENDED, ENDED, "done", "done", ENDED, ENDED]),
-    ("give up more", "done", [ENDED, ENDED, "done", "done", ENDED, ENDED]),
+    ("enter the kind again", "done", [ENDED, ENDED, "done", "done", ENDED, ENDED]),
     ("sleep", "done", [ENDED, ENDED, "done", "done", ENDED, ENDED]),
     ("accept a client", "EAGAIN", [ENDED, ENDED, ENDED, "EAGAIN", "EAGAIN", ENDED]),
     ("let clients come", "done", [ENDED, ENDED, ENDED, "done", ENDED, ENDED]),
@@ -374,6 +374,10 @@ fn attack(root: &Path, kind: &str, what: &str) {
             let flag: libc::c_int = what[WITH_FLAG.len()..].parse().unwrap();
             // Without CLONE_SIGHAND, the kernel makes no thread.
             call(libc::SYS_clone, [(libc::CLONE_VM | libc::CLONE_THREAD | flag) as u64, 0, 0])
+        }
+        "enter the kind again" => {
+            sandbox::enter(thread_kind(kind).unwrap_or(ThreadKind::GdbSession));
+            Ok(())
         }
         "get memory" => {
             assert_eq!(vec![1_u8; 64 << 20].len(), 64 << 20);
