@@ -211,6 +211,7 @@ fn known_variables_have_types() {
     types.record("char", INT << 24, 1, &[8]);
     types.structure("task_struct", 16, &[("flags", 1, 0)]);
     types.record("each_cpu", 14 << 24, 1, &[1]);
+    types.record("atomic_long_t", 8 << 24, 1, &[]);
     let bytes = types.bytes();
     let mut memory = super::Pages::default();
     let start = BASE + 0x10_0000;
@@ -223,6 +224,7 @@ fn known_variables_have_types() {
         found(BASE + 0x1000, 'T', "init_task"),
         found(BASE + 0x1100, 'd', "jiffies"),
         found(BASE + 0x1200, 'D', "saved_command_line"),
+        found(BASE + 0x1280, 'D', "vm_node_stat"),
         found(BASE + 0x1300, 'D', "_edata"),
         found(start, 'R', "__start_BTF"),
         found(start + bytes.len() as u64, 'R', "__stop_BTF"),
@@ -235,6 +237,7 @@ fn known_variables_have_types() {
         "init_task of structure_type location external",
         "jiffies of base_type location",
         "saved_command_line of pointer_type location external",
+        "vm_node_stat of array_type location external",
     ];
     assert_eq!(variables, expected.map(|variable| format!("  variable {variable}")));
     assert_eq!(
@@ -342,6 +345,20 @@ fn frames_are_those_of_the_tables() {
             assert_eq!(row.register(X86_64::RA), Some(RegisterRule::Undefined), "{first:#x}");
         }
         assert!(row(section, MODULE_CODE + 0x100).is_none());
+        assert!(row(section, 0x7fff_ffff_f000).is_none(), "no program has code there");
+    }
+}
+
+#[test]
+fn a_frame_pointer_among_saved_registers_counts_from_their_beginning() {
+    for is_old in [true, false] {
+        let (mut memory, _, symbols) = kernel_and_symbols(is_old);
+        // The register 1 is the stack pointer of the caller, from which offsets count in other frames.
+        memory.write(ENTRIES, &orc::entry(is_old, (5, 8), (1, 40), orc::Kind::Registers));
+        let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();
+        let section = &frames::of_kernel(&unwinder, &symbols)[0].1;
+        let (leaf, _) = row(section, LEAF).expect("there is a row");
+        assert_eq!(leaf.register(X86_64::RBP), Some(RegisterRule::Offset(40 - 128)), "{is_old}");
     }
 }
 

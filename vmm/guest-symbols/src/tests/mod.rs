@@ -661,6 +661,14 @@ fn marked_sections_that_cannot_be_are_left_out() {
     let data = [found(BASE + 0xfff, 'D', "_sdata"), found(BASE + 0x2000, 'D', "_edata")];
     let overlapping: Vec<_> = pair(BASE, BASE + 0x1000).iter().chain(&data).cloned().collect();
     assert!(!names(&overlapping).contains(&".data".to_string()));
+    let early = [
+        found(BASE, 'D', "_sdata"),
+        found(BASE + 0x800, 'T', "_text"),
+        found(BASE + 0x900, 'D', "_edata"),
+        found(BASE + 0x1800, 'T', "_etext"),
+    ];
+    let early = names(&early);
+    assert!(early.contains(&".text".to_string()) && !early.contains(&".data".to_string()), "{early:?}");
     let beside = [found(BASE + 0x1000, 'D', "_sdata"), found(BASE + 0x2000, 'D', "_edata")];
     let beside: Vec<_> = pair(BASE, BASE + 0x1000).iter().chain(&beside).cloned().collect();
     assert_eq!(names(&beside)[..2], [".text", ".data"]);
