@@ -188,6 +188,8 @@ fn of_every_thread() -> Result<Rules, BackendError> {
     let to_standard_error = || Ok(vec![rule(vec![equal(0, libc::STDERR_FILENO as u64)?])?]);
     let data = || Ok(vec![rule(vec![masked(2, libc::PROT_EXEC as u64, 0)?])?]);
     let ends = FATAL.iter().map(|&signal| rule(vec![equal(0, signal as u64)?])).collect::<Result<_, _>>()?;
+    // In builds with assertions, Rust's library looks at a descriptor before it closes the descriptor.
+    let looked_at = vec![rule(vec![equal(1, libc::F_GETFD as u64)?])?];
     let mode = |&request| rule(vec![equal(0, libc::STDIN_FILENO as u64)?, equal(1, request)?]);
     let mut rules = Rules::from([
         (libc::SYS_mmap, data()?),
@@ -197,6 +199,7 @@ fn of_every_thread() -> Result<Rules, BackendError> {
         (libc::SYS_rt_sigaction, ends),
         (libc::SYS_tgkill, of_own_process()?),
         (libc::SYS_prlimit64, of_limits()?),
+        (libc::SYS_fcntl, looked_at),
         (libc::SYS_ioctl, TERMINAL_REQUESTS.iter().map(mode).collect::<Result<_, _>>()?),
     ]);
     rules.extend(EVERY_THREAD.iter().chain(MEMORY).map(|&call| (call, Vec::new())));
