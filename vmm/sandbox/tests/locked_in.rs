@@ -181,6 +181,8 @@ fn main() {
 
 fn what_is_tried_fails_where_one_is_locked_in() {
     let offered = sandbox::probe();
+    let has_seccomp = Path::new("/proc/sys/kernel/seccomp/actions_avail").exists();
+    assert_eq!(offered.calls, Ok(has_seccomp), "the probe and the kernel agree");
     let is_whole = matches!((&offered.files, &offered.calls), (Ok(Files::All | Files::Most(_)), Ok(true)));
     if !is_whole {
         return skip::test(format!("this host cannot lock processes in: {offered:?}"));
