@@ -61,6 +61,8 @@ fn a_core_file_has_the_memory_and_registers_of_the_position() {
     let mut notes = notes.notes(endian, &*bytes).unwrap().unwrap();
     let note = notes.next().unwrap().unwrap();
     assert_eq!((note.name(), note.n_type(endian)), (&b"CORE"[..], NT_PRSTATUS));
+    let of_qemu = notes.next().unwrap().unwrap();
+    assert_eq!(of_qemu.name(), b"QEMU");
     assert!(notes.next().unwrap().is_none(), "this guest has no VMCOREINFO");
     let register = |number: usize| {
         let at = 112 + 8 * number;
