@@ -29,6 +29,9 @@ use crate::state::CpuState;
 
 /// Number of address spaces that are kept warm.
 const CONTEXTS: usize = 8;
+/// Address spaces that are kept warm in addition for each processor beyond the first. With two, four processors with eight
+/// pipelines lost each other's translations, for 30 % more CPU time.
+const CONTEXTS_PER_PROCESSOR: usize = 4;
 /// Number of writes to a page-table page, without a walk through it, after which it counts as reused memory.
 const COLD_PAGE_TABLE_WRITES: u32 = 64;
 
@@ -71,9 +74,9 @@ impl Mmu {
         }
     }
 
-    /// Keeps two more address spaces warm for each processor beyond the first, as far as contexts have bits.
+    /// Keeps more address spaces warm for each processor beyond the first, as far as contexts have bits.
     pub(crate) fn set_processors(&mut self, count: usize) {
-        self.most_contexts = (CONTEXTS + 2 * (count - 1)).min(u64::BITS as usize);
+        self.most_contexts = (CONTEXTS + CONTEXTS_PER_PROCESSOR * (count - 1)).min(u64::BITS as usize);
     }
 
     /// Chooses the slots for the current privilege: user, supervisor without access to user pages,
