@@ -6,6 +6,7 @@ mod control;
 mod cuts;
 mod debug;
 mod flags;
+mod forks;
 mod harness;
 mod legacy;
 mod legacy_integer;

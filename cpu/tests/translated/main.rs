@@ -13,6 +13,8 @@ mod cuts;
 mod debug;
 #[path = "../system/flags.rs"]
 mod flags;
+#[path = "../system/forks.rs"]
+mod forks;
 #[path = "../system/harness.rs"]
 mod harness;
 #[path = "../system/legacy.rs"]

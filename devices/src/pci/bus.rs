@@ -12,6 +12,7 @@ use crate::passthrough::{AskV1, DeviceInputV1, PciDescriptionV1};
 use crate::virtio::block_backend::BlockBackend;
 use crate::virtio::device::VirtioDevice;
 use crate::virtio::function::{ConsolePort, NetworkPort, VirtioFunction};
+use crate::virtio::rng::Rng;
 
 /// Slots on the bus, including the host bridge's.
 pub const SLOTS: usize = 32;
@@ -239,6 +240,11 @@ impl PciBus {
     pub fn network_mut(&mut self) -> Option<NetworkPort<'_>> {
         let card = self.functions.iter_mut().find(|function| function.is_network())?;
         Some(NetworkPort::new(card, &mut self.msis))
+    }
+
+    /// The first source of random numbers on the bus.
+    pub fn entropy_mut(&mut self) -> Option<&mut Rng> {
+        self.functions.iter_mut().find_map(|function| function.entropy_mut())
     }
 
     /// Number of frames that the first network card takes now; `None` if no driver listens, or if there is no card.

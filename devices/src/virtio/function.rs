@@ -10,6 +10,7 @@ use super::block_backend::BlockBackend;
 use super::device::VirtioDevice;
 use super::device_model::DeviceModel;
 use super::net;
+use super::rng::Rng;
 use super::sent_frame::SentFrame;
 use super::state::VirtioFunctionStateV1;
 use super::transport::{
@@ -175,6 +176,14 @@ impl VirtioFunction {
     pub fn block_backend_mut<B: BlockBackend>(&mut self) -> Option<&mut B> {
         match self.transport.device_mut() {
             VirtioDevice::Block(block) => block.backend_mut(),
+            _ => None,
+        }
+    }
+
+    /// The source of random numbers, if the device is one.
+    pub fn entropy_mut(&mut self) -> Option<&mut Rng> {
+        match self.transport.device_mut() {
+            VirtioDevice::Rng(rng) => Some(rng),
             _ => None,
         }
     }

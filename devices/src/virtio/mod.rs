@@ -23,7 +23,7 @@ mod feature;
 pub(crate) mod function;
 mod net;
 mod queue;
-mod rng;
+pub(crate) mod rng;
 mod sent_frame;
 pub(crate) mod state;
 #[cfg(test)]

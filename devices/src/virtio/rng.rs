@@ -32,6 +32,11 @@ impl Rng {
         Rng { generator: Box::new(ChaCha20Rng::from_seed(seed)) }
     }
 
+    /// Starts the stream of another seed, which `other` makes of the present one.
+    pub fn reseed(&mut self, other: impl FnOnce(&[u8; 32]) -> [u8; 32]) {
+        *self = Rng::new(other(&self.generator.get_seed()));
+    }
+
     fn fill<M: GuestMemory>(&mut self, mem: &M, chain: &Chain) -> Result<Served, RingError> {
         let mut buffer = chain.writable(mem);
         let length = buffer.remaining().min(MAX_REQUEST_BYTES);

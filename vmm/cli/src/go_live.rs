@@ -2,14 +2,14 @@
 //!
 //! The recording is read and replayed up to the place, and nothing is written to it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::notation::PositionSpec;
 use machine::position::{Instructions, Moment};
 use machine::unit::Unit;
-use machine::{Counter, StartingState};
+use machine::{Counter, Machine, StartingState};
 use recording::{Opened, Recordable, Recording};
 use sandbox::Needs;
 
@@ -93,14 +93,30 @@ impl Source {
         self.opened.manifest().machine.network.is_some()
     }
 
+    /// As [`Source::go_live`], but the machine that replayed goes on itself. So the machine keeps its translated code,
+    /// and cannot be recorded.
+    pub fn go_live_unrecorded(self) -> Result<Machine<Instructions>, Error> {
+        let recording = in_instructions(self.opened, false)?;
+        let mut timeline = open_at(&recording, self.at, EngineKind::SOFT)?;
+        timeline.idle_at(self.at)?;
+        let at = timeline.machine().moment();
+        let machine = timeline.go_live()?;
+        say_where(at, &self.path);
+        Ok(machine)
+    }
+
     /// Replays to the position `--at`, and returns a live machine that goes on from this position.
     pub fn go_live<U: Unit>(self) -> Result<Recordable<U>, Error> {
         let recording = in_instructions(self.opened, false)?;
         let (start, at) = start_at(&recording, self.at)?;
         let guest = Recordable::going_on(self.engine, &recording, start)?;
-        crate::output::say(&format!("ttvm: going on from {at} of {}", self.path.display()));
+        say_where(at, &self.path);
         Ok(guest)
     }
+}
+
+fn say_where(at: Moment<Instructions>, path: &Path) {
+    crate::output::say(&format!("ttvm: going on from {at} of {}", path.display()));
 }
 
 /// The machine's state at a place, as the software CPU replays it, and the moment of that place.

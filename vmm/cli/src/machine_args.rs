@@ -222,7 +222,8 @@ impl MachineArgs {
         })
     }
 
-    fn console<U: Unit>(&self) -> LiveOptions<U> {
+    /// The options of the console.
+    pub fn console<U: Unit>(&self) -> LiveOptions<U> {
         LiveOptions {
             console_log: self.console_log.clone(),
             pacing: match (self.paced, self.unpaced) {

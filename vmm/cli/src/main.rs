@@ -8,6 +8,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod beginning;
+mod branching;
 mod companion;
 mod disk_arg;
 mod engine_arg;

@@ -30,6 +30,16 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked
         U::length(now.count.number()),
         now.time_ns as f64 / 1e9
     ));
+    if matches!(outcome, Outcome::TripleFault { .. } | Outcome::IdleForever) {
+        // Kernel developers want to see the registers after a triple fault.
+        let lines = history::replay::registers::lines(&machine.cpu().state());
+        lines.iter().for_each(|line| say(&format!("{line}\r")));
+    }
+    exit_code_of(outcome, panicked)
+}
+
+/// The exit code for a run that ended like this.
+pub fn exit_code_of(outcome: &Outcome, panicked: bool) -> i32 {
     match outcome {
         Outcome::DebugExit { code } => (*code & 0xff) as i32,
         Outcome::PowerOff | Outcome::Reset if !panicked => exit_code::DONE,
@@ -39,12 +49,7 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked
         Outcome::PowerOff | Outcome::Reset => exit_code::FAILED,
         Outcome::Ended | Outcome::Interrupted | Outcome::Limit | Outcome::TextShown => exit_code::FAILED,
         Outcome::Panic => exit_code::FAILED,
-        Outcome::TripleFault { .. } | Outcome::IdleForever => {
-            // Kernel developers want to see the registers after a triple fault.
-            let lines = history::replay::registers::lines(&machine.cpu().state());
-            lines.iter().for_each(|line| say(&format!("{line}\r")));
-            exit_code::FAILED
-        }
+        Outcome::TripleFault { .. } | Outcome::IdleForever => exit_code::FAILED,
     }
 }
 

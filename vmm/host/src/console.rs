@@ -2,6 +2,7 @@
 //! screen.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
@@ -118,6 +119,28 @@ impl<C: Unit> LiveConsole<C> {
             console.read_keyboard(Duration::ZERO, &[]);
         }
         Ok(console)
+    }
+
+    /// A console without a keyboard, whose output goes to a file only. The run ends properly once `terminated` is set.
+    pub fn unattended(options: LiveOptions<C>, output: (PathBuf, File), terminated: Arc<AtomicBool>) -> Self {
+        let text = options.end_at_text.as_deref().map(AwaitedText::new);
+        LiveConsole {
+            options,
+            typed: VecDeque::new(),
+            after_escape: false,
+            commands: VecDeque::new(),
+            closed: true,
+            terminal: false,
+            screen: Screen::file(output, terminated.clone()),
+            terminated,
+            resized: Arc::default(),
+            stopping: None,
+            ended: false,
+            next_look: C::default(),
+            listening_since: None,
+            end_ns: None,
+            text,
+        }
     }
 
     /// Notes that the machine, whose count was `before`, counts from zero again.

@@ -38,6 +38,11 @@ impl Screen {
         Ok(Screen { is_shown: true, copy: copy.map(create).transpose()?, ending })
     }
 
+    /// A screen that is only a file.
+    pub fn file(file: (PathBuf, File), ending: Arc<AtomicBool>) -> Screen {
+        Screen { is_shown: false, copy: Some(file), ending }
+    }
+
     /// Writes bytes to all outputs that still work.
     pub fn show(&mut self, bytes: &[u8]) {
         if let Some((path, file)) = &mut self.copy

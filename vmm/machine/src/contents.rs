@@ -27,6 +27,14 @@ impl<U: Unit> Machine<U> {
         self.store = Some(store);
     }
 
+    /// Detaches the store. Nothing may refer to it any more.
+    pub(super) fn detach_store(&mut self) {
+        if let Some(disk) = self.disk_mut() {
+            disk.detach_store();
+        }
+        self.store = None;
+    }
+
     /// The attached store, if any.
     pub fn store(&self) -> Option<&Arc<Store>> {
         self.store.as_ref()

@@ -99,6 +99,11 @@ impl OverlayDisk {
         self.store = Some(store);
     }
 
+    /// Detaches the store. No block may lie in it.
+    pub fn detach_store(&mut self) {
+        self.store = None;
+    }
+
     /// The disk's present version.
     pub fn version(&self) -> PageMap {
         self.blocks.clone()

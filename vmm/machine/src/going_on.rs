@@ -1,7 +1,7 @@
 //! Takes a starting state from a machine, and starts a machine from one.
 
 use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
-use cpu::Counts;
+use cpu::{Counts, Traps};
 use guest_ram::PAGE_SIZE;
 
 use crate::clock::TimeBase;
@@ -18,24 +18,7 @@ impl StartingState {
     /// A starting state of the machine as it stands. Fails for a machine that has ended by itself: nothing can
     /// follow.
     pub fn of<U: Unit>(machine: &mut Machine<U>) -> Result<StartingState, Error> {
-        let ended = machine.outcome().filter(|outcome| !goes_on(outcome));
-        if let Some(outcome) = ended {
-            let why = format!("{outcome} there, so the guest cannot go on; choose an earlier position");
-            return Err(Error::Position(why));
-        }
-        let state = machine.state();
-        let counted_ns = match machine.bus.clock.base() {
-            TimeBase::Instructions => state.counts.steps,
-            TimeBase::Exits => 0,
-        };
-        let others = OtherProcessors { turns: machine.cpu().turn_state_from_zero(), ..state.others };
-        let state = MachineState {
-            counts: Counts::default(),
-            others,
-            idle_ns: state.idle_ns + counted_ns,
-            outcome: None,
-            ..state
-        };
+        let state = first_state(machine)?;
         Ok(StartingState { state, maps: Maps { ram: ram_of(machine), disk: disk_of(machine)? } })
     }
 }
@@ -56,6 +39,62 @@ impl<U: Unit> Machine<U> {
         self.stopping.forget();
         Ok(())
     }
+
+    /// Makes the present place the machine's start. The machine then equals one that another machine's starting state
+    /// of this place began, but RAM stays where it is, and translated code stays valid. A debugger's stops and the
+    /// attached store are gone.
+    pub fn begin_here(&mut self) -> Result<(), Error> {
+        let state = first_state(self)?;
+        self.set_breakpoints(&[]);
+        self.set_watchpoints(&[]);
+        self.set_traps(Traps::default());
+        self.set_observer(None)?;
+        self.stop_on_output(false);
+        let disk = disk_of(self)?;
+        self.update_image()?;
+        let start = StartingState { state, maps: Maps { ram: self.image.clone(), disk } };
+        self.begin_at(&start)?;
+        self.begin_written()?;
+        self.detach_store();
+        Ok(())
+    }
+
+    /// Gives the machine's entropy device another seed, which follows from its own and from a number. The guest's
+    /// future then differs once the guest takes randomness from the device. Returns whether there is such a device.
+    pub fn vary_entropy(&mut self, number: u32) -> bool {
+        let now_ns = self.moment().time_ns;
+        self.bus.platform.with_bus(now_ns, |bus| {
+            bus.entropy_mut().map(|entropy| entropy.reseed(|seed| varied_seed(seed, number))).is_some()
+        })
+    }
+}
+
+fn varied_seed(seed: &[u8; 32], number: u32) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("ttvm entropy device of a branch");
+    hasher.update(seed).update(&number.to_le_bytes());
+    *hasher.finalize().as_bytes()
+}
+
+/// The machine's present state as the first state of another run. Fails for a machine that has ended by itself.
+fn first_state<U: Unit>(machine: &Machine<U>) -> Result<MachineState, Error> {
+    let ended = machine.outcome().filter(|outcome| !goes_on(outcome));
+    if let Some(outcome) = ended {
+        let why = format!("{outcome} there, so the guest cannot go on; choose an earlier position");
+        return Err(Error::Position(why));
+    }
+    let state = machine.state();
+    let counted_ns = match machine.bus.clock.base() {
+        TimeBase::Instructions => state.counts.steps,
+        TimeBase::Exits => 0,
+    };
+    let others = OtherProcessors { turns: machine.cpu().turn_state_from_zero(), ..state.others };
+    Ok(MachineState {
+        counts: Counts::default(),
+        others,
+        idle_ns: state.idle_ns + counted_ns,
+        outcome: None,
+        ..state
+    })
 }
 
 /// Whether a machine with this outcome can continue if its further input is not the recorded one.

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use libc::c_long;
+use libc::{c_int, c_long};
 use seccompiler::{
     BackendError, BpfProgram, BpfProgramRef, Error as FilterError, SeccompAction, SeccompCmpArgLen,
     SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
@@ -140,6 +140,9 @@ const VFIO: &[c_long] =
 /// Calls that wait for a program that was started before the process was locked in.
 pub(crate) const HELPER: &[c_long] = &[libc::SYS_wait4, libc::SYS_waitid];
 
+/// Calls that make copies of the process, and end them. [`of_clone`] allows the copies themselves.
+const BRANCHES: &[c_long] = &[libc::SYS_pipe2, libc::SYS_getppid, libc::SYS_wait4, libc::SYS_kill];
+
 /// Requests for the terminal's mode and size. TIOCSTI is not among them: it would type into the shell that runs
 /// afterwards.
 const TERMINAL_REQUESTS: &[u64] = &[
@@ -236,11 +239,11 @@ fn rules(needs: &Needs) -> Result<Rules, BackendError> {
     let mut rules = Rules::from([
         (libc::SYS_mmap, of_protection()?),
         (libc::SYS_mprotect, of_protection()?),
-        (libc::SYS_clone, of_clone()?),
+        (libc::SYS_clone, of_copies(needs)?),
         (libc::SYS_tgkill, of_own_process()?),
         (libc::SYS_ioctl, of_requests(needs)?),
         (libc::SYS_fcntl, of_descriptors()?),
-        (libc::SYS_prctl, of_names_and_privileges()?),
+        (libc::SYS_prctl, of_process(needs)?),
         (libc::SYS_seccomp, of_filters()?),
         // Both calls may only get the status of an open file.
         (libc::SYS_newfstatat, vec![rule(vec![masked(3, EMPTY_PATH, EMPTY_PATH)?])?]),
@@ -255,6 +258,7 @@ fn rules(needs: &Needs) -> Result<Rules, BackendError> {
         (needs.kvm, KVM),
         (needs.vfio, VFIO),
         (needs.helper, HELPER),
+        (needs.branches, BRANCHES),
     ];
     let more = more.iter().filter(|(is_needed, _)| *is_needed).map(|(_, list)| *list);
     for &call in lists.into_iter().chain(more).flatten() {
@@ -290,6 +294,13 @@ fn of_privileges() -> Result<Vec<SeccompRule>, BackendError> {
     Ok(vec![rule(vec![equal(0, libc::PR_SET_NO_NEW_PRIVS as u64)?])?])
 }
 
+/// The rules for prctl of the whole process. A branch ends with its parent.
+fn of_process(needs: &Needs) -> Result<Vec<SeccompRule>, BackendError> {
+    let of_branches = needs.branches.then_some(libc::PR_SET_PDEATHSIG);
+    let of_branches = of_branches.map(|option| rule(vec![equal(0, option as u64)?]));
+    of_names_and_privileges()?.into_iter().map(Ok).chain(of_branches).collect()
+}
+
 /// The rules for seccomp: more filters, which can only take rights away. No filter may hand calls to another process.
 pub(crate) fn of_filters() -> Result<Vec<SeccompRule>, BackendError> {
     let flags = [0, libc::SECCOMP_FILTER_FLAG_TSYNC];
@@ -304,17 +315,25 @@ pub(crate) fn of_protection() -> Result<Vec<SeccompRule>, BackendError> {
     allowed.iter().map(|&bits| rule(vec![masked(2, both, bits as u64)?])).collect()
 }
 
+/// The flags of clone for a thread, and for new namespaces.
+const THREAD: c_int = libc::CLONE_THREAD | libc::CLONE_VM;
+const NAMESPACES: c_int = libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET;
+
+/// The rules for clone: those of [`of_clone`], and the copies of the process that are branches.
+fn of_copies(needs: &Needs) -> Result<Vec<SeccompRule>, BackendError> {
+    let branches = needs.branches.then(|| rule(vec![masked(0, (NAMESPACES | THREAD) as u64, 0)?]));
+    of_clone()?.into_iter().map(Ok).chain(branches).collect()
+}
+
 /// The rule for clone: a thread of this process, but no new process, and no new namespace.
 pub(crate) fn of_clone() -> Result<Vec<SeccompRule>, BackendError> {
-    let namespaces = libc::CLONE_NEWNS
-        | libc::CLONE_NEWCGROUP
-        | libc::CLONE_NEWUTS
-        | libc::CLONE_NEWIPC
-        | libc::CLONE_NEWUSER
-        | libc::CLONE_NEWPID
-        | libc::CLONE_NEWNET;
-    let thread = libc::CLONE_THREAD | libc::CLONE_VM;
-    Ok(vec![rule(vec![masked(0, (namespaces | thread) as u64, thread as u64)?])?])
+    Ok(vec![rule(vec![masked(0, (NAMESPACES | THREAD) as u64, THREAD as u64)?])?])
 }
 
 /// The rule for signals: only to the process itself, such as an abort or a stop from the terminal.

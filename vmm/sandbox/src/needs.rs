@@ -15,6 +15,8 @@ pub struct Needs {
     pub clients: bool,
     /// Whether a program that was started before is waited for.
     pub helper: bool,
+    /// Whether copies of the process are made, waited for and asked to end.
+    pub branches: bool,
     /// Whether the guest runs on KVM.
     pub kvm: bool,
     /// Whether the guest has devices of the host, by VFIO.

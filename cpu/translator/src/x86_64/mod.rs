@@ -4,6 +4,7 @@ mod asm;
 mod bits;
 mod block;
 mod exits;
+mod fork_mark;
 mod forms;
 mod groups;
 mod integer;

@@ -14,6 +14,7 @@ use machine::{Machine, RunStop};
 use recording::create_folder;
 use sandbox::Needs;
 
+use crate::branching::{self, BranchArgs};
 use crate::companion::{Companion, Leftovers};
 use crate::go_live::Source;
 use crate::help::POSITIONS;
@@ -34,6 +35,7 @@ use crate::watch::{Watch, Watcher, serve};
 /// Examples:
 ///   ttvm run --kernel vmlinuz --initrd initrd.gz --cmdline console=ttyS0
 ///   ttvm run --snapshot-from R.ttvm --at event:2
+///   ttvm run --snapshot-from R.ttvm --branches 9 -o consoles
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment, after_long_help = POSITIONS)]
 pub struct Args {
@@ -41,6 +43,8 @@ pub struct Args {
     machine: MachineArgs,
     #[command(flatten)]
     late: LateArgs,
+    #[command(flatten)]
+    branches: BranchArgs,
     #[command(flatten)]
     checkpoints: CheckpointArgs,
     #[command(flatten)]
@@ -58,8 +62,8 @@ struct LateArgs {
     /// Start recording when the console shows this text
     #[arg(long, value_name = "TEXT", requires = "output", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     record_when: Option<String>,
-    /// The recording that --control or --record-when starts: a new folder
-    #[arg(short, long, value_name = "NAME.ttvm")]
+    /// A new folder: the recording that --control or --record-when starts, or the consoles of --branches
+    #[arg(short, long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 }
 
@@ -91,6 +95,16 @@ impl LateArgs {
 pub fn run(args: &Args) -> Result<i32, Error> {
     let source = args.machine.source()?;
     let engine = source.as_ref().map_or(args.machine.engine(), |source| source.engine);
+    let source = match (args.branches.count(), source, &args.late.output) {
+        (Some(count), Some(source), Some(folder)) => {
+            return branching::run(&args.branches, count, &args.machine, args.sandbox, source, folder);
+        }
+        (Some(_), ..) => {
+            let why = "--branches needs --snapshot-from: the branches start from a position in a recording";
+            return Err(Error::Usage(why.to_string()));
+        }
+        (None, source, _) => source,
+    };
     args.late.check(engine)?;
     let marks = args.stats.marks()?;
     args.machine.look_at_disk()?;

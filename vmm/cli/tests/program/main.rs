@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod branches;
 mod carried_images;
 mod checkpoints_at_exits;
 mod command_line;

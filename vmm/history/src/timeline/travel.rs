@@ -167,6 +167,18 @@ impl Timeline {
         &mut self.walker.machine
     }
 
+    /// Ends the time travel: the machine goes on from here as a live one ([`Machine::begin_here`]). The machine keeps the
+    /// code that was translated for it. Everything else of the timeline is freed.
+    pub fn go_live(self) -> Result<Machine<Instructions>, Error> {
+        self.must_be_history()?;
+        let Timeline { walker, shared, .. } = self;
+        let mut machine = walker.machine;
+        machine.begin_here()?;
+        drop(shared);
+        guest_ram::return_freed_memory();
+        Ok(machine)
+    }
+
     /// Looks at the machine as the processor that executed the last step: see [`Machine::look_as_stepped`].
     pub fn look_as_stepped<T>(&mut self, look: impl FnOnce(&Machine<Instructions>) -> T) -> T {
         self.walker.machine.look_as_stepped(look)

@@ -226,6 +226,35 @@ fn a_machine_that_runs_is_recorded_from_a_pause_on() {
 }
 
 #[test]
+fn a_timelines_own_machine_goes_on_as_a_new_machine_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recording, end) = calls(directory.path());
+    let last = end.at.count.number();
+    for number in [0, 1, 12_345, last / 2, last - 1_000] {
+        let at = Instructions(number);
+        let mut new = {
+            let start = start_at(&recording, at).unwrap();
+            Recordable::<Instructions>::going_on(EngineKind::SOFT, &recording, start).unwrap().machine
+        };
+        let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+        // Leaves translated code, snapshots and stops behind.
+        timeline.seek(Instructions(last - 10), &mut || false).unwrap();
+        timeline.seek(at, &mut || false).unwrap();
+        let mut same = timeline.go_live().unwrap();
+        assert_eq!((same.moment(), same.hashes()), (new.moment(), new.hashes()), "at {at}");
+        assert!(same.store().is_none());
+        let [found, expected] = [&mut same, &mut new].map(|machine| {
+            let console = Rc::new(RefCell::new(Vec::new()));
+            let script = Script(vec![(last - number - 500, Event::Ended)]);
+            let mut heard = Heard { script, console: console.clone(), pauses_after: None };
+            machine.run(Instructions::MAX, &mut heard).unwrap();
+            (console.take(), machine.hashes(), machine.moment())
+        });
+        assert!(found == expected, "from {at} on");
+    }
+}
+
+#[test]
 fn nothing_goes_on_from_where_a_machine_has_ended_by_itself() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = calls(directory.path());

@@ -1,0 +1,128 @@
+//! Branches: copies of a process (fork(2)) that go on side by side from the same place.
+//!
+//! ```no_run
+//! use branches::{Branch, Ending, OneThread};
+//!
+//! let one_thread = OneThread::watch()?;
+//! // Read, replay and build things here. Then every branch has them, and their memory is shared until it is written.
+//! let branch = Branch::begin(&one_thread, |_| b"what the branch found".to_vec())?;
+//! assert_eq!(branch.wait(), Ending::Reported(b"what the branch found".to_vec()));
+//! # Ok::<(), branches::Error>(())
+//! ```
+//!
+//! The process that forks is the *template*. The kernel copies only page tables, and a page when either side writes to
+//! it. So a branch of a machine with much memory stands in milliseconds.
+//!
+//! The template must have one thread: a branch has only the thread that forked, and a lock of another thread would stay
+//! locked for ever. While branches live, the template must not run what they share. [`run_all`] runs a number of
+//! branches, some at once.
+//!
+//! This crate knows nothing of guests. No other code forks.
+
+mod all;
+mod error;
+mod one_thread;
+
+use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+pub use all::{Plan, run_all};
+pub use error::Error;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork, getppid};
+pub use one_thread::OneThread;
+
+/// The longest report of a branch. A pipe takes this much without a reader, so a branch never waits for the template.
+pub const MAX_REPORT_BYTES: usize = 32 << 10;
+
+/// The exit code of a branch whose body panicked, as of other Rust programs.
+const PANICKED: i32 = 101;
+/// The exit code of a branch whose report is too long, or that lost its template.
+const FAILED: i32 = 1;
+
+/// A branch that runs. If the template ends first, the kernel ends the branch.
+pub struct Branch {
+    process: Pid,
+    report: PipeReader,
+}
+
+/// How a branch ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The body returned this report.
+    Reported(Vec<u8>),
+    /// The branch ended with this exit code, and without a report.
+    Exited(i32),
+    /// This signal ended the branch.
+    Killed(&'static str),
+    /// The host does not say how the branch ended.
+    Lost,
+}
+
+impl Branch {
+    /// Begins a branch, in which `body` runs, with the moment of the fork. The branch ends when `body` returns its report, which has at most
+    /// [`MAX_REPORT_BYTES`]. A branch has copies of all open descriptors. Files have one offset for all branches.
+    pub fn begin(one_thread: &OneThread, body: impl FnOnce(Instant) -> Vec<u8>) -> Result<Branch, Error> {
+        one_thread.wait()?;
+        let (report, to_template) = std::io::pipe().map_err(Error::Pipe)?;
+        // Otherwise a branch might print text that waits in this process, too.
+        let _ = std::io::stdout().flush();
+        let (template, forked) = (nix::unistd::getpid(), Instant::now());
+        // SAFETY: the process has one thread, as was just checked. So no lock is held by a thread that the branch would
+        // not have, and the branch may run any code. The branch never returns from here.
+        match unsafe { fork() }.map_err(Error::Fork)? {
+            ForkResult::Parent { child } => Ok(Branch { process: child, report }),
+            ForkResult::Child => {
+                drop(report);
+                live(template, to_template, || body(forked))
+            }
+        }
+    }
+
+    /// Asks the branch to end, by SIGTERM.
+    pub fn ask_to_end(&self) {
+        // A branch that has ended already needs no signal. The number stays taken until somebody waits for the branch.
+        let _ = kill(self.process, Signal::SIGTERM);
+    }
+
+    /// Waits until the branch has ended.
+    pub fn wait(mut self) -> Ending {
+        let mut report = Vec::new();
+        let limit = MAX_REPORT_BYTES as u64 + 1;
+        // A branch without a report shows in its exit code.
+        let _ = self.report.by_ref().take(limit).read_to_end(&mut report);
+        loop {
+            return match waitpid(self.process, None) {
+                Err(nix::Error::EINTR) => continue,
+                Ok(WaitStatus::Exited(_, 0)) if report.len() <= MAX_REPORT_BYTES => Ending::Reported(report),
+                Ok(WaitStatus::Exited(_, code)) => Ending::Exited(code),
+                Ok(WaitStatus::Signaled(_, signal, _)) => Ending::Killed(signal.as_str()),
+                _ => Ending::Lost,
+            };
+        }
+    }
+
+    /// Becomes readable when the branch ends or reports.
+    fn wakes(&self) -> BorrowedFd<'_> {
+        self.report.as_fd()
+    }
+}
+
+/// The life of a branch. The branch neither unwinds nor flushes the template's values.
+fn live(template: Pid, mut to_template: PipeWriter, body: impl FnOnce() -> Vec<u8>) -> ! {
+    // A host without this leaves branches to end by themselves.
+    let _ = set_pdeathsig(Signal::SIGKILL);
+    let has_template = getppid() == template;
+    let code = match has_template.then(|| catch_unwind(AssertUnwindSafe(body))) {
+        None => FAILED,
+        Some(Err(_)) => PANICKED,
+        Some(Ok(report)) if report.len() > MAX_REPORT_BYTES => FAILED,
+        Some(Ok(report)) => to_template.write_all(&report).map_or(FAILED, |()| 0),
+    };
+    // SAFETY: `_exit` ends the process, and runs no other code of this program.
+    unsafe { libc::_exit(code) }
+}

@@ -1,0 +1,81 @@
+//! Branches of this test program itself. The program has no harness, because a harness has threads.
+
+use std::cell::Cell;
+use std::num::NonZeroU32;
+use std::time::Instant;
+
+use branches::{Branch, Ending, Error, MAX_REPORT_BYTES, OneThread, Plan, run_all};
+
+fn main() {
+    // One branch panics on purpose. If this program panics, its exit code says so, and the hook says where.
+    let template = std::process::id();
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if std::process::id() == template {
+            usual(panic);
+        }
+    }));
+    let one_thread = OneThread::watch().unwrap();
+    endings(&one_thread);
+    memory_is_copied_when_it_is_written(&one_thread);
+    every_branch_has_its_number(&one_thread);
+    all_end_when_they_are_asked_to(&one_thread);
+    other_threads_are_refused(&one_thread);
+}
+
+fn ending(one_thread: &OneThread, body: impl FnOnce(Instant) -> Vec<u8>) -> Ending {
+    Branch::begin(one_thread, body).unwrap().wait()
+}
+
+fn endings(one_thread: &OneThread) {
+    let longest = vec![7; MAX_REPORT_BYTES];
+    assert_eq!(ending(one_thread, |_| longest.clone()), Ending::Reported(longest.clone()));
+    assert_eq!(ending(one_thread, |_| [&longest[..], b"!"].concat()), Ending::Exited(1));
+    assert_eq!(ending(one_thread, |_| panic!("in a branch")), Ending::Exited(101));
+    assert_eq!(ending(one_thread, |_| std::process::exit(3)), Ending::Exited(3));
+    assert_eq!(ending(one_thread, |_| std::process::abort()), Ending::Killed("SIGABRT"));
+}
+
+fn memory_is_copied_when_it_is_written(one_thread: &OneThread) {
+    let mut memory = vec![1_u8; 1 << 20];
+    let report = ending(one_thread, |_| {
+        memory.fill(2);
+        vec![memory[5]]
+    });
+    assert_eq!((report, memory[5]), (Ending::Reported(vec![2]), 1));
+}
+
+fn every_branch_has_its_number(one_thread: &OneThread) {
+    let plan = Plan { count: 20, at_once: NonZeroU32::new(3).unwrap(), is_over: &|| false };
+    let mut endings = Vec::new();
+    let mut ended = |number, ending| endings.push((number, ending));
+    assert_eq!(run_all(one_thread, &plan, &mut |number, _| vec![number as u8], &mut ended).unwrap(), 20);
+    endings.sort_by_key(|(number, _)| *number);
+    let expected: Vec<_> = (1..=20).map(|number| (number, Ending::Reported(vec![number as u8]))).collect();
+    assert_eq!(endings, expected);
+}
+
+fn all_end_when_they_are_asked_to(one_thread: &OneThread) {
+    let looks = Cell::new(0);
+    let is_over = || {
+        looks.set(looks.get() + 1);
+        looks.get() > 6
+    };
+    let plan = Plan { count: 100, at_once: NonZeroU32::new(4).unwrap(), is_over: &is_over };
+    let mut endings = Vec::new();
+    let mut body = |_, _| loop {
+        std::thread::park();
+    };
+    let begun = run_all(one_thread, &plan, &mut body, &mut |_, ending| endings.push(ending));
+    assert_eq!((begun.unwrap(), endings), (4, vec![Ending::Killed("SIGTERM"); 4]));
+}
+
+fn other_threads_are_refused(one_thread: &OneThread) {
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || stopped.recv());
+    let refused = Branch::begin(one_thread, |_| Vec::new());
+    assert!(matches!(refused, Err(Error::SeveralThreads(2))));
+    drop(stop);
+    let _ = thread.join();
+    assert_eq!(ending(one_thread, |_| Vec::new()), Ending::Reported(Vec::new()));
+}
