@@ -98,6 +98,10 @@ impl Branch {
         loop {
             return match waitpid(self.process, None) {
                 Err(nix::Error::EINTR) => continue,
+                // The kernel tells no endings to a process that ignores SIGCHLD.
+                Err(nix::Error::ECHILD) if (1..=MAX_REPORT_BYTES).contains(&report.len()) => {
+                    Ending::Reported(report)
+                }
                 Ok(WaitStatus::Exited(_, 0)) if report.len() <= MAX_REPORT_BYTES => Ending::Reported(report),
                 Ok(WaitStatus::Exited(_, code)) => Ending::Exited(code),
                 Ok(WaitStatus::Signaled(_, signal, _)) => Ending::Killed(signal.as_str()),
