@@ -36,8 +36,8 @@ def where():
     """The instruction count, that of the recording's end, whether this is a scratch fork, and the thread of the processor that
     gdb shows; None without ttvm."""
     try:
-        position, end, fork, thread = ask("position").split()
-        return int(position), int(end), fork == "1", int(thread)
+        position, end, fork, *thread = ask("position").split()
+        return int(position), int(end), fork == "1", int(thread[0]) if thread else CPU
     except (gdb.error, gdb.GdbError, ValueError):
         return None
 

@@ -62,8 +62,8 @@ For scripts:
 monitor pass-calls                  let the next steps of a program pass its system calls
 monitor user-breakpoints ADDR...    name the user's breakpoints; all others are gdb's own
 monitor threads look-at NUMBER      choose the thread whose memory gdb reads
-monitor position                    show the position, the recording's end, 1 in a fork, and the thread
-                                    of the processor that executes the next instruction
+monitor position                    show the position, the recording's end, and 1 in a fork; with several
+                                    processors also the thread of the one that gdb shows
 After a movement gdb needs `maintenance flush register-cache`. The tt commands do this.
 ";
 
@@ -124,8 +124,10 @@ impl GdbTarget<'_> {
 
     fn position(&self) -> String {
         let (end, fork) = (self.timeline.end(), self.timeline.forked_at());
-        let thread = FIRST_CPU as usize + self.shown_processor;
-        format!("{} {end} {} {thread}\n", self.timeline.position(), u8::from(fork.is_some()))
+        let several = self.timeline.machine().processors() > 1;
+        let thread = several.then(|| format!(" {}", FIRST_CPU as usize + self.shown_processor));
+        let thread = thread.unwrap_or_default();
+        format!("{} {end} {}{thread}\n", self.timeline.position(), u8::from(fork.is_some()))
     }
 
     fn goto(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
