@@ -325,7 +325,7 @@ const NAMESPACES: c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// The rules for clone: those of [`of_clone`], and the copies of the process that are branches.
+/// The rules for clone: threads as in [`of_clone`], and copies of the process for branches.
 fn of_copies(needs: &Needs) -> Result<Vec<SeccompRule>, BackendError> {
     let branches = needs.branches.then(|| rule(vec![masked(0, (NAMESPACES | THREAD) as u64, 0)?]));
     of_clone()?.into_iter().map(Ok).chain(branches).collect()
