@@ -27,10 +27,16 @@ const COMMANDS: &[(i32, &str)] = &[
     ),
     (
         0,
-        "record -o P.ttvm --cpus 4 --kernel vmlinuz --initrd initrd.gz --cmdline CMDLINE --max-instructions 300000000",
+        "run --cpus 8,sockets=2,threads=2 --kernel vmlinuz --initrd initrd.gz --cmdline CMDLINE --max-instructions 1000000",
+    ),
+    (
+        0,
+        "record -o P.ttvm --cpus 4 --turns random:1 --kernel vmlinuz --initrd initrd.gz --cmdline CMDLINE \
+         --max-instructions 300000000",
     ),
     (0, "verify P.ttvm"),
     (0, "state P.ttvm --at 37%"),
+    (0, "state P.ttvm --cpu 2"),
     (0, "export-pcap N.ttvm -o N.pcapng"),
     (0, "info N.ttvm --json"),
     (0, "log R.ttvm --json"),
@@ -71,6 +77,7 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "unpack R.packed -o U.ttvm"),
     (0, "rm U.ttvm"),
     (0, "run --snapshot-from R.ttvm --at 50% --max-instructions 100000000"),
+    (0, "run --snapshot-from R.ttvm --at 50% --branches 4 --jobs 2 -o branches --json --max-time 10ms"),
     (0, "record --snapshot-from R.ttvm --at 99% -o L.ttvm --max-instructions 1000000"),
     (
         0,
