@@ -7,22 +7,37 @@ use guest_ram::GuestRam;
 pub trait Tier {
     /// A CPU with empty caches.
     fn new(ram: GuestRam) -> Self;
-    /// Replaces state and counts. RAM may have been replaced in any way.
-    fn set_state(&mut self, state: &CpuState, counts: Counts);
-    /// Replaces state and counts. RAM was replaced by writes that set its page flags.
-    fn restore_state(&mut self, state: &CpuState, counts: Counts);
-    /// The software CPU inside, for what only several processors have.
+    /// The software CPU inside.
     fn inner(&mut self) -> &mut Cpu;
     /// As [`Tier::inner`], for reading.
     fn cpu(&self) -> &Cpu;
+    /// Replaces state and counts. RAM may have been replaced in any way.
+    fn set_state(&mut self, state: &CpuState, counts: Counts) {
+        self.inner().set_state(state);
+        self.inner().set_counts(counts);
+    }
+    /// Replaces state and counts. RAM was replaced by writes that set its page flags.
+    fn restore_state(&mut self, state: &CpuState, counts: Counts) {
+        self.inner().restore_state(state);
+        self.inner().set_counts(counts);
+    }
     /// The whole state.
-    fn state(&self) -> CpuState;
+    fn state(&self) -> CpuState {
+        self.cpu().state()
+    }
     /// Guest memory.
-    fn ram(&self) -> &GuestRam;
+    fn ram(&self) -> &GuestRam {
+        self.cpu().ram()
+    }
     /// The CPU's counts so far.
-    fn counts(&self) -> Counts;
+    fn counts(&self) -> Counts {
+        self.cpu().counts()
+    }
     /// Runs to a step count, or until something else stops it.
-    fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop;
+    fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
+        let origin = self.cpu().steps();
+        self.inner().run(bus, until_steps, origin)
+    }
 }
 
 /// The software CPU with only its interpreter. The interpreter makes the single steps that are the reference.
@@ -42,32 +57,11 @@ macro_rules! tier {
                 cpu.set_tier($tier);
                 $name(cpu)
             }
-            fn set_state(&mut self, state: &CpuState, counts: Counts) {
-                self.0.set_state(state);
-                self.0.set_counts(counts);
-            }
-            fn restore_state(&mut self, state: &CpuState, counts: Counts) {
-                self.0.restore_state(state);
-                self.0.set_counts(counts);
-            }
             fn inner(&mut self) -> &mut Cpu {
                 &mut self.0
             }
             fn cpu(&self) -> &Cpu {
                 &self.0
-            }
-            fn state(&self) -> CpuState {
-                self.0.state()
-            }
-            fn ram(&self) -> &GuestRam {
-                self.0.ram()
-            }
-            fn counts(&self) -> Counts {
-                self.0.counts()
-            }
-            fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
-                let origin = self.0.steps();
-                self.0.run(bus, until_steps, origin)
             }
         }
     };

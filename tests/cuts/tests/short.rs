@@ -63,28 +63,11 @@ impl Tier for Impatient {
         self.0.set_state(state);
         self.0.set_counts(counts);
     }
-    fn restore_state(&mut self, state: &CpuState, counts: Counts) {
-        self.0.restore_state(state);
-        self.0.set_counts(counts);
-    }
     fn inner(&mut self) -> &mut Cpu {
         &mut self.0
     }
     fn cpu(&self) -> &Cpu {
         &self.0
-    }
-    fn state(&self) -> CpuState {
-        self.0.state()
-    }
-    fn ram(&self) -> &GuestRam {
-        self.0.ram()
-    }
-    fn counts(&self) -> Counts {
-        self.0.counts()
-    }
-    fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
-        let origin = self.0.steps();
-        self.0.run(bus, until_steps, origin)
     }
 }
 
@@ -134,28 +117,11 @@ impl Tier for Forgetful {
     fn new(ram: GuestRam) -> Forgetful {
         Forgetful(Cpu::new(ram))
     }
-    fn set_state(&mut self, state: &CpuState, counts: Counts) {
-        self.0.set_state(state);
-        self.0.set_counts(counts);
-    }
-    fn restore_state(&mut self, state: &CpuState, counts: Counts) {
-        self.0.restore_state(state);
-        self.0.set_counts(counts);
-    }
     fn inner(&mut self) -> &mut Cpu {
         &mut self.0
     }
     fn cpu(&self) -> &Cpu {
         &self.0
-    }
-    fn state(&self) -> CpuState {
-        self.0.state()
-    }
-    fn ram(&self) -> &GuestRam {
-        self.0.ram()
-    }
-    fn counts(&self) -> Counts {
-        self.0.counts()
     }
     fn run(&mut self, bus: &mut dyn Bus, until_steps: u64) -> Stop {
         let origin = self.0.steps();

@@ -391,18 +391,7 @@ fn begin(several: bool) -> Result<Vec<u8>, IcedError> {
         a.mov(dword_ptr(COMMAND), INIT)?;
         a.mov(dword_ptr(COMMAND), START_UP | (START >> 12) as i32)?;
     }
-    a.mov(eax, cr4)?;
-    a.or(eax, 0x20)?;
-    a.mov(cr4, eax)?;
-    a.mov(eax, ROOT as i32)?;
-    a.mov(cr3, eax)?;
-    a.mov(ecx, 0xc000_0080_u32)?;
-    a.rdmsr()?;
-    a.or(eax, 0x101)?;
-    a.wrmsr()?;
-    a.mov(eax, cr0)?;
-    a.or(eax, i32::MIN)?;
-    a.mov(cr0, eax)?;
+    enter_long_mode(&mut a)?;
     a.lgdt(dword_ptr(SEGMENT_REGISTER as i32))?;
     let mut code = a.assemble((LOAD + HEADER_BYTES).into())?;
     let address = LOAD + HEADER_BYTES + code.len() as u32 + 7;
@@ -417,13 +406,8 @@ fn begin(several: bool) -> Result<Vec<u8>, IcedError> {
     Ok(code)
 }
 
-/// The code of the processor 1 from real mode to the kernel's function at `others`, and a segment register.
-fn trampoline(others: u64) -> Result<Vec<u8>, IcedError> {
-    const REGISTER: usize = 0x100;
-    let mut a = CodeAssembler::new(16)?;
-    a.xor(ax, ax)?;
-    a.mov(ds, ax)?;
-    a.lgdt(dword_ptr(START as i32 + REGISTER as i32))?;
+/// Switches on PAE, the page tables, EFER.LME and SYSCALL, and at last paging and protected mode.
+fn enter_long_mode(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(eax, cr4)?;
     a.or(eax, 0x20)?;
     a.mov(cr4, eax)?;
@@ -435,7 +419,17 @@ fn trampoline(others: u64) -> Result<Vec<u8>, IcedError> {
     a.wrmsr()?;
     a.mov(eax, cr0)?;
     a.or(eax, i32::MIN | 1)?;
-    a.mov(cr0, eax)?;
+    a.mov(cr0, eax)
+}
+
+/// The code of the processor 1 from real mode to the kernel's function at `others`, and a segment register.
+fn trampoline(others: u64) -> Result<Vec<u8>, IcedError> {
+    const REGISTER: usize = 0x100;
+    let mut a = CodeAssembler::new(16)?;
+    a.xor(ax, ax)?;
+    a.mov(ds, ax)?;
+    a.lgdt(dword_ptr(START as i32 + REGISTER as i32))?;
+    enter_long_mode(&mut a)?;
     let mut code = a.assemble(0)?;
     let address = START as u32 + code.len() as u32 + 8;
     // JMP with a 32-bit address to the first code segment.

@@ -85,7 +85,7 @@ impl Branch {
 
     /// Asks the branch to end, by SIGTERM.
     pub fn ask_to_end(&self) {
-        // A branch that has ended already needs no signal. The number stays taken until somebody waits for the branch.
+        // A branch that has ended already needs no signal. The branch keeps its process number until the parent has waited for the branch.
         let _ = kill(self.process, Signal::SIGTERM);
     }
 

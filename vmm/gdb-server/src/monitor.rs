@@ -288,19 +288,18 @@ impl GdbTarget<'_> {
         poll: &mut Poll<'_>,
     ) -> Result<Filter, Refusal> {
         if !filters.choose_threads() {
-            return Ok(Filter::of_processor(move |_, number| filters.admit_processor(number)));
+            return Ok(Filter::new(move |machine| filters.admit_processor(machine.cpu().seat())));
         }
         let tasks = self.tasks().map_err(|error| Refusal::new(error.to_string()))?;
         let has_one = self.timeline.names(until, poll).map_err(refused)?.all().len() <= 1;
         let kernels = (!has_one).then(|| GuestKernels::of(self.timeline, until, poll));
         let kernels = kernels.transpose().map_err(refused)?;
-        Ok(Filter::of_processor(move |machine: &Machine<Instructions>, number| {
-            let Some(processor) = machine.processor_at(number) else { return false };
+        Ok(Filter::new(move |machine: &Machine<Instructions>| {
             let thread = match &kernels {
-                Some(kernels) => kernels.thread_on(&processor),
-                None => tasks.current(&processor),
+                Some(kernels) => kernels.thread(machine),
+                None => tasks.current(machine),
             };
-            filters.admit_processor(number) && filters.admit(thread.as_ref())
+            filters.admit_processor(machine.cpu().seat()) && filters.admit(thread.as_ref())
         }))
     }
 

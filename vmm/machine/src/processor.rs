@@ -57,15 +57,6 @@ impl<U: Unit> Machine<U> {
         Processor { machine: self, number: self.cpu().seat(), state: self.cpu().state() }
     }
 
-    /// Reads at a virtual address as a processor does. Returns the number of bytes that could be read from the start.
-    pub fn peek_on(&self, processor: usize, address: u64, to: &mut [u8]) -> usize {
-        // Most callers ask for the running processor, and need no copy of its registers.
-        if processor == self.cpu().seat() {
-            return self.cpu().core().peek(address, to);
-        }
-        self.processor_at(processor).map_or(0, |processor| processor.peek(address, to))
-    }
-
     /// The registers needed to unwind the kernel's stack from here.
     pub fn unwind_registers(&self) -> Registers {
         unwind_registers(&self.cpu().state())

@@ -141,11 +141,6 @@ impl GuestKernels {
         self.at(machine)?.thread(machine)
     }
 
-    /// The running or interrupted thread of a processor.
-    pub fn thread_on(&self, processor: &Processor<'_, Instructions>) -> Option<Thread> {
-        self.at(processor.machine())?.thread(processor)
-    }
-
     /// The name of a machine's current kernel, if there are several.
     pub fn name_at(&self, machine: &Machine<Instructions>) -> Option<KernelName> {
         self.kernels.name_at(machine)

@@ -151,12 +151,11 @@ impl Search<'_> {
         if filters.choose_threads() && kernels.all().is_empty() {
             return Err(Error::Position(format!("there are no processes to choose from: {NoKernel}")));
         }
-        Ok(Filter::of_processor(move |machine: &Machine<Instructions>, number: usize| {
+        Ok(Filter::new(move |machine: &Machine<Instructions>| {
             // A system call may return on another processor.
             let is_return = || returns && Return::is_at(machine, &kernels);
-            let thread = || machine.processor_at(number).and_then(|processor| kernels.thread_on(&processor));
-            (filters.admit_processor(number) || is_return())
-                && (!filters.choose_threads() || filters.admit(thread().as_ref()))
+            (filters.admit_processor(machine.cpu().seat()) || is_return())
+                && (!filters.choose_threads() || filters.admit(kernels.thread(machine).as_ref()))
         }))
     }
 }

@@ -31,29 +31,18 @@ impl Breakpoint {
 pub struct Filter(Arc<Question>);
 
 /// A question about a machine as it stands.
-type Question = dyn Fn(&Machine<Instructions>, usize) -> bool + Send + Sync;
+type Question = dyn Fn(&Machine<Instructions>) -> bool + Send + Sync;
 
 impl Filter {
-    /// A filter with this condition, which must depend on nothing but the machine.
+    /// A filter with this condition, which must depend on nothing but the machine. About an event of a step, the machine
+    /// shows the processor that executed the step in the seat ([`Machine::look_as_stepped`]).
     pub fn new(holds: impl Fn(&Machine<Instructions>) -> bool + Send + Sync + 'static) -> Filter {
-        Filter::of_processor(move |machine, _| holds(machine))
-    }
-
-    /// As [`Filter::new`], for a condition that also depends on the processor on which something happened.
-    pub fn of_processor(
-        holds: impl Fn(&Machine<Instructions>, usize) -> bool + Send + Sync + 'static,
-    ) -> Filter {
         Filter(Arc::new(holds))
     }
 
     /// Asks the question about a machine as it stands.
     pub fn holds(&self, machine: &Machine<Instructions>) -> bool {
-        self.holds_on(machine, machine.cpu().seat())
-    }
-
-    /// Asks the question about something that happened on a processor.
-    pub fn holds_on(&self, machine: &Machine<Instructions>, processor: usize) -> bool {
-        (self.0)(machine, processor)
+        (self.0)(machine)
     }
 }
 
@@ -130,7 +119,7 @@ impl Watch {
         let mut bytes = [0; 8];
         let to = &mut bytes[..(self.point.length as usize).min(8)];
         match self.point.space {
-            AddressKind::Linear => machine.peek_on(machine.cpu().stepped_by(), self.point.address, to),
+            AddressKind::Linear => machine.cpu().core().peek(self.point.address, to),
             AddressKind::Physical => machine.read_physical(self.point.address, to),
         };
         u64::from_le_bytes(bytes)
