@@ -42,6 +42,9 @@ use memory::Memory;
 /// The most branches of one run. Each branch has a file.
 const MOST_BRANCHES: i64 = 100_000;
 
+/// The exit code of a process that gets SIGINT twice.
+const AT_SECOND_SIGNAL: i32 = 130;
+
 /// How many branches there are, and what they report.
 #[derive(clap::Args)]
 pub struct BranchArgs {
@@ -196,7 +199,7 @@ fn failed(error: branches::Error) -> Error {
 fn signals() -> Result<Arc<AtomicBool>, Error> {
     let terminated = Arc::new(AtomicBool::new(false));
     let watch = || {
-        signal_hook::flag::register_conditional_shutdown(SIGINT, 130, terminated.clone())?;
+        signal_hook::flag::register_conditional_shutdown(SIGINT, AT_SECOND_SIGNAL, terminated.clone())?;
         for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
             signal_hook::flag::register(signal, terminated.clone())?;
         }
@@ -268,6 +271,9 @@ impl Row {
                 Ok(Err(why)) => (None, Some(why)),
                 Err(_) => (None, Some("its report cannot be read".to_string())),
             },
+            Ending::Exited(AT_SECOND_SIGNAL) => {
+                (None, Some("a second signal ended its process at once".to_string()))
+            }
             Ending::Exited(code) => (None, Some(format!("its process ended with exit code {code}"))),
             Ending::Killed(signal) => (None, Some(format!("{signal} ended its process"))),
             Ending::Lost => (None, Some("the host does not say how its process ended".to_string())),
