@@ -51,7 +51,8 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "search R.ttvm break:schedule --backtrace"),
     (0, "search R.ttvm break:tick_* --all --limit 20"),
     (0, "search R.ttvm syscall:open* --all"),
-    (0, "search R.ttvm syscall longer:10ms comm:sh --all"),
+    // The page shows 10ms. How long the shell waits for a key depends on the host, so this time is one that any fork takes.
+    (0, "search R.ttvm syscall longer:10us comm:sh --all"),
     (0, "search R.ttvm vector:14 --all --limit 20"),
     (0, "state R.ttvm --at last-syscall --memory 0:16 --processes --backtrace --dmesg"),
     (0, "reports R.ttvm --json"),
