@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod faulting;
 pub mod linux;
 pub mod passed;
 pub mod several;
@@ -334,6 +335,14 @@ pub fn record_long(directory: &Path, name: &str, rounds: u32) -> Recording<Instr
         end_the_run(&mut a)?;
         a.assemble(address.into())
     };
+    let kernel = directory.join(format!("long-{rounds}"));
+    std::fs::write(&kernel, image_of_64_bits(program)).unwrap();
+    let intervals = Intervals { registers: 8 << 20, registers_ns: 1 << 40, devices: 16 << 20, ram: 32 << 20 };
+    record_kernel(directory, name, kernel, intervals, Script(Vec::new()), None).0
+}
+
+/// A kernel that switches to long mode and executes a program, which is assembled for an address.
+fn image_of_64_bits(program: impl Fn(u32) -> Result<Vec<u8>, IcedError>) -> Vec<u8> {
     let mut code = to_64_bits().expect("the program is a constant that can be assembled");
     let address = LOAD + HEADER_BYTES + code.len() as u32 + 7;
     // JMP to the first code segment.
@@ -341,10 +350,7 @@ pub fn record_long(directory: &Path, name: &str, rounds: u32) -> Recording<Instr
     code.extend(address.to_le_bytes());
     code.extend([8, 0]);
     code.extend(program(address).expect("the program is a constant that can be assembled"));
-    let kernel = directory.join(format!("long-{rounds}"));
-    std::fs::write(&kernel, image(&code)).unwrap();
-    let intervals = Intervals { registers: 8 << 20, registers_ns: 1 << 40, devices: 16 << 20, ram: 32 << 20 };
-    record_kernel(directory, name, kernel, intervals, Script(Vec::new()), None).0
+    image(&code)
 }
 
 /// Maps the first 4 MiB one to one and switches to long mode, in which the CPU is fastest. A jump to the code segment 8

@@ -1,16 +1,19 @@
 //! Finds the instruction that faulted: its exception led to a report of the guest's kernel.
 //!
 //! While the kernel reports an exception, the frame that the processor saved for it is on the stack. So the search
-//! takes the last exception before the report whose frame is still in its place. The frames of exceptions that were
-//! served in between have been overwritten.
+//! takes the last exception before the report whose frame is still in its place, and that did not return. Most frames
+//! of exceptions that did return have been overwritten. Some last in the gaps of later frames.
 
-use cpu::{CodeSize, Traps};
+use std::ops::Range;
+
+use cpu::{AddressKind, CodeSize, Traps};
 use guest_symbols::reports::Kind;
 use machine::Machine;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 
-use super::stops::{Cause, Hit, Stops};
+use super::search::Look;
+use super::stops::{Breakpoint, Cause, Hit, Stops};
 use super::travel::Timeline;
 use crate::workers::Poll;
 
@@ -31,6 +34,8 @@ const MOST_STACK_BYTES: u64 = 1 << 17;
 const MOST_LOOKS: usize = 8;
 /// RIP, CS, RFLAGS, RSP and SS.
 type Frame = [u64; 5];
+const RIP: usize = 0;
+const RSP: usize = 3;
 
 /// An exception in the kernel.
 struct Delivered {
@@ -78,25 +83,61 @@ impl Timeline {
         };
         loop {
             let from = report.saturating_back(steps);
-            let stops =
-                std::mem::replace(&mut self.stops, Stops { traps: traps.clone(), ..Stops::default() });
-            let seen = self.hits_seen(from, to, MOST_EXCEPTIONS, &look, poll);
-            self.stops = stops;
-            let seen = seen?;
-            if seen.interrupted_at.is_some() {
-                return Err(Error::Interrupted);
-            }
+            let stops = Stops { traps: traps.clone(), ..Stops::default() };
+            let seen = self.hits_of(stops, from..to, &look, poll)?;
             // The position is still at the report.
-            let stands = |exception: &&Delivered| {
-                frame_at(self.machine(), exception.frame_at) == Some(exception.frame)
-            };
-            if let Some(found) = seen.found.iter().flatten().rfind(stands) {
-                return Ok(Some(found.before));
+            let stands =
+                |exception: &Delivered| frame_at(self.machine(), exception.frame_at) == Some(exception.frame);
+            let count = seen.len();
+            let standing: Vec<_> = seen.into_iter().flatten().filter(stands).collect();
+            if let Some(found) = self.last_that_goes_on(&standing, report, poll)? {
+                return Ok(Some(found));
             }
-            if from == Instructions(0) || steps >= MOST_STEPS || seen.found.len() >= MOST_EXCEPTIONS {
+            if from == Instructions(0) || steps >= MOST_STEPS || count >= MOST_EXCEPTIONS {
                 return Ok(None);
             }
             (to, steps) = (from, steps.saturating_mul(FACTOR));
+        }
+    }
+
+    /// The last of these exceptions that did not return before `report`.
+    fn last_that_goes_on(
+        &mut self,
+        exceptions: &[Delivered],
+        report: Instructions,
+        poll: &mut Poll<'_>,
+    ) -> Result<Option<Instructions>, Error> {
+        let Some(first) = exceptions.first() else { return Ok(None) };
+        let returns = exceptions
+            .iter()
+            .map(|exception| Breakpoint { space: AddressKind::Linear, address: exception.frame[RIP] });
+        let stops = Stops { breakpoints: returns.collect(), ..Stops::default() };
+        let look = |machine: &Machine<Instructions>, hit: Hit| {
+            (hit.before, machine.cpu().core().rip, machine.cpu().state().gpr[4])
+        };
+        let seen = self.hits_of(stops, first.before..report, &look, poll)?;
+        let goes_on = |exception: &&Delivered| {
+            let (rip, rsp) = (exception.frame[RIP], exception.frame[RSP]);
+            !seen.iter().any(|hit| hit.0 > exception.before && (hit.1, hit.2) == (rip, rsp))
+        };
+        Ok(exceptions.iter().rfind(goes_on).map(|exception| exception.before))
+    }
+
+    /// The results of `look` at the hits of other stops than the session's.
+    fn hits_of<T: Send>(
+        &mut self,
+        stops: Stops,
+        part: Range<Instructions>,
+        look: &Look<'_, T>,
+        poll: &mut Poll<'_>,
+    ) -> Result<Vec<T>, Error> {
+        let own = std::mem::replace(&mut self.stops, stops);
+        let seen = self.hits_seen(part.start, part.end, MOST_EXCEPTIONS, look, poll);
+        self.stops = own;
+        let seen = seen?;
+        match seen.interrupted_at {
+            None => Ok(seen.found),
+            Some(_) => Err(Error::Interrupted),
         }
     }
 }

@@ -10,6 +10,7 @@ mod examples;
 mod exits;
 mod failing_host;
 mod fast_forward;
+mod faults;
 mod forks;
 mod going_live;
 mod golden;
