@@ -11,14 +11,15 @@ use machine::Machine;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 
-/// Checkpoints that a search passes before other cores join in. A recording's end has three close together.
-pub(super) const ALONE: usize = 6;
+/// Checkpoints that a search passes before other cores join in. A recording's end has three close together, and four to
+/// a second of a busy guest.
+pub(super) const ALONE: usize = 9;
 /// The number of steps that a search backward runs before other cores join in, if they have walkers: most
 /// hits are near.
 pub(super) const ALONE_STEPS: u64 = 50_000_000;
-/// As [`ALONE_STEPS`], if the other cores have no walkers yet: making a walker takes as long as
-/// searching 200 million steps.
-pub(super) const ALONE_STEPS_AT_FIRST: u64 = 500_000_000;
+/// As [`ALONE_STEPS`], if the other cores have no walkers yet. Making a walker takes as long as searching 200 million
+/// steps. So a second core saves a tenth of the time at most if the hit is within this distance.
+pub(super) const ALONE_STEPS_AT_FIRST: u64 = 1_200_000_000;
 /// The first interval of a search backward.
 const FIRST_INTERVAL_STEPS: u64 = 100_000;
 /// The number of parts of an interval. The scan leaves a snapshot between two parts; going to a hit runs one
