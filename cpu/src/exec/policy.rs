@@ -1,8 +1,12 @@
 //! Who has the next turn, and how long the turn lasts.
 //!
-//! The policy decides, unless turns are given from outside. Both follow from the machine's state only: the random
-//! policy's generator and the given turns are a part of the state ([`TurnState`]). The run loop asks at the ends of
-//! turns only, so a policy costs nothing in between.
+//! A *turn of the policy* is a turn that the [`TurnPolicy`] chooses. A *given turn* is a turn that a caller chooses
+//! ([`Cpu::give_turns`](super::Cpu::give_turns)); in a recording, an event gives turns. Given turns wait in a queue,
+//! and come before all turns of the policy.
+//!
+//! All turns follow from the machine's state only: the random policy's generator and the queue of given turns are a
+//! part of the state ([`TurnState`]). The run loop asks at the ends of turns only, so a policy costs nothing during a
+//! turn.
 
 use std::collections::VecDeque;
 
@@ -15,7 +19,7 @@ pub const TURN_STEPS: u64 = 100_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TurnPolicy {
-    /// In the order of their numbers. A turn ends at each multiple of [`TURN_STEPS`].
+    /// The processors get turns in the order of their numbers. A turn ends at each multiple of [`TURN_STEPS`].
     #[default]
     Ring,
     /// A generator draws the processor and the length of each turn.
@@ -25,8 +29,8 @@ pub enum TurnPolicy {
     },
 }
 
-/// A turn that is given from outside. The turn ends after its steps, or earlier if the processor halts and another one
-/// can run.
+/// A given turn: a turn that a caller chooses, in place of the policy. The turn ends after its steps, or earlier if the
+/// processor halts and another one can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Turn {
     /// The processor's number.
@@ -49,12 +53,12 @@ impl Turn {
 pub struct TurnState {
     /// The generator of the random policy; 0 for another policy.
     pub generator: u64,
-    /// Turns of the ring end at counts that have this rest modulo [`TURN_STEPS`]. The rest is not 0 if the machine's counts
-    /// began in the middle of a turn.
+    /// Turns of the ring end at counts that have this rest modulo [`TURN_STEPS`]. The rest is not 0 if the machine's
+    /// counts began in the middle of a turn.
     pub phase: u64,
-    /// Steps left in the turn.
+    /// Steps left in the present turn.
     pub left: u64,
-    /// Whether the turn was given from outside.
+    /// Whether the present turn is a given turn, and not a turn of the policy.
     pub is_given: bool,
     /// Given turns that wait, in order.
     pub waiting: Vec<Turn>,
@@ -229,8 +233,8 @@ impl Turns {
         };
     }
 
-    /// The length of a turn: 1 to 262,143 steps. Each power of two is as likely as another, so short turns and long turns
-    /// both occur.
+    /// The length of a turn: 1 to 262,143 steps. Each power of two is as likely as another, so short turns and long
+    /// turns both occur.
     fn draw_length(&mut self) -> u64 {
         const POWERS: u64 = 18;
         let bits = self.draw();

@@ -1,5 +1,6 @@
-//! The processors of a [`Cpu`](super::Cpu). The processor in the seat is the [`Core`](crate::core::Core); the others are
-//! parked. Translated addresses and code belong to all processors.
+//! The processors of a [`Cpu`](super::Cpu). The processor whose turn it is has the *seat*, and its registers are in the
+//! [`Core`](crate::core::Core). The other processors are *parked*. Translated addresses and code belong to all
+//! processors.
 
 use translator::Frame;
 
@@ -123,8 +124,8 @@ impl Seats {
         (0..self.count()).filter(move |&number| number != seat)
     }
 
-    /// Ends the turn of the processor in the seat, which is `core`. Returns the processor that has the seat next, `None`
-    /// if the seat does not change.
+    /// Ends the turn of the processor in the seat, which is `core`. Returns the processor that has the seat next,
+    /// `None` if the seat does not change.
     pub fn next(&mut self, core: &Core, end: End, bus: &mut dyn Bus) -> Option<usize> {
         let (seat, count, parked) = (self.seat, self.count(), &self.parked);
         self.turns.next(end, core.block_steps, (seat, count), |number| {

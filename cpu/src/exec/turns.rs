@@ -24,8 +24,8 @@ impl Cpu {
         (self.core.processor, self.core.processors) = (0, count);
     }
 
-    /// Chooses what CPUID says of sockets, cores and threads. Without this call, or with `None`, CPUID says only how many
-    /// processors there are.
+    /// Chooses what CPUID says of sockets, cores and threads. Without this call, or with `None`, CPUID says only how
+    /// many processors there are.
     ///
     /// # Panics
     ///
@@ -36,7 +36,7 @@ impl Cpu {
         self.core.topology = topology;
     }
 
-    /// Chooses who gives turns. Must be called after [`Cpu::set_processors`], before the CPU first runs.
+    /// Sets the policy that gives turns. Must be called after [`Cpu::set_processors`], before the CPU first runs.
     pub fn set_turn_policy(&mut self, policy: TurnPolicy) {
         self.seats.turns = Turns::new(policy);
     }
@@ -56,8 +56,8 @@ impl Cpu {
         self.seats.turns.set_state(state, self.core.block_steps);
     }
 
-    /// Gives turns to processors. These turns come before all turns of the policy, behind given turns that wait. Must be
-    /// called between two runs. A turn of the policy ends here.
+    /// Gives turns to processors. These turns come before all turns of the policy, behind given turns that wait. Must
+    /// be called between two runs. A turn of the policy ends here.
     pub fn give_turns(&mut self, bus: &mut dyn Bus, turns: &[Turn]) {
         if self.seats.are_several() && self.seats.turns.give(turns) {
             self.pass_on(End::Steps, bus);
@@ -91,8 +91,8 @@ impl Cpu {
         self.seats.stepped_by(self.steps())
     }
 
-    /// Lends the seat to a processor, so that all functions that look at the CPU show it. Returns the processor that had
-    /// the seat. The CPU must not run before that processor has the seat again.
+    /// Lends the seat to a processor, so that all functions that look at the CPU show it. Returns the processor that
+    /// had the seat. The CPU must not run before that processor has the seat again.
     pub fn lend_seat(&mut self, processor: usize) -> usize {
         let had = self.seat();
         if processor != had {

@@ -48,7 +48,7 @@ pub enum Event {
     Nmi,
     /// A device writes RAM. The number determines the address and the bytes.
     WriteRam(u64),
-    /// The processors get turns. The number determines them.
+    /// Gives turns to the processors (`Cpu::give_turns`). The number determines the turns.
     Turns(u64),
 }
 
@@ -63,7 +63,7 @@ pub struct Program {
     pub state: CpuState,
     /// The other processors at the start.
     pub others: Vec<CpuState>,
-    /// Who gives turns to several processors.
+    /// The policy that gives turns to several processors.
     pub policy: TurnPolicy,
     /// RAM at the start.
     pub ram: Vec<u8>,
@@ -116,8 +116,8 @@ impl Program {
         Program::of_processors(stream(seed, number), 1)
     }
 
-    /// A program of two to four processors. The processors share memory, code, descriptors and page tables. Each begins at
-    /// another place.
+    /// A program of two to four processors. The processors share memory, code, descriptors and page tables. Each begins
+    /// at another place.
     pub fn several(seed: u64, number: u64) -> Program {
         let mut rng = stream(seed ^ 4, number);
         let count = 2 + rng.below(3) as usize;

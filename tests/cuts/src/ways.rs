@@ -48,7 +48,7 @@ pub struct Snapshot {
     pub state: CpuState,
     /// The processors that are not in the seat.
     pub parked: Vec<CpuState>,
-    /// Who gives turns, and the state of the turns.
+    /// The policy that gives turns to the processors, and the state of the turns.
     pub turns: (TurnPolicy, Option<TurnState>),
     /// The counts.
     pub counts: Counts,
@@ -198,8 +198,8 @@ impl<T: Tier> Guest<T> {
     }
 }
 
-/// Replaces the seat, the processors that are not in the seat, and the state of the turns. Must be called before the state
-/// of the processor in the seat is replaced.
+/// Replaces the seat, the processors that are not in the seat, and the state of the turns. Must be called before the
+/// state of the processor in the seat is replaced.
 fn set_others<T: Tier>(cpu: &mut T, snapshot: &Snapshot) {
     cpu.inner().set_parked(snapshot.lines.seat, &snapshot.parked);
     // A CPU at its start has drawn its first turn already.
@@ -226,8 +226,8 @@ pub fn reference<T: Tier>(program: &Program, steps: Steps) -> Vec<Snapshot> {
     snapshots
 }
 
-/// Runs a program some way and compares it with the snapshots at its cuts. Gives the number of the first cut at which it
-/// differs, and the guest there.
+/// Runs a program some way and compares it with the snapshots at its cuts. Gives the number of the first cut at which
+/// it differs, and the guest there.
 pub fn compare<T: Tier>(
     program: &Program,
     expected: &[Snapshot],

@@ -31,8 +31,8 @@ impl Processors {
         is_possible.then_some(Processors { count, topology: None, turns: TurnPolicy::Ring })
     }
 
-    /// These processors, divided into sockets and into cores with this many threads. `None` unless this is possible. One
-    /// processor has no topology, because nothing would describe it.
+    /// These processors, divided into sockets and into cores with this many threads. `None` unless this is possible.
+    /// One processor has no topology, because nothing would describe it.
     pub fn with_topology(self, sockets: u8, threads: u8) -> Option<Processors> {
         let topology = Topology::new(self.count, sockets, threads)?;
         Some(Processors { topology: Some(topology).filter(|_| self.count > 1), ..self })
@@ -53,7 +53,7 @@ impl Processors {
         self.topology
     }
 
-    /// Who gives turns.
+    /// The rule that gives turns to the processors.
     pub fn turns(self) -> TurnPolicy {
         self.turns
     }
