@@ -150,7 +150,7 @@ mod tests {
         while unsafe { asked.read_volatile() } == 0 && Instant::now() < until {
             std::thread::yield_now();
         }
-        // SAFETY: as above.
+        // SAFETY: the page is borrowed, so the pointer is valid. Only this thread and its handler access the field.
         unsafe { asked.replace(0) == 1 }
     }
 

@@ -166,7 +166,7 @@ impl Vcpu {
     }
 
     fn internal_error(&mut self) -> Exit {
-        // SAFETY: as above.
+        // SAFETY: KVM reported an internal error, so this field is in use.
         let internal = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.internal };
         match internal.suberror {
             kvm_bindings::KVM_INTERNAL_ERROR_EMULATION => Exit::NotEmulated,

@@ -132,7 +132,7 @@ mod tests {
         let device = std::thread::spawn(move || {
             // SAFETY: the area lives until this thread has ended.
             let chunk = unsafe { AtomicU128::from_ptr(bytes as *mut u128) };
-            // SAFETY: as above; the byte is the chunk's last byte.
+            // SAFETY: the area lives until this thread has ended, and the byte is the chunk's last byte.
             let counter = unsafe { AtomicU8::from_ptr((bytes + CHUNK_BYTES - 1) as *mut u8) };
             for _ in 0..ROUNDS {
                 counter.fetch_add(1, Ordering::AcqRel);

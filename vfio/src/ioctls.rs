@@ -80,7 +80,7 @@ pub fn device_info(device: &File) -> nix::Result<vfio_device_info> {
 /// Offset of a region in the device's file, and its length.
 pub fn region(device: &File, index: u32) -> nix::Result<(u64, u64)> {
     let mut info = vfio_region_info { argsz: size::<vfio_region_info>(), index, ..Default::default() };
-    // SAFETY: as above.
+    // SAFETY: the kernel writes at most `argsz` bytes, which is the value's size.
     unsafe { get_region_info(device.as_raw_fd(), &mut info) }?;
     Ok((info.offset, info.size))
 }
@@ -98,7 +98,7 @@ pub fn interrupts(device: &File, flags: u32, index: u32, count: u32, events: &[R
     Ok(())
 }
 
-/// Resets a device, if possible.
+/// Resets a device. Fails if the device has no reset.
 pub fn reset_device(device: &File) -> nix::Result<()> {
     // SAFETY: the call reads and writes no memory of this process.
     unsafe { reset(device.as_raw_fd()) }?;

@@ -43,19 +43,19 @@ unsafe impl GlobalAlloc for SpokenRefusals {
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: the caller keeps the promises of this function, which are the same.
         or_end(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     #[inline]
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: the caller keeps the promises of this function, which are the same.
         or_end(unsafe { System.realloc(old, layout, size) }, size)
     }
 
     #[inline]
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the caller keeps the promises of this function, which are the same.
         unsafe { System.dealloc(old, layout) }
     }
 }

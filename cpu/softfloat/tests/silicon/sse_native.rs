@@ -37,7 +37,7 @@ macro_rules! unary {
             let mut control = mxcsr;
             let operand: $in = Bits::reinterpret(a);
             let result: $out;
-            // SAFETY: as above.
+            // SAFETY: touches only its operands and MXCSR, whose default is restored; exceptions are masked.
             unsafe {
                 asm!(
                     "ldmxcsr [{control}]",
@@ -129,7 +129,8 @@ macro_rules! comi {
         pub fn $name(mxcsr: u32, a: $bits, b: $bits) -> (u32, u32) {
             let mut control = mxcsr;
             let eflags: u64;
-            // SAFETY: as above; pushes and pops one word.
+            // SAFETY: touches only its operands and MXCSR, whose default is restored; exceptions are masked. Pushes and
+            // pops one word.
             unsafe {
                 asm!(
                     "ldmxcsr [{control}]",
@@ -183,7 +184,7 @@ macro_rules! fused {
     ($name:ident, $bits:ty, $float:ty, $op:literal) => {
         pub fn $name(mxcsr: u32, [a, b, c]: [$bits; 3]) -> ($bits, u32) {
             let (mut control, mut result) = (mxcsr, <$float>::from_bits(a));
-            // SAFETY: as above.
+            // SAFETY: touches only its operands and MXCSR, whose default is restored; exceptions are masked.
             unsafe {
                 asm!(
                     "ldmxcsr [{control}]",

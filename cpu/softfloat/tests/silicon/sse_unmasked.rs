@@ -40,7 +40,7 @@ extern "C" fn note_and_mask(_signal: i32, _info: *const u8, context: *const u8) 
     const MXCSR: usize = 24;
     // SAFETY: the kernel passes a valid context whose FPU pointer is valid until the handler returns.
     let mxcsr = unsafe { (*context.add(FPREGS).cast::<*mut u8>()).add(MXCSR).cast::<u32>() };
-    // SAFETY: as above; the FXSAVE area is aligned to 16 bytes.
+    // SAFETY: the FPU pointer of the context is valid, and the FXSAVE area is aligned to 16 bytes.
     unsafe {
         DELIVERED.store(*mxcsr, Ordering::SeqCst);
         *mxcsr = DEFAULT_MXCSR;

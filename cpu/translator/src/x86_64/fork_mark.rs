@@ -30,13 +30,13 @@ impl ForkMark {
     /// Whether this process is a fork of the process that set the mark.
     #[inline]
     pub fn is_in_a_fork(&self) -> bool {
-        // SAFETY: the page is mapped while this value lives. The kernel changes it, so the access is volatile.
+        // SAFETY: the page is mapped while this value lives. The kernel changes the page, so the access is volatile.
         unsafe { self.0.read_volatile() == 0 }
     }
 
     /// Sets the mark in this process.
     pub fn set(&self) {
-        // SAFETY: as above.
+        // SAFETY: the page is mapped while this value lives. The kernel changes the page, so the access is volatile.
         unsafe { self.0.write_volatile(1) }
     }
 }
