@@ -75,7 +75,7 @@ pub struct Traps {
 /// A set of system calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SystemCalls {
-    /// Every one.
+    /// Every system call.
     All,
     /// System calls with these numbers.
     Numbered(BTreeSet<u64>),

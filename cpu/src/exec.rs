@@ -287,8 +287,8 @@ impl Cpu {
             self.core.attention |= attention::FOREIGN_WRITES;
         }
         self.core.debug.hits.clear();
-        // The exit by which translated code was just left, if nothing has happened since. An exit without an
-        // event in between can be linked directly.
+        // The exit by which translated code was just left, if nothing has happened since this exit. Such an exit can be
+        // linked directly to the next block.
         let mut link = None;
         let begun = self.core.block_steps;
         loop {

@@ -31,7 +31,7 @@ impl FpuState {
         }
     }
 
-    /// The physical register at the top of the stack.
+    /// The number of the physical register at the top of the x87 stack.
     #[inline]
     pub fn top(&self) -> usize {
         usize::from((self.status & TOP) >> 11)
@@ -68,7 +68,7 @@ impl FpuState {
         self.valid = 0;
     }
 
-    /// An MMX register.
+    /// The value of an MMX register.
     #[inline(always)]
     pub fn mm(&self, register: u8) -> u64 {
         self.mantissas[usize::from(register & 7)]

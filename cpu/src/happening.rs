@@ -48,9 +48,9 @@ pub struct Place {
 /// A set of entries of the interrupt table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vectors {
-    /// Every one.
+    /// Every entry of the interrupt table.
     All,
-    /// Entries with these numbers.
+    /// The entries of the interrupt table with these numbers (vectors).
     Numbered(BTreeSet<u8>),
 }
 
@@ -61,7 +61,7 @@ impl Default for Vectors {
 }
 
 impl Vectors {
-    /// Whether the entry of this number is one of the set.
+    /// Whether the set has the entry with this number.
     pub(crate) fn contain(&self, vector: u8) -> bool {
         match self {
             Vectors::All => true,
@@ -120,7 +120,7 @@ pub enum Happening {
     },
     /// Control passed through an entry of the interrupt table: an exception, interrupt, NMI or INT n.
     Delivery {
-        /// The entry.
+        /// The entry's number in the interrupt table.
         vector: u8,
         /// The error code, if there is one.
         error_code: Option<u32>,

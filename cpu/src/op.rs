@@ -12,7 +12,7 @@ pub type Handler = fn(&mut Core, &mut dyn Bus, &Op) -> Res<()>;
 /// One decoded instruction.
 #[derive(Clone, Copy)]
 pub struct Op {
-    /// Executes it.
+    /// The function that executes the instruction.
     pub handler: Handler,
     /// Immediate, sign- or zero-extended as the instruction needs it; the displacement for near branches.
     pub imm: u64,

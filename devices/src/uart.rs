@@ -81,8 +81,8 @@ pub struct Uart {
     s: UartStateV1,
     output: Vec<u8>,
     line_dropped: bool,
-    /// Consecutive reads of LSR that found no received byte and had no sent byte in between. The count tells
-    /// the owner when input is welcome, so it is not part of the state.
+    /// Number of reads of LSR since the last read that found a received byte, and since the last sent byte. The number
+    /// tells the owner when input is welcome, so it is not part of the state.
     vain_polls: u32,
 }
 

@@ -1,4 +1,5 @@
-//! Cached translations and code are never visible: page tables, code and page flags change while the CPU runs.
+//! Tests that a guest never sees an outdated translation or outdated code from the CPU's caches. The guests change page
+//! tables, code and page flags while they run.
 //!
 //! Every test is a single run, because a new state would empty the CPU's caches.
 

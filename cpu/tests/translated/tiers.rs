@@ -26,7 +26,7 @@ fn memory(m: &Machine) -> Vec<u8> {
     bytes
 }
 
-/// Runs a machine for up to `steps` steps in pieces of `piece` steps, without restoring its state in between.
+/// Runs a machine for up to `steps` steps in pieces of `piece` steps, without restoring its state between two pieces.
 fn run(make: &impl Fn() -> Machine, tier: Tier, steps: u64, piece: u64) -> ((CpuState, Counts), Vec<u8>) {
     let mut m = make();
     m.cpu.set_tier(tier);

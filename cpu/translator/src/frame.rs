@@ -52,8 +52,8 @@ pub struct Frame {
     pub seg_base: [u64; 8],
     /// Selectors of the segment registers, by slot.
     pub selectors: [u16; 8],
-    /// If generated code exited because an address missed in the TLB: the address of a read, or the address of a write.
-    /// Otherwise zero.
+    /// The address that missed in the TLB, if generated code exited for that reason: `missed[0]` for a read,
+    /// `missed[1]` for a write. Zero means no such address.
     pub(crate) missed: [u64; 2],
     /// The XMM registers.
     pub xmm: [u128; 16],

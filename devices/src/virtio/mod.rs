@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Devices do all their work inside the notifying access. When the guest's write returns, the device has used every
-//! available buffer that it can use. No time passes in between, so nothing depends on the host's speed. If a ring
-//! breaks the rules, the device requests a reset (`DEVICE_NEEDS_RESET`) and does nothing until then.
+//! available buffer that it can use. No time passes during this access, so nothing depends on the host's speed. If a
+//! ring breaks the rules, the device requests a reset (`DEVICE_NEEDS_RESET`) and does nothing until then.
 //!
 //! Virtual I/O Device (VIRTIO) 1.2, chapters 2 to 5.
 

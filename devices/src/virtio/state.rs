@@ -37,7 +37,7 @@ pub struct TransportStateV1 {
     pub driver_feature_select: u32,
     /// Selects the queue with visible registers.
     pub queue_select: u16,
-    /// Vector for configuration changes, or 0xFFFF.
+    /// Number of the MSI-X vector for configuration changes; 0xFFFF if they have no vector.
     pub config_vector: u16,
 }
 
@@ -58,7 +58,7 @@ pub struct QueueStateV1 {
     pub next_available: u16,
     /// Index of the next used entry that the device fills.
     pub next_used: u16,
-    /// Interrupt vector, or 0xFFFF.
+    /// Number of the MSI-X vector for the queue's interrupts; 0xFFFF if the queue has no vector.
     pub vector: u16,
 }
 

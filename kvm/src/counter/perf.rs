@@ -218,7 +218,8 @@ mod tests {
         }
     }
 
-    /// On most machines this is the only possible test of the event for landings.
+    /// Checks the attributes of the event that counts branches for landings. On most machines no
+    /// other test of this event is possible.
     #[test]
     fn the_event_counts_guests_or_the_thread_itself() {
         const PERF_TYPE_RAW: u32 = 4;
@@ -233,8 +234,9 @@ mod tests {
         }
     }
 
-    /// Tests everything except the real event. The test does not depend on when a signal comes. The test waits for each
-    /// expected signal. Where no signal is expected, the counter cannot overflow, so none is on its way.
+    /// Tests counting and overflow signals with an event that counts stores, in place of the event that counts a
+    /// guest's branches. The test does not depend on when a signal comes, because it waits for each expected signal.
+    /// Where the test expects no signal, the counter cannot overflow.
     #[test]
     fn an_event_counts_and_its_overflow_is_signalled() {
         let stores = match Stores::new() {

@@ -45,13 +45,14 @@ impl KvmCpu {
         self.vcpu.set_breakpoints(&places)
     }
 
-    /// Chooses places for a guest that stands still: good ones or, if these were awaited in vain, the nearest.
+    /// Chooses places where the guest can be stopped: good places first, and the nearest place if the guest passed no
+    /// good place in time.
     fn choose(&mut self, run: &Run<'_>) -> Result<Option<Stopping>, Error> {
         let state = self.look()?;
         let code = &state.segments[cpu::SegReg::Cs as usize];
         let flat = code.base == 0 || code.attributes & LONG_CODE != 0;
         if !flat {
-            // Real mode and similar modes: boot code, which soon makes exits.
+            // Code in a segment whose base is not 0 is boot code, mostly in real mode. Boot code soon makes exits.
             return Ok(None);
         }
         let bits = match code.attributes & (LONG_CODE | BIG_CODE) {

@@ -45,7 +45,7 @@ fn set_carry(core: &mut Core, carry: bool) {
     core.flags.aux = core.flags.aux & !(3 << 62) | carry_overflow(carry, overflow);
 }
 
-/// The bit number: an immediate, or the register `r1` (`aux` 1).
+/// The bit number: the register in the op's field `r1` if `aux` is 1, otherwise the immediate.
 #[inline(always)]
 fn bit_number<W: Width>(core: &Core, op: &Op) -> u64 {
     if op.aux == 1 { W::sext(W::get(core, op.r1)) } else { op.imm }
@@ -202,7 +202,7 @@ fn bmi_flags<W: Width>(core: &mut Core, result: u64, carry: bool) {
     core.flags = LazyFlags { result: W::sext(result), aux: carry_overflow(carry, false) | even << 8 };
 }
 
-/// Reads the r/m operand: register `r1`, or memory (`Op::FAMILY`).
+/// Reads the r/m operand: memory if the op has the flag `Op::FAMILY`, otherwise the register in the op's field `r1`.
 #[inline(always)]
 fn source<W: Width>(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<u64> {
     if op.flags & Op::FAMILY == 0 {

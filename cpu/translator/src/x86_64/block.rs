@@ -370,8 +370,8 @@ fn forget_checked(entrances: &mut [Entrance], groups: &Groups) {
 /// Whether a block's code would be the same, except for relocations, wherever the guest's code is mapped.
 fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
     let relative = |i: &Instruction| i.memory_base() == Register::RIP;
-    // The distances of accesses in a group must stay the same. Addresses relative to RIP move with the code, and
-    // absolute addresses do not.
+    // Accesses of a group share one TLB check (`groups.rs`), so the differences between their addresses must not
+    // change. If the code moves, addresses relative to RIP move with the code, and absolute addresses do not.
     let absolute = |i: &Instruction| {
         let has_memory = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory);
         has_memory && i.memory_base() == Register::None && i.memory_index() == Register::None

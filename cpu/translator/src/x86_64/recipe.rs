@@ -27,7 +27,8 @@ pub(super) enum Operation {
     Difference,
     /// The second operand is compared with the first.
     Comparison,
-    /// The AND of both operands, which stands for every logical result.
+    /// AND, OR, XOR or TEST. The flags follow from `first & second`. After AND, OR and XOR, both operands of the recipe
+    /// are the register with the result.
     Logic,
     /// SHL, SHR or SAR, by its `/n`, of the saved first operand by the second. All blocks save to the same place, so
     /// only the block itself knows how long the operand stays there.
@@ -70,7 +71,7 @@ impl Recipe {
         };
         let (size, first) = (operand_size(i, 0)?, register(0)?);
         let second = match i.op_kind(1) {
-            // The result is in the first operand.
+            // The first operand holds the result. The flags of `result & result` are the flags of the result.
             _ if operation == Operation::Logic && kind != Kind::Test => Second::Register(first),
             OpKind::Register => Second::Register(register(1)?),
             OpKind::Memory => return None,

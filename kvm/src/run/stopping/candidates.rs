@@ -16,7 +16,7 @@ pub(in crate::run) fn patience(due: Duration, force: Duration) -> u32 {
     (force.saturating_sub(due).min(MOST_PATIENCE).as_micros() / AGAIN.as_micros()).max(1) as u32
 }
 
-/// Places of which the guest will reach one.
+/// Places at which the guest can be stopped. The guest will reach at least one of these places.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::run) struct Stopping {
     /// The current candidates.

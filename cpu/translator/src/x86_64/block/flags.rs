@@ -28,7 +28,7 @@ impl BlockWriter<'_> {
         if effect.in_host == set::ALL {
             self.asm.setcc(0, RAX);
         } else {
-            // AF is zero. OF is zero too after the instructions that reach this code.
+            // mov al, 2: OF and AF of the image are zero, as after all instructions that reach this code (`FlagImage`).
             self.asm.raw(&[0xb0, 2]);
         }
         self.asm.store(B4, FLAGS, RAX);
@@ -92,7 +92,7 @@ impl BlockWriter<'_> {
         }
         self.asm.byte(0x9f);
         if operation == Operation::Logic {
-            // AF is zero.
+            // mov al, 2: OF and AF of the image are zero, as after every logical instruction (`FlagImage`).
             self.asm.raw(&[0xb0, 2]);
         } else {
             self.asm.setcc(0, RAX);
