@@ -1,8 +1,8 @@
 //! Removes a checkpoint. Blobs of its file that other checkpoints refer to move into a neighbour's file.
 //!
-//! The writer first replaces the neighbour's file under its old name, and then deletes the removed file. If
-//! the writer is killed in between, or cannot delete the file, the checkpoint still exists, and some blobs
-//! are in both files. All copied data is checked, so damage never spreads to another file.
+//! The writer first replaces the neighbour's file under its old name, and then deletes the removed file. If the writer
+//! is killed between these two actions, or cannot delete the file, the checkpoint still exists. Some blobs are then in
+//! both files. All copied data is checked, so damage never spreads to another file.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;

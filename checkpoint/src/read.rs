@@ -14,7 +14,7 @@ use crate::page::{PAGE_BYTES, Page};
 use crate::store::{Store, lock};
 use crate::table::{Digest, Row};
 
-/// A blob and the file that holds it.
+/// Where a blob is stored: its file, its offset and length there, and the digest and CRC-32 to check it.
 pub(crate) struct Place {
     pub id: u64,
     pub file: Arc<File>,

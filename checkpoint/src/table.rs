@@ -24,7 +24,7 @@ pub(crate) struct Row {
     pub crc: u32,
     /// Number of the blob's bytes in the file.
     pub len: u16,
-    /// The low bits of its id; [`BlobTable`] sets them.
+    /// The low bits of the version's id; [`BlobTable`] sets these bits.
     pub low: u16,
 }
 

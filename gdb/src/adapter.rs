@@ -250,7 +250,8 @@ impl<'t> Adapter<'t> {
     }
 }
 
-/// A poll that asks the link until the answer is yes, and then repeats this answer. Sends progress texts in between.
+/// A poll that asks the link until the answer is yes, and then repeats this answer. Each call also sends the progress
+/// text that is due, if any.
 fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> bool {
     let mut asked = false;
     move || {

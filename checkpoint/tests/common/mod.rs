@@ -172,7 +172,7 @@ pub fn new_store(dir: &Path) -> Store {
     Store::create(dir, RAM_PAGES, DISK_BLOCKS).unwrap()
 }
 
-/// A store and its model: checkpoints at 10, 20, ..., and a few that were added in between and removed.
+/// A store and its model: checkpoints at 10, 20, ..., and a few that were added between these and removed.
 pub fn example(dir: &Path) -> (Store, StoreModel) {
     let store = new_store(dir);
     let (mut model, mut machine) = (StoreModel::default(), Machine::new());

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::run_listener::RunListener;
 
-/// Where to write it.
+/// The option that names the file for the statistics.
 #[derive(clap::Args)]
 pub struct StatsArgs {
     /// Write the engine's counts and the CPU time to this file.
@@ -24,14 +24,14 @@ pub struct StatsArgs {
     stats_json: Option<PathBuf>,
 }
 
-/// The contents of the file.
+/// The contents of the statistics file.
 #[derive(Serialize)]
 struct Stats<'a> {
     marks: &'a [MarkLine],
     /// Number of instructions, or of exits in a run that counts exits.
     insns: u64,
     cpu_ns: u64,
-    /// Only for an engine that keeps statistics.
+    /// The engine's own statistics, if the engine keeps any.
     #[serde(skip_serializing_if = "Option::is_none")]
     engine: Option<Statistics>,
 }
@@ -99,7 +99,7 @@ impl StatsArgs {
         Ok(Marks::into_file(file))
     }
 
-    /// Writes the file, if it is wanted.
+    /// Writes the statistics file, if the user asked for statistics.
     pub fn write<U: Unit>(&self, marks: &Marks, machine: &Machine<U>) -> Result<(), Error> {
         let (Some(path), Some(found)) = (&self.stats_json, &marks.0) else { return Ok(()) };
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);

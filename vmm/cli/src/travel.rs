@@ -129,7 +129,8 @@ fn recounted(
     recounted
 }
 
-/// Opens a recording at a position. The engine runs long stretches.
+/// Opens a recording at a position. On the way to the position, `engine` replays long stretches. The software CPU
+/// replays the rest.
 pub fn open_at(
     recording: &Recording<Instructions>,
     position: PositionSpec,

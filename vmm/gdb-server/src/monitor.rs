@@ -416,8 +416,8 @@ impl GdbTarget<'_> {
     }
 }
 
-/// Parses the condition at which a movement stops. `text` is a condition, such as `write ADDRESS`, or a command with one,
-/// such as `last-write ADDRESS`.
+/// Parses the condition at which a movement stops. `text` is a condition, such as `write ADDRESS`, or a command with
+/// one, such as `last-write ADDRESS`.
 fn stops_of(text: &str, names: &dyn Names) -> Result<Stops, Refusal> {
     let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
     let word = word.trim_start_matches("last-").trim_start_matches("next-");
@@ -459,7 +459,8 @@ fn stops_of(text: &str, names: &dyn Names) -> Result<Stops, Refusal> {
     parsed.map(|Condition(stops)| stops).map_err(Refusal::new)
 }
 
-/// An address, and the default number of bytes.
+/// Parses a number or a symbol's name. Returns the address, and the number of bytes of a range for which the user gives
+/// no length. A number stands for 1 byte, and a name for the symbol's size, at most `MAX_VARIABLE_BYTES`.
 fn place(word: &str, names: &dyn Names) -> Option<(u64, u64)> {
     let named = || names.named(word).map(|(address, size)| (address, size.clamp(1, MAX_VARIABLE_BYTES)));
     number(word).map(|address| (address, 1)).or_else(named)

@@ -2,7 +2,7 @@
 
 use machine::position::Instructions;
 
-/// How steps treat other code that runs in between.
+/// How steps treat code of handlers and other threads that runs during a step.
 #[derive(Debug, Default)]
 pub(super) struct Stepping {
     /// Whether steps follow the CPU: into the handlers of interrupts and faults, and into other threads.

@@ -1,5 +1,5 @@
-//! Steps that follow their thread. Interrupts, faults and other threads in between are not shown, except for break- and
-//! watchpoints in them. `steps_back.rs` does the same backward.
+//! Steps that follow their thread. Interrupts, faults and other threads during a step are not shown, except for
+//! breakpoints and watchpoints that they hit. `steps_back.rs` does the same backward.
 //!
 //! A step of the CPU is one of three kinds. After a delivery, the run continues until a handler returns to
 //! the same [`Level`]. After a switch to another thread, the run continues until the kernel switches back.

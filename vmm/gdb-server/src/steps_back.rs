@@ -1,7 +1,7 @@
 //! Steps backward that follow their thread: the mirror image of `steps.rs`.
 //!
 //! If the step to undo leaves a handler or switches to the thread, a search finds the place where the thread
-//! was left. If break- or watchpoints are set, a search looks for hits in the part in between.
+//! was left. If breakpoints or watchpoints are set, a search looks for hits between that place and the present place.
 
 use cpu::{AddressKind, CodeSize, SystemCalls, Traps, WatchKind, Watchpoint};
 use gdb::{Poll, Refusal, Stop};
@@ -422,8 +422,8 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Goes back from `from` to `left_at`, where the machine stands, unless a point stops it in between. The step at
-    /// `left_at` enters the kernel, switches to another thread, or makes an access.
+    /// Goes back from `from` to `left_at`, where the machine stands, unless a breakpoint or watchpoint stops it. The
+    /// step at `left_at` enters the kernel, switches to another thread, or makes an access.
     fn go_back(
         &mut self,
         left_at: Instructions,

@@ -36,7 +36,7 @@ use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestRegionMmap};
 
 /// Returns this process's freed memory to the host (glibc's `malloc_trim`). Otherwise the allocator keeps most freed
-/// memory, because memory in use lies in between.
+/// memory, because memory in use lies between the freed parts.
 pub fn return_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: any thread may call this at any time.

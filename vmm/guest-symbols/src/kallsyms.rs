@@ -154,7 +154,7 @@ impl<'a> Tokens<'a> {
 }
 
 fn symbols(bytes: &[u8], address: u64, tokens: &Tokens<'_>, steps: &mut usize) -> Option<Vec<RawSymbol>> {
-    // Tries the nearest candidate first: usually only names lie in between.
+    // Tries the nearest place before the tokens first: usually only names lie between the count and the tokens.
     (0..tokens.range.start & !3).step_by(4).rev().find_map(|at| {
         let count = count_at(bytes, at)?;
         let alignments = ALIGNMENTS.into_iter().filter(|alignment| at % alignment == 0);

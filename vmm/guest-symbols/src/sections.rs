@@ -1,7 +1,8 @@
 //! The sections of the kernel and its modules. Every symbol in gdb belongs to a section, which determines whether it is
 //! code.
 //!
-//! The kernel marks the ends of most sections with symbols. The space in between is split where code and data meet.
+//! The kernel marks the ends of most sections with symbols. The space between two marked sections is split where
+//! code and data meet.
 
 use super::kallsyms::{IMAGE, RawSymbol, is_code};
 

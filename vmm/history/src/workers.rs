@@ -10,8 +10,8 @@
 //!  its worker    A   B   B   A
 //! ```
 //!
-//! A free worker takes the next interval. Each worker has a bounded channel. Here the caller reads A's channel up to the end of
-//! interval 0, then B's for intervals 1 and 2, then A's again.
+//! A free worker takes the next interval. Each worker has a bounded channel. Here the caller reads A's channel up to
+//! the end of interval 0, then B's for intervals 1 and 2, then A's again.
 //!
 //! A [`Task`] defines the intervals and a worker's job along each: [`crate::timeline`] searches them, and
 //! [`crate::replay::verify`] compares them.
@@ -26,7 +26,8 @@ use sandbox::ThreadKind;
 
 /// Rows that a worker sends at once.
 const BATCH_ROWS: usize = 128;
-/// Batches that wait for the caller. When this many batches wait, the worker waits too.
+/// The largest number of a worker's batches that wait for the caller. A worker with this many unread batches
+/// waits, too.
 const WAITING_BATCHES: usize = 64;
 /// How long the caller waits for workers before it asks again whether to stop.
 const WAIT: Duration = Duration::from_millis(10);
@@ -48,7 +49,7 @@ pub(crate) trait Task: Sync {
 
     /// The number of intervals. Workers take the intervals in the order of the run.
     fn intervals(&self) -> usize;
-    /// The number of rows after which no more are needed.
+    /// The number of rows that the caller needs. After this many rows, the workers stop.
     fn enough(&self) -> usize;
     /// The place where a worker enters an interval.
     fn begin_of(&self, interval: usize) -> Self::Place;
@@ -147,7 +148,7 @@ fn ask_alone<T: Task>(
 ) -> Result<Covered<T::Place>, Error> {
     let mut left = task.enough();
     for interval in 0..task.intervals() {
-        // An interval may be shorter than the distance between a worker's polls.
+        // A worker polls only after many steps, and an interval may have fewer steps. So poll between intervals, too.
         if interval > 0 && poll() {
             return Ok(Covered::UpTo(task.begin_of(interval)));
         }

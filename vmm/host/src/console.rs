@@ -24,7 +24,7 @@ use machine::unit::Unit;
 
 /// The longest distance, in the machine's unit, between two polls for events.
 const MOST_BETWEEN_POLLS: u64 = 2_000_000;
-/// The longest single wait for input. Signals are checked in between.
+/// The longest single wait for input. Signals are checked between two waits.
 const LONGEST_WAIT_NS: u64 = 100_000_000;
 /// The key that introduces commands: Ctrl-A, as in QEMU.
 const ESCAPE: u8 = 1;

@@ -13,7 +13,7 @@ const MAX_LENGTH_BYTES: u64 = 1 << 62;
 /// The end of the console's output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConsoleTail {
-    /// Length of all output so far.
+    /// Number of bytes that the guest has written to the console so far.
     pub(super) length_bytes: u64,
     /// The last [`TAIL_BYTES`] of the output, or all output. The tail does not depend on how the output was
     /// cut into pieces: equal machines have equal states.
@@ -42,7 +42,7 @@ impl ConsoleTail {
         &self.tail
     }
 
-    /// Length of all output so far.
+    /// Number of bytes that the guest has written to the console so far.
     pub fn length_bytes(&self) -> u64 {
         self.length_bytes
     }

@@ -7,8 +7,8 @@ use crate::error::Error;
 use crate::inputs::{Event, Idle, Inputs, View};
 use crate::position::{Count, Instructions, Moment};
 
-/// Input comes in at multiples of this many steps, or while the guest idles. So stops of the run in between
-/// do not move the time of typing.
+/// Input comes in at multiples of this many steps, or while the guest idles. So stops of the run at other steps do not
+/// move the time of typing.
 const POLL_STEPS: u64 = 100_000;
 /// The time that a key takes while the guest idles.
 const TYPING_NS: u64 = 1_000_000;

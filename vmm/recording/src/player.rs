@@ -364,7 +364,8 @@ impl<C: Unit> Player<C> {
     }
 }
 
-/// The registers as every record has them.
+/// The values by which every record describes the registers: the position, RIP, the count of conditional branches, and
+/// a hash of all registers.
 #[derive(PartialEq, Eq)]
 struct Registers<C> {
     at: Moment<C>,

@@ -1,4 +1,4 @@
-//! The fixed-layout tables and their addresses.
+//! The ACPI tables with a fixed layout, which are all tables but the DSDT, and the addresses of all ACPI tables.
 
 use acpi_tables::Aml;
 use acpi_tables::facs::FACS;

@@ -134,7 +134,8 @@ fn write_gdb(directory: &Path) {
     fs::create_dir(directory.join("tmp")).unwrap();
 }
 
-/// A command that finds the stand-in, with a folder for temporary files.
+/// A command that runs `program`. PATH leads to the stand-in for gdb from `write_gdb`, and TMPDIR is the folder `tmp`
+/// in `directory`.
 fn with_gdb(program: &str, directory: &Path) -> Command {
     let mut command = Command::new(program);
     command
@@ -160,7 +161,7 @@ fn a_gdb_that_is_started_has_a_socket_of_its_own() {
     assert_eq!(left_behind(path), [] as [PathBuf; 0]);
 }
 
-/// Leaves only the devices in /dev that every program needs, and executes the rest.
+/// A shell script. The script leaves only the devices in /dev that every program needs, and executes its arguments.
 const BARE_DEV: &str = r#"
 for name in null urandom; do touch "$0/$name" && mount --bind "/dev/$name" "$0/$name" || exit; done
 mount -t tmpfs none /dev || exit
@@ -273,7 +274,7 @@ fn ask(stream: &mut TcpStream, command: &str) -> String {
     let body = format!("qRcmd,{digits}");
     let sum = body.bytes().fold(0_u8, |sum, byte| sum.wrapping_add(byte));
     write!(stream, "${body}#{sum:02x}").unwrap();
-    // The answer comes in packets with an O and digits; OK or an error ends it.
+    // Each packet of the answer has an O and hex digits. A last packet with OK or an error ends the answer.
     let (mut text, mut answer) = (String::new(), Vec::new());
     while !["OK", "E"].iter().any(|end| text.trim_start_matches('+').starts_with(&format!("${end}"))) {
         text.clear();

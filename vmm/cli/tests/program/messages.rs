@@ -1,17 +1,18 @@
-//! `tests/messages.txt` lists every text that the program can print: messages, errors, notices and results. A message says what
-//! happened, then what to do. To change one, change it in the source, update the table, and read the difference:
+//! `tests/messages.txt` lists every text that the program can print: messages, errors, notices and results. A message
+//! says what happened, then what to do. To change one, change it in the source, update the table, and read the
+//! difference:
 //!
 //! ```sh
 //! UPDATE_MESSAGES=1 cargo test --package ttvm --test program messages
 //! ```
 //!
-//! The table is extracted from the sources: all string literals that have two words. The table leaves out tests, the messages of
-//! broken invariants (`assert!`, `expect`), debug logs, and attributes other than `#[error]`. Each file's texts are in
-//! the order of the file. Parts of a message that stand in literals of their own are lines of their own.
+//! The table is extracted from the sources: all string literals that have two words. The table leaves out tests, the
+//! messages of broken invariants (`assert!`, `expect`), debug logs, and attributes other than `#[error]`. Each file's
+//! texts are in the order of the file. Parts of a message that stand in literals of their own are lines of their own.
 
 use std::path::{Path, PathBuf};
 
-/// The table, relative to this package.
+/// The path of the table of messages, relative to this package's folder.
 const TABLE: &str = "tests/messages.txt";
 const UPDATE: &str = "UPDATE_MESSAGES=1 cargo test --package ttvm --test program messages";
 /// The folders of the packages that the program consists of.
@@ -66,7 +67,8 @@ struct Open {
     is_attribute: bool,
 }
 
-/// Reads a source file literal by literal. The scanner knows comments, strings and brackets, and nothing else of the language.
+/// Reads a source file literal by literal. The scanner knows comments, strings and brackets, and nothing else of the
+/// language.
 struct Scanner<'a> {
     rest: &'a str,
     is_python: bool,
@@ -240,7 +242,8 @@ fn has_two_words(text: &str) -> bool {
     words.windows(2).any(|pair| is_word(pair[0]) && is_word(pair[1]))
 }
 
-/// A literal as a line: a backslash at the end of a line joins the next one. Longer texts, such as help, have several lines.
+/// A literal as a line: a backslash at the end of a line joins the next one. Longer texts, such as help, have several
+/// lines.
 fn unfolded(literal: &str) -> String {
     let mut lines = literal.split("\\\n");
     let mut text = lines.next().unwrap_or_default().to_string();

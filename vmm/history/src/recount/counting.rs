@@ -137,7 +137,7 @@ fn recount(
     let options = CheckpointOptions {
         interval_ns: 0,
         min_steps: CHECKPOINT_STEPS,
-        // The user waits for the recount anyway, so checkpoints may take their time.
+        // Checkpoints may take any share of the recount's time, because the user waits for the recount anyway.
         page_rest_steps: 0,
         trail_rest_steps: 0,
         ..CheckpointOptions::default()

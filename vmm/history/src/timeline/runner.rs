@@ -5,9 +5,9 @@
 //! machine can run the stretch between two events. The second machine counts exits and plays the log that was recorded.
 //! The recounted log has the counts of instructions at the stretch's end.
 //!
-//! If the second machine meets a breakpoint, it knows only the last event before it. The second machine goes
-//! to that event once more, and the software CPU finds the breakpoint from there. So everything that a person
-//! sees comes from the software CPU. If the second machine fails, the walker continues without it.
+//! If the second machine meets a breakpoint, it knows only the last event before the breakpoint. The second machine
+//! goes to that event once more, and the software CPU finds the breakpoint from there. So everything that a person sees
+//! comes from the software CPU. If the second machine fails, the walker continues without it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,8 +27,10 @@ use recording::player::Player;
 
 /// Exits between two polls.
 const POLL_EXITS: u64 = 200;
-/// If a breakpoint was near, the software CPU runs alone for this many times as long as after the breakpoint before.
+/// After the second machine meets a breakpoint, only the software CPU runs for `Runner::rest` steps. If the second
+/// machine meets another breakpoint soon, `rest` grows by this factor.
 const REST_FACTOR: u64 = 2;
+/// The largest value of `Runner::rest`.
 const MOST_REST: u64 = 1 << 32;
 
 /// A part of the run from the place of one event to the place of another. Both events are given by their numbers in the
@@ -57,7 +59,7 @@ fn known<C: Count>(log: &Log<C>, number: usize) -> Result<CountedEvent<C>, Error
 pub(super) enum Gone {
     /// The machine reached the stretch's end; this is its state.
     There(Box<Snapshot<Instructions>>),
-    /// The machine met a breakpoint, or almost, after this number of events.
+    /// The machine came to the address of a breakpoint, after this number of events.
     Met(usize),
     Interrupted,
 }
@@ -82,8 +84,9 @@ pub(super) struct Runner {
     branches_before: u64,
     /// The recorded events by instructions, with the number of system calls before each event.
     log: Arc<Log<Instructions>>,
-    /// The part of the run that only the software CPU runs, and the length of this part after the next breakpoint.
+    /// The part of the run that only the software CPU runs, because the second machine met a breakpoint there.
     pub resting: Range<Instructions>,
+    /// The number of steps that only the software CPU runs after the next breakpoint.
     rest: u64,
 }
 
@@ -217,8 +220,9 @@ impl Runner {
         Ok(Snapshot { state, maps: self.machine.maps()?, cursor })
     }
 
-    /// Notes a breakpoint met on the way from `here`. The breakpoint lies behind `before`, the place of the
-    /// event before this one. If breakpoints are dense, the other engine is of no use for a while.
+    /// Notes that the second machine met a breakpoint on a stretch from `here`. The breakpoint lies between `before`,
+    /// the place of the last event that came in, and the place of event number `event`. Only the software
+    /// CPU runs from `here` to the event, or to `rest` steps after `before` if that place is later.
     pub fn met(&mut self, here: Instructions, before: Instructions, event: usize) -> Result<(), Error> {
         let soon = before.saturating_since(here) < self.rest.saturating_mul(REST_FACTOR);
         self.rest = if soon { (self.rest * REST_FACTOR).min(MOST_REST) } else { self.options.least_steps };

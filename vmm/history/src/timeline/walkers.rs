@@ -19,7 +19,7 @@ impl Pool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a search on all cores would have to make walkers.
+    /// Whether the pool has no idle walker. A search on all cores then has to make walkers.
     pub fn is_empty(&self) -> bool {
         self.idle().is_empty()
     }

@@ -193,7 +193,8 @@ fn a_checkpoint_that_lies_is_found_by_verify() {
         ("the first register", None, Some(0), "the CPU's state differs"),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        // The forged checkpoint is the first, so that its missing pages make no difference in others.
+        // `forge` stores no page but `page`. By step 5 the guest has written no RAM, so the forged checkpoint lacks no
+        // page.
         let (recording, end) =
             record_with_checkpoints(directory.path(), "r.ttvm", ROUNDS, typed(&KEYS), &[5, 95_000]);
         forge(&recording.path, 5, 5, page, |state| {

@@ -381,18 +381,18 @@ fn a_list_that_is_interrupted_within_a_long_stretch_has_what_was_found() {
     assert_eq!((whole.found.len(), whole.interrupted_at), (20, None));
     let apart = whole.found.windows(2).all(|pair| pair[1].before - pair[0].before == LONG_ROUND_STEPS);
     assert!(apart, "{:?}", whole.found);
-    // An interrupted search returns some hits. A search from its end finds the others.
+    // An interrupted search returns some hits. A search from the place of the interruption finds the other hits.
     let part = timeline.hits(Instructions(0), end, usize::MAX, &mut after(2)).unwrap();
     let edge = part.interrupted_at.unwrap();
     assert!(Instructions(0) < edge && edge < end && !part.found.is_empty(), "{part:?}");
     let rest = all(&mut timeline, edge.number(), end);
     assert_eq!([part.found, rest.found].concat(), whole.found);
-    // On the way to the beginning of the list, nothing has been searched yet.
+    // The list of hits begins at step 15,000,000. After an interruption on the way to that step, the list is empty.
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     timeline.set_stops(write());
     let part = timeline.hits(Instructions(15_000_000), end, usize::MAX, &mut after(2)).unwrap();
     assert_eq!(part, Hits { found: Vec::new(), interrupted_at: Some(Instructions(15_000_000)) });
-    // A limit ends the list; nothing has interrupted it.
+    // A limit ends the list of hits without an interruption.
     let three = timeline.hits(Instructions(0), end, 3, &mut never).unwrap();
     assert_eq!(three, Hits { found: whole.found[..3].to_vec(), interrupted_at: None });
 }
@@ -491,7 +491,7 @@ fn a_search_finds_what_lies_next_to_a_checkpoint_on_either_side() {
     let (at, rip) = write_of(&plain, 2);
     assert!(at.number() < end - 900_000, "{at} is within the checkpoints at the end");
     let ways = ways_to_the_write(write(), rip);
-    // With a row of checkpoints behind the write, other workers join in before the search reaches it.
+    // With a row of checkpoints behind the write, other workers join in before the search reaches the write.
     for (name, row) in [("one", Vec::new()), ("row", dense(end))] {
         for cut in cuts(at) {
             let recording = record_long(directory.path(), &format!("{name}-{cut}.ttvm"), 3);
@@ -655,7 +655,7 @@ fn what_is_played_shows_all_that_the_guest_prints_and_nothing_else_does() {
     assert_eq!(timeline.position(), half);
     let first = shown.lock().unwrap().len();
     assert!((1..10).contains(&first));
-    // Going back and forth in between shows no output.
+    // Only `play` shows output. Seeking back and forth between two calls of `play` shows none.
     seek(&mut timeline, 0);
     seek(&mut timeline, half.number());
     assert_eq!(timeline.play(Instructions::MAX, sink(&shown), &mut never).unwrap(), TravelStop::Reached);
