@@ -17,11 +17,11 @@ pub struct Artefact {
 
 /// Debian's cloud kernel as shipped.
 pub const CLOUD: Artefact = Artefact { path: "kernel-cloud/vmlinuz", recipe: "guest-images/kernel" };
-/// The ELF image inside it.
+/// The ELF image inside Debian's cloud kernel.
 pub const CLOUD_ELF: Artefact = Artefact { path: "kernel-cloud/vmlinux", recipe: "guest-images/kernel" };
 /// Debian's ordinary kernel as shipped.
 pub const GENERIC: Artefact = Artefact { path: "kernel-generic/vmlinuz", recipe: "guest-images/kernel" };
-/// The ELF image inside it.
+/// The ELF image inside Debian's ordinary kernel.
 pub const GENERIC_ELF: Artefact = Artefact { path: "kernel-generic/vmlinux", recipe: "guest-images/kernel" };
 /// busybox for the cloud kernel.
 pub const BUSYBOX: Artefact = Artefact { path: "initrd-busybox-cloud.gz", recipe: "guest-images/initramfs" };

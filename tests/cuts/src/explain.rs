@@ -1,4 +1,4 @@
-//! Finds the instruction behind which the guests differ.
+//! Finds the first instruction after which a guest differs from the interpreter's guest.
 
 use cpu::Cpu;
 use guest_ram::GuestRam;
@@ -11,14 +11,14 @@ use crate::program::{Program, stream};
 use crate::tier::{Interpreted, Tier};
 use crate::ways::{self, Snapshot};
 
-/// Instructions shown before the one behind which the guests differ.
+/// Number of instructions that the description shows. The guests differ after the last shown instruction.
 const SHOWN: u64 = 8;
-/// The largest number of ends that are tried one after the other. With more ends, the function bisects.
+/// The largest number of run lengths to try one after the other. If more lengths are possible, `difference` bisects.
 const ONE_BY_ONE: u64 = 2000;
 /// Lines of differences shown.
 const LINES: usize = 24;
 
-/// A description of a difference.
+/// Describes a difference between a guest and the interpreter's guest.
 pub fn difference<T: Tier>(kind: Kind, seed: u64, found: &Difference) -> String {
     let program = kind.program(seed, found.program);
     let seen = program.cuts[found.cut];
@@ -30,7 +30,7 @@ pub fn difference<T: Tier>(kind: Kind, seed: u64, found: &Difference) -> String 
         found.way,
         program.length(),
     );
-    // Run the program with earlier ends. The first end that differs shows the step.
+    // Run the program for fewer steps. The shortest run with a difference shows the step.
     let ended_at = |length| {
         let shortened = program.shortened(length);
         let expected = kind.reference(&shortened);

@@ -1,6 +1,6 @@
-//! Programs of hot loops, as compiled code has them: nested, with functions, branches and accesses that walk through pages.
-//! The CPU reuses its knowledge of often executed code here, up to millions of steps a program. Meanwhile the loops' own
-//! stores change their code and their pages' entries, and faults leave the loops in the middle.
+//! Programs of hot loops, as compiled code has them: nested, with functions, branches and accesses that walk through
+//! pages. The CPU reuses its knowledge of often executed code here, up to millions of steps a program. Meanwhile the
+//! loops' own stores change their code and their pages' entries, and faults leave the loops in the middle.
 //!
 //! Instructions are drawn from everything that user-mode code may execute ([`silicon::catalogue`]). Some registers have
 //! roles that no drawn instruction changes, so that the loops stay loops:
@@ -383,7 +383,8 @@ impl LoopWriter {
         self.put(&bits.to_le_bytes());
     }
 
-    /// Writes accesses near each other, through a copy of a base that changes in between.
+    /// Writes accesses to addresses near each other, through a copy of a base register. Some instructions change the
+    /// copy between two accesses.
     fn neighbours(&mut self) {
         let (base, copy) = (self.rng.pick(&BASES), self.free());
         // mov copy, base
@@ -409,7 +410,7 @@ impl LoopWriter {
                     self.put(&by_copy(opcode, register, wide));
                 }
                 8 => self.put(&[0x48 | copy >> 3, 0x83, 0xc0 | copy & 7, distance]),
-                // Adds to the lower 32 bits of the base, which clears the upper half.
+                // Adds to the lower 32 bits of the copy, which clears the upper half.
                 9 => self.put(&[0x40 | copy >> 3, 0x83, 0xc0 | copy & 7, distance]),
                 10 => self.put(&by_copy(0x8d, copy, 8)),
                 _ => self.put(&[0x48 | copy >> 3, 0xff, 0xc0 | copy & 7]),
@@ -418,7 +419,7 @@ impl LoopWriter {
     }
 
     fn jump_indirectly(&mut self) {
-        // lea rax, [behind what is skipped]; jmp rax
+        // lea rax, [the address after the skipped instruction]; jmp rax
         self.put(&[0x48, 0x8d, 0x05, 0, 0, 0, 0]);
         let from = self.code.len();
         self.put(&[0xff, 0xe0]);
@@ -443,7 +444,7 @@ impl LoopWriter {
                 let base = self.rng.pick(&[3, 6, 7]);
                 self.put(&[0x0f, 0x01, 0x38 | base]);
             }
-            // out 8, al; in eax, 16: the board notes the step. RDTSC shows the noted step.
+            // out 8, al; in eax, 16; or rdtsc. The board's digest and its answers depend on the step count.
             5 => self.put(&[0xe6, 8]),
             6 => self.put(&[0xe5, 16]),
             _ => self.put(&[0x0f, 0x31]),
@@ -487,11 +488,12 @@ impl LoopWriter {
     /// Whether the registers with roles do not change, except the registers that a string instruction moves.
     fn keeps_roles(&mut self, instruction: &Instruction, string: bool) -> bool {
         use Mnemonic::*;
-        // These load the whole x87 and vector state from noise. After that, most x87 and vector instructions fault.
+        // These instructions load the whole x87 and vector state from noise. After that, most x87 and vector
+        // instructions fault.
         if matches!(instruction.mnemonic(), Fxrstor | Fxrstor64 | Frstor | Fldenv | Enter | Leave) {
             return false;
         }
-        // These almost always fault, at once or later. The rest of the loop is then never executed.
+        // These instructions almost always fault, at once or later. The rest of the loop is then never executed.
         let far = matches!(instruction.mnemonic(), Bt | Bts | Btr | Btc)
             && instruction.op0_kind() == OpKind::Memory
             && instruction.op1_kind() == OpKind::Register;

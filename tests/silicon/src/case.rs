@@ -21,13 +21,13 @@ const MAX_LENGTH: usize = 15;
 /// A test case.
 #[derive(Clone)]
 pub struct Case {
-    /// [`Case::bytes`], decoded.
+    /// The tested instruction: [`Case::bytes`], decoded.
     pub instruction: Instruction,
-    /// The instruction.
+    /// The bytes of the tested instruction.
     pub bytes: [u8; MAX_LENGTH],
     /// First byte of the case's slot.
     pub slot: u64,
-    /// Registers before; `rip` is the instruction's address.
+    /// Registers before the instruction; `rip` is the instruction's address.
     pub registers: Registers,
     /// Bytes to put into memory first.
     pub writes: Vec<Write>,
@@ -38,7 +38,7 @@ pub struct Case {
 /// Bytes for one place in the writable data.
 #[derive(Clone)]
 pub struct Write {
-    /// The address of the first byte.
+    /// The address in memory for the first byte of `bytes`.
     pub address: u64,
     /// The number of valid bytes in `bytes`.
     pub length: usize,
@@ -100,8 +100,8 @@ impl<'a> Generator<'a> {
         adjust(rng, case, &steering);
         let stack = &mut case.registers.gpr[4];
         if (CODE..CODE + CODE_BYTES).contains(stack) {
-            // On the processor, each slot holds a jump to a stub. On the software CPU, the same slot has other bytes. So
-            // no test reads a slot as its stack.
+            // On the processor, each slot holds a jump to a stub. On the software CPU, the same slot has other bytes.
+            // So no test reads a slot as its stack.
             *stack = DATA + PAGE;
         }
     }
@@ -187,8 +187,8 @@ pub fn spell(rng: &mut Rng, form: &Form) -> [u8; 24] {
     bytes
 }
 
-/// Decodes the bytes at the case's address, and gives immediates and displacements useful values. Takes the result if it is
-/// still an offered instruction. `code` may change when prefixes were added.
+/// Decodes the bytes at the case's address, and gives immediates and displacements useful values. Takes the result if
+/// it is still an offered instruction. `code` may change when prefixes were added.
 fn place(rng: &mut Rng, case: &mut Case, bytes: &[u8; 24], code: Code, fs_base: u64) -> bool {
     case.bytes.copy_from_slice(&bytes[..MAX_LENGTH]);
     let rip = case.registers.rip;

@@ -53,7 +53,7 @@ pub struct Options {
     pub jobs: u64,
     /// Run only this batch.
     pub batch: Option<u64>,
-    /// Of that batch, only the cases up to this one.
+    /// Run only the cases of the batch up to the case with this number.
     pub case: Option<u64>,
     /// Differences shown in full for each mnemonic and process.
     pub show: u64,

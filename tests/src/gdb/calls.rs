@@ -62,7 +62,7 @@ enum Way {
     On,
     Call,
     Return,
-    /// To any other instruction: on a different stack, or with an event in between.
+    /// The step goes to any other instruction: on a different stack, or after an event during the step.
     Elsewhere,
 }
 

@@ -124,7 +124,7 @@ pub struct Wanted<'a> {
     pub rare: &'a [u64],
 }
 
-/// See the module.
+/// The trace of a replay, as the module describes.
 pub struct Trace {
     /// The requested windows.
     pub windows: Vec<Window>,

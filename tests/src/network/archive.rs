@@ -9,18 +9,18 @@ use crate::random::Random;
 
 /// The package's name.
 pub(super) const PACKAGE: &str = "ttvm-bulk";
-/// The file in the package.
+/// The path of the file that the package installs.
 pub(super) const INSTALLED: &str = "/usr/share/ttvm-bulk";
-/// The file's size.
+/// The size of the file that the package installs.
 pub const BULK_BYTES: usize = 1 << 20;
 
-/// See the module.
+/// A folder with a package and apt's list of packages.
 pub struct Archive {
     folder: PathBuf,
 }
 
 impl Archive {
-    /// Makes the package and its list in a folder below this one.
+    /// Makes a package with one file, and apt's list of packages (`Packages`), in the folder `archive` in `directory`.
     pub fn new(directory: &Path) -> Archive {
         let (folder, tree) = (directory.join("archive"), directory.join("package"));
         let about = format!(

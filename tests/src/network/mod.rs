@@ -1,5 +1,5 @@
-//! Records a Debian guest at work on a network. The guest installs a package from the host, answers ssh, serves pages and
-//! echoes a TCP stream. Meanwhile the host captures the same frames.
+//! Records a Debian guest at work on a network. The guest installs a package from the host, answers ssh, serves pages
+//! and echoes a TCP stream. Meanwhile the host captures the same frames.
 //!
 //! Unlike the rest of the harness, this module tests the outside. So the module reads the host's clock, to
 //! pace the stream and to measure durations.
@@ -65,7 +65,7 @@ pub fn record_work(directory: &Path, wire: &Wire, amounts: &Amounts) -> Done {
     Done { elapsed: began.elapsed(), requests, echoed }
 }
 
-/// The guest's job. The host has the gateway's address.
+/// The shell commands that the guest runs. The guest reaches the host at the address of the default gateway.
 fn job(archive: u16, stream: u16) -> String {
     let installed = archive::INSTALLED;
     let package = archive::PACKAGE;
@@ -98,7 +98,7 @@ fn ssh(wire: &Wire, command: &str) -> Vec<u8> {
     output.stdout
 }
 
-/// How long ab takes for its requests. No request may fail.
+/// Sends requests with ab. Returns how long ab takes. No request may fail.
 fn ask_web_server(wire: &Wire, amounts: &Amounts) -> Duration {
     let began = Instant::now();
     let mut ab = Command::new("ab");

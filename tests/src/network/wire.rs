@@ -20,9 +20,9 @@ pub const INTERFACE: &str = "ttvm0";
 pub const TAP_HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const TAP_GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
-/// See the module.
+/// A connection between guest and host, and the program that captures its frames.
 pub struct Wire {
-    /// For `--net`.
+    /// The value of ttvm's option `--net`.
     pub option: String,
     /// The folders in which ttvm looks for programs.
     pub path: String,
@@ -53,7 +53,7 @@ impl Wire {
         wire
     }
 
-    /// A wire with this script in place of passt.
+    /// A connection with this script in place of passt.
     pub fn to(directory: &Path, script: &str) -> Wire {
         let program = directory.join("passt");
         std::fs::write(&program, format!("#!/bin/bash\n{script}\n")).expect("there is room for a script");

@@ -113,7 +113,7 @@ const LOST_WAKEUP: Bug = Bug {
 };
 
 impl Bug {
-    /// The source as debug information names it.
+    /// The path of the bug's source file, as debug information names the file.
     fn source(&self) -> String {
         format!("guest-images/bugs/{}/{}", self.name, self.source)
     }

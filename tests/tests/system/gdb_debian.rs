@@ -1,6 +1,6 @@
-//! A long session of unmodified gdb on Debian's boot. The session moves in both directions by instruction, by
-//! line, by function, and to breakpoints and watchpoints. Gotos, searches and scratch forks come in between.
-//! Each place is compared with a straight replay in single steps.
+//! A long session of unmodified gdb on Debian's boot. The session moves in both directions by instruction, by line, by
+//! function, and to breakpoints and watchpoints. Gotos, searches and scratch forks come between these movements. Each
+//! place is compared with a straight replay in single steps.
 
 use std::path::Path;
 
@@ -198,8 +198,8 @@ impl Reference<'_> {
         }
     }
 
-    /// gdb stops behind a return only if it finds the same frame of the caller as before. If nothing describes the caller's
-    /// frame, gdb may find different frames at two places, and then runs on.
+    /// gdb stops behind a return only if it finds the same frame of the caller as before. If nothing describes the
+    /// caller's frame, gdb may find different frames at two places, and then runs on.
     fn finish(&self, at: usize) -> Option<usize> {
         let exit = self.activation(at)?.1.exit?;
         self.activation(exit).map(|_| exit)
@@ -311,7 +311,7 @@ fn run_word(backward: bool) -> &'static str {
 /// The target of a movement from a step count, if the reference knows it.
 type Leads<'a> = fn(&Reference<'a>, usize) -> Option<usize>;
 
-/// The kinds of actions. Each action returns whether it could do something here.
+/// The kinds of actions. An action returns `false` if there was nothing to do at the session's place.
 impl<'a> Session<'a> {
     fn steps(&mut self, backward: bool) -> bool {
         let count = 1 + self.below(60);
@@ -417,7 +417,7 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Accesses, as the single-stepped replay saw them.
+    /// Runs to the next access of a variable that the single-stepped replay saw.
     fn access(&mut self, backward: bool) -> bool {
         let (variable, word) = [(COUNTED, "awatch"), (READ, "rwatch")][self.below(2)];
         let found = if backward {
@@ -463,7 +463,7 @@ impl<'a> Session<'a> {
         (first..self.window.end() - room).find(|&step| leads(&self.reference, step).is_some())
     }
 
-    /// Movements by lines and functions, as long as the reference knows their targets.
+    /// Moves by lines and functions, as long as the reference knows the targets.
     fn by_lines(&mut self, backward: bool) -> bool {
         let ways: [(&'static str, Leads<'a>); 5] = if backward {
             [
@@ -528,7 +528,7 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// The targets of the tt commands.
+    /// Moves by one of the commands `tt back-to` and `tt forward-to`.
     fn back_to(&mut self, backward: bool) -> bool {
         let word = if backward { "tt back-to last-" } else { "tt forward-to next-" };
         match self.below(4) {
@@ -573,7 +573,8 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Lists and searches, which do not move.
+    /// Asks for a list of hits, goes to one of the hits, and searches from there. List and search do not move the
+    /// session.
     fn ask(&mut self, backward: bool) -> bool {
         let step = self.instruction(backward);
         let rip = self.window.at(step).rip;
@@ -608,7 +609,7 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// A scratch fork at the place where the reference also left history.
+    /// Makes a scratch fork at the place where the reference also left history, and steps in the fork.
     fn fork(&mut self, backward: bool) -> bool {
         let Some((&root, fork)) = self.window.forks.iter().next() else { return false };
         self.goto(root);
@@ -637,11 +638,11 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// A function of the kernel, called by gdb.
+    /// Lets gdb call two functions of the guest's kernel. Returns `false`, without a call, if the guest runs user code.
     fn call(&mut self, _backward: bool) -> bool {
         let here = self.at;
-        // A call uses the current stack, and a program's stack may have no room: so call functions only in
-        // the kernel.
+        // A call by gdb uses the current stack, and a program's stack may have no room. So gdb calls functions only
+        // while the kernel runs.
         if self.place().rip >> 63 == 0 {
             return false;
         }
@@ -674,7 +675,7 @@ impl<'a> Session<'a> {
         ("call", Session::call),
     ];
 
-    /// One random action of each kind, as far as there is something to do.
+    /// Does `ACTIONS` actions in a window, each kind in turn. Skips an action that has nothing to do at its place.
     fn look_around(&mut self, window: &'a Window) {
         self.window = window;
         for number in 0..ACTIONS {
@@ -691,7 +692,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Moves far away and back. The reference is a straight run, because single steps would take too long.
+    /// Makes long movements, backward and forward. The reference is a straight run, because single steps would take too
+    /// long.
     fn travel(&mut self, symbols: &Symbols) {
         let trace = self.reference.trace;
         let address = |name: &str| symbols.address_of(name).expect("it was traced");
@@ -720,7 +722,7 @@ impl<'a> Session<'a> {
         self.moves(format!("tt goto branch:{branches}"), first.expect("it is one of them"));
     }
 
-    /// Both ends of the recording.
+    /// Goes to both ends of the recording, and tries to step beyond each end.
     fn ends(&mut self) {
         let end = self.reference.trace.end;
         self.moves("tt goto end", end);

@@ -1,9 +1,9 @@
-//! A long way back. A guest writes a field of an object early, works and sleeps for a while, and then panics because of the
-//! field. The command reverse-continue finds the write, shows its progress, and can be interrupted.
+//! A long way back. A guest writes a field of an object early, works and sleeps for a while, and then panics because of
+//! the field. The command reverse-continue finds the write, shows its progress, and can be interrupted.
 //!
-//! `TTVM_GUEST_MINUTES=10 cargo test --release -p tests gdb_long -- --nocapture` puts ten minutes of guest
-//! time in between, with work in every second, and prints durations. Without the variable, half a minute lies
-//! in between.
+//! `TTVM_GUEST_MINUTES=10 cargo test --release -p tests gdb_long -- --nocapture` puts ten minutes of guest time between
+//! the write and the panic, with work in every second, and prints durations. Without the variable, the guest panics
+//! half a minute after the write.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

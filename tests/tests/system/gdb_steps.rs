@@ -49,7 +49,8 @@ fn files() -> PathBuf {
     repository().join("tests/tests/system/steps")
 }
 
-/// Records a guest that runs a program, and has gdb run a script at the recording's end, with the symbols of program and kernel.
+/// Records a guest that runs a program, and has gdb run a script at the recording's end, with the symbols of program
+/// and kernel.
 fn said_of_program(source: &str, script: &str) -> String {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let (program, initrd) = with_program(directory.path(), source);
@@ -297,8 +298,8 @@ impl Trace {
         Trace { from, rows }
     }
 
-    /// Whether the thread of a row stands at that row's place already at an earlier place, because other processors
-    /// have the seat in between.
+    /// Whether the thread of a row stands at the row's place already earlier, because other processors have the seat
+    /// between the two places.
     fn stands_at(&self, found: u64, row: usize) -> bool {
         let other = found.wrapping_sub(self.from.0) as usize;
         let task = self.rows[row].task;
@@ -394,8 +395,8 @@ struct Run {
 }
 
 impl Step {
-    /// The target of a step from a row, and the way there: single steps, and then a run. `None` if the target is not known,
-    /// or if there is no such step.
+    /// The target of a step from a row, and the way there: single steps, and then a run. `None` if the target is not
+    /// known, or if there is no such step.
     fn expected(self, trace: &Trace, row: usize) -> Option<(Option<usize>, Option<Run>)> {
         let rows = &trace.rows;
         match self {
@@ -546,8 +547,8 @@ fn steps_wanted() -> u64 {
     wanted.map_or(STEPS, |text| text.parse().expect("TTVM_STEPS is a number of steps"))
 }
 
-/// Makes a number of random steps around some of these places, and compares their targets with a trace. Returns the number
-/// of each kind, in the kernel and in programs.
+/// Makes a number of random steps around some of these places, and compares their targets with a trace. Returns the
+/// number of each kind, in the kernel and in programs.
 fn compare(
     timeline: &mut Timeline,
     tasks: Option<&Tasks>,

@@ -34,7 +34,7 @@ const TOPOLOGY: &str = "
     awk -F: '/^processor/{p=$2} /^physical id/{s=$2} /^siblings/{n=$2} /^core id/{c=$2} /^cpu cores/{k=$2}
     /^apicid/{print p,s,c,n,k,$2}' /proc/cpuinfo | sed s/^/info/";
 
-/// The lines that begin with this word, without it.
+/// The console's lines that begin with `word`, without the word.
 fn shown(console: &str, word: &str) -> Vec<String> {
     let rests = console.lines().filter_map(|line| line.strip_prefix(&format!("{word} ")));
     rests.map(|rest| rest.split_whitespace().collect::<Vec<_>>().join(" ")).collect()

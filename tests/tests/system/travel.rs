@@ -145,8 +145,8 @@ fn steps_back_from_the_end_are_near_when_nothing_was_replayed_yet() {
     let heads: Vec<Instructions> = timeline.checkpoints().unwrap().heads().keys().copied().collect();
     let end = timeline.end();
     let distances: Vec<u64> = heads.iter().rev().map(|&at| end - at).collect();
-    // The recorder looks at fixed distances, and at the end stores its last look. These places do not follow the rhythm of
-    // checkpoints.
+    // The recorder looks at fixed distances, and at the end stores its last look. These places do not follow the rhythm
+    // of checkpoints.
     assert!(distances[0] == 0 && distances[1] < SLICE_STEPS, "{heads:?}");
     assert!((SLICE_STEPS..2 * SLICE_STEPS).contains(&distances[2]), "{heads:?}");
     assert!(distances[3] > 2 * SLICE_STEPS, "{heads:?}");
@@ -284,7 +284,7 @@ fn both_ends_of_history_are_ends() {
     assert_eq!((timeline.position(), timeline.machine().cpu().rip()), (Instructions(0), walk.rips[0]));
 }
 
-/// Tests searches far away from the position, with few or many checkpoints in between, on one core or several.
+/// Tests searches far away from the position, with few or many checkpoints on the way, on one core or several.
 #[test]
 fn all_hits_are_found_whatever_the_number_of_cores() {
     let (_directory, traveller, walk) = prepare_with_checkpoints(1);
@@ -361,8 +361,8 @@ fn whoever_interrupts_stands_at_some_place_of_the_run() {
         assert_eq!(timeline.seek(next, &mut on()).unwrap(), TravelStop::Reached);
         assert_eq!(timeline.machine().cpu().rip(), walk.rip(next), "round {round}");
     }
-    // In the rounds with one worker, each kind of movement was interrupted at least twice. At least 15 of these 20 rounds
-    // were interrupted.
+    // In the rounds with one worker, each kind of movement was interrupted at least twice. At least 15 of these 20
+    // rounds were interrupted.
     assert!(interrupted.iter().all(|&count| count >= 2), "{interrupted:?} of 5 each");
     assert!(interrupted.iter().sum::<u32>() >= 15, "{interrupted:?} of 5 each");
 }

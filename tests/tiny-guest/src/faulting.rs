@@ -10,7 +10,7 @@ use recording::Recording;
 
 use crate::{DENSE, STIRRED, STIRRED_BYTES, Script, end_the_run, image_of_64_bits, record_kernel};
 
-/// What the guest prints last.
+/// The last line that the guest prints.
 pub const REPORT: &str = "Kernel panic - not syncing: at the end\r\n";
 /// The bytes that the guest leaves unwritten on its stack.
 const GAP_BYTES: i32 = 0x100;
