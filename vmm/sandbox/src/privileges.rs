@@ -5,7 +5,8 @@
 use std::path::PathBuf;
 
 use caps::{CapSet, Capability, CapsHashSet};
-use nix::unistd::{AccessFlags, eaccess};
+use nix::fcntl::{AT_FDCWD, AtFlags};
+use nix::unistd::{AccessFlags, faccessat};
 
 use crate::error::Error;
 use crate::needs::Needs;
@@ -27,7 +28,7 @@ pub(crate) fn give_up(needs: &Needs) -> Result<(), Error> {
     let reached = reached(needs);
     set(CapSet::Effective, &nothing)?;
     let mut kept = wanted(needs);
-    if reached.iter().any(|(path, access)| eaccess(path, *access).is_err()) {
+    if !reached.iter().all(can_access) {
         // Root may work on a recording of another user.
         kept.insert(Capability::CAP_DAC_OVERRIDE);
     }
@@ -60,5 +61,11 @@ fn reached(needs: &Needs) -> Vec<(PathBuf, AccessFlags)> {
     let read = needs.read.iter().map(|path| (path, AccessFlags::R_OK));
     let written = needs.written.iter().chain(&needs.devices).map(|path| (path, both));
     let all = read.chain(written).map(|(path, access)| (path.clone(), access));
-    all.filter(|(path, access)| eaccess(path, *access).is_ok()).collect()
+    all.filter(can_access).collect()
+}
+
+/// Whether the process can access a path with its effective capabilities. The `eaccess` of the C library may ask about the
+/// permitted capabilities instead.
+fn can_access((path, access): &(PathBuf, AccessFlags)) -> bool {
+    faccessat(AT_FDCWD, path, *access, AtFlags::AT_EACCESS).is_ok()
 }

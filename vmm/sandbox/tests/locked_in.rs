@@ -129,6 +129,8 @@ const OF_KINDS: &[(&str, &str, [&str; 6])] = &[
     ("flush a file", "done", ["done", ENDED, ENDED, "done", ENDED, ENDED]),
     ("read a file that was named", "done", ["done", "ENOSYS", "done", "done", "ENOSYS", "ENOSYS"]),
     ("open a device to read and write it", "done", ["done", ENDED, "done", "done", ENDED, ENDED]),
+    ("open a device as if it were new", "done", ["done", ENDED, ENDED, "done", ENDED, ENDED]),
+    ("read without waiting", "done", [ENDED, ENDED, "done", "done", "done", ENDED]),
     ("write a file in the folder", "done", ["done", ENDED, ENDED, "done", ENDED, ENDED]),
     ("rename a file there", "done", ["done", ENDED, ENDED, "done", ENDED, ENDED]),
     ("remove a file there", "done", ["done", ENDED, ENDED, "done", ENDED, ENDED]),
@@ -178,6 +180,7 @@ fn main() {
             what_is_tried_fails_where_one_is_locked_in();
             clients_are_one_threads();
             capabilities_are_given_up();
+            root_can_use_the_files_of_another_user();
             a_process_with_threads_is_not_locked_in();
             a_thread_that_is_leaving_is_waited_for();
         }
@@ -251,6 +254,11 @@ fn needs(kind: &str, root: &Path) -> Needs {
 
 /// The result of an attempt in a process of this program.
 fn result(kind: &str, what: &str) -> String {
+    result_in(kind, what, |_| {})
+}
+
+/// As [`result`]. `change` changes the folder before the process starts.
+fn result_in(kind: &str, what: &str, change: impl FnOnce(&Path)) -> String {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     fs::create_dir(root.join("recording")).unwrap();
@@ -261,6 +269,7 @@ fn result(kind: &str, what: &str) -> String {
     let _socket = UnixListener::bind(root.join("socket")).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap();
     fs::write(root.join("recording/port"), port.local_addr().unwrap().to_string()).unwrap();
+    change(root);
     let output = command(&["attack", kind, root.to_str().unwrap(), what]).output().unwrap();
     if output.status.signal() == Some(libc::SIGSYS) {
         return ENDED.to_string();
@@ -332,6 +341,10 @@ fn attack(root: &Path, kind: &str, what: &str) {
         "open a device to read and write it" => {
             File::options().read(true).write(true).open("/dev/urandom").map(drop)
         }
+        "open a device as if it were new" => {
+            File::options().read(true).write(true).create(true).truncate(true).open("/dev/urandom").map(drop)
+        }
+        "read without waiting" => listener.set_nonblocking(true),
         "open a device" => File::open("/dev/urandom").map(drop),
         "ask for the current folder" => std::env::current_dir().map(drop),
         "read a symbolic link" => fs::read_link(inside.join("link-of-old")).map(drop),
@@ -540,6 +553,23 @@ fn capabilities_are_given_up() {
         for line in ["NoNewPrivs:\t1", "Seccomp:\t2"] {
             assert!(after.contains(&line.to_string()), "{after:?}");
         }
+    }
+}
+
+/// Root may debug a recording that belongs to another user, and that nobody else may change.
+fn root_can_use_the_files_of_another_user() {
+    if !nix::unistd::geteuid().is_root() || sandbox::probe().calls != Ok(true) {
+        return skip::test("only root may give files to another user, and this host must have seccomp");
+    }
+    for (need, what, mode) in
+        [("read", "read a file that was named", 0o600), ("written", "write a file in the folder", 0o755)]
+    {
+        let change = |root: &Path| {
+            let path = root.join(if need == "read" { "named" } else { "recording" });
+            std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
+            fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        };
+        assert_eq!(result_in(need, what, change), "done", "{what}");
     }
 }
 
