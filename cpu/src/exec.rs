@@ -4,11 +4,13 @@
 mod observed;
 mod policy;
 mod seats;
+mod spins;
 mod tier;
 mod translated;
 mod turns;
 
 pub use policy::{TURN_STEPS, Turn, TurnPolicy, TurnState};
+pub use spins::SpinState;
 pub use tier::{Tier, UnknownTier};
 
 use std::sync::Once;
@@ -280,7 +282,7 @@ impl Cpu {
     /// several calls passes the step count at which the run began to each call. A breakpoint is also passed over if its
     /// instruction restarts after a fault, so it is reported only once.
     pub fn run(&mut self, bus: &mut dyn Bus, until_steps: u64, origin: u64) -> Stop {
-        self.core.budget_end = until_steps.min(self.seats.turn_end());
+        self.core.budget_end = until_steps.min(self.seats.next_look());
         self.core.attention |= attention::SIGNALS;
         if self.core.ram.flags().any_foreign_writes() {
             // Devices write between runs too.

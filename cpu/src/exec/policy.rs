@@ -12,6 +12,8 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
+use super::spins::{SpinState, Spins};
+
 /// Number of steps after which every turn of the policy [`TurnPolicy::Ring`] ends.
 pub const TURN_STEPS: u64 = 100_000;
 
@@ -62,6 +64,8 @@ pub struct TurnState {
     pub is_given: bool,
     /// Given turns that wait, in order.
     pub waiting: Vec<Turn>,
+    /// Where the search for a spin in this turn stands, if spins end turns.
+    pub spins: Option<SpinState>,
 }
 
 /// Why a turn ends.
@@ -69,7 +73,7 @@ pub struct TurnState {
 pub(super) enum End {
     /// All its steps are executed, or given turns come in.
     Steps,
-    /// The processor executed PAUSE.
+    /// The processor executed PAUSE, or spins.
     Yield,
     /// The processor is halted.
     Halt,
@@ -84,25 +88,44 @@ pub(super) struct Turns {
     ends_at: u64,
     is_given: bool,
     waiting: VecDeque<Turn>,
+    spins: Spins,
 }
 
 impl Turns {
-    /// Turns from step count 0 on.
-    pub fn new(policy: TurnPolicy) -> Turns {
+    /// Turns from step count 0 on. `spins_yield`: a processor that spins yields, as at PAUSE.
+    pub fn new(policy: TurnPolicy, spins_yield: bool) -> Turns {
         let generator = match policy {
             TurnPolicy::Ring => 0,
             TurnPolicy::Random { seed } => seed,
         };
-        let mut turns =
-            Turns { policy, generator, phase: 0, ends_at: 0, is_given: false, waiting: VecDeque::new() };
+        let mut turns = Turns {
+            policy,
+            generator,
+            phase: 0,
+            ends_at: 0,
+            is_given: false,
+            waiting: VecDeque::new(),
+            spins: Spins::new(spins_yield),
+        };
         turns.begin_own(0);
         turns
     }
 
-    /// The step count at which the turn ends.
+    /// The step count at which the turn ends at the latest.
     #[inline(always)]
     pub fn ends_at(&self) -> u64 {
         self.ends_at
+    }
+
+    /// The step count at which the turn ends at the latest, or at which [`Turns::spins`] must be asked before.
+    #[inline(always)]
+    pub fn next_look(&self) -> u64 {
+        self.ends_at.min(self.spins.next_look())
+    }
+
+    /// Looks whether the processor spins, if that is due at this step count. `registers` gives a hash of all registers.
+    pub fn spins(&mut self, steps: u64, registers: impl FnOnce() -> u64) -> bool {
+        self.spins.look(steps, registers)
     }
 
     /// Whether PAUSE ends the turn.
@@ -123,13 +146,16 @@ impl Turns {
     /// The state at a step count; `None` if everything follows from the count.
     pub fn state(&self, steps: u64) -> Option<TurnState> {
         let is_ring = self.policy == TurnPolicy::Ring;
-        let follows = is_ring && self.phase == 0 && !self.is_given && self.waiting.is_empty();
+        let spins = self.spins.state(steps);
+        let follows =
+            is_ring && self.phase == 0 && !self.is_given && self.waiting.is_empty() && spins.is_none();
         (!follows).then(|| TurnState {
             generator: self.generator,
             phase: self.phase,
             left: self.ends_at.saturating_sub(steps),
             is_given: self.is_given,
             waiting: self.waiting.iter().copied().collect(),
+            spins,
         })
     }
 
@@ -141,15 +167,19 @@ impl Turns {
         };
         let ends_at = self.ends_at.saturating_sub(steps);
         let (generator, waiting) = (self.generator, self.waiting.clone());
-        Turns { policy: self.policy, generator, phase, ends_at, is_given: self.is_given, waiting }.state(0)
+        let mut spins = self.spins.clone();
+        spins.recounted(steps, 0);
+        Turns { policy: self.policy, generator, phase, ends_at, is_given: self.is_given, waiting, spins }
+            .state(0)
     }
 
     /// Replaces the state, at a step count.
     pub fn set_state(&mut self, state: Option<&TurnState>, steps: u64) {
-        let Some(TurnState { generator, phase, left, is_given, waiting }) = state else {
-            *self = Turns::new(self.policy);
+        let Some(TurnState { generator, phase, left, is_given, waiting, spins }) = state else {
+            *self = Turns::new(self.policy, self.spins.end_turns());
             return self.recounted(0, steps);
         };
+        self.spins.set_state(spins.as_ref(), steps);
         self.ends_at = steps.saturating_add((*left).max(1));
         (self.generator, self.phase, self.is_given) = (*generator, phase % TURN_STEPS, *is_given);
         self.waiting = waiting.iter().copied().take(Turn::MOST_WAITING).collect();
@@ -157,8 +187,9 @@ impl Turns {
 
     /// The step count was replaced. The turn keeps its remaining steps, unless the count decides them.
     pub fn recounted(&mut self, from: u64, to: u64) {
+        self.spins.recounted(from, to);
         match self.policy {
-            TurnPolicy::Ring if !self.is_given => self.begin_own(to),
+            TurnPolicy::Ring if !self.is_given => self.ends_at = self.end_in_ring(to),
             _ => self.ends_at = to.saturating_add(self.ends_at.saturating_sub(from)),
         }
     }
@@ -182,6 +213,7 @@ impl Turns {
         if let Some(turn) = self.next_given(count, &mut can_run) {
             self.is_given = true;
             self.ends_at = steps.saturating_add(u64::from(turn.steps.max(1)));
+            self.spins.rest();
             let next = usize::from(turn.processor);
             return (next != seat).then_some(next);
         }
@@ -200,6 +232,7 @@ impl Turns {
             if nobody_can && !self.waiting.is_empty() {
                 // The given turns decide as soon as a processor can run.
                 (self.is_given, self.ends_at) = (true, steps.saturating_add(1));
+                self.spins.rest();
             } else {
                 self.begin_own(steps);
             }
@@ -225,12 +258,16 @@ impl Turns {
     fn begin_own(&mut self, steps: u64) {
         self.is_given = false;
         self.ends_at = match self.policy {
-            TurnPolicy::Ring => {
-                let since = (steps % TURN_STEPS + TURN_STEPS - self.phase) % TURN_STEPS;
-                steps.saturating_add(TURN_STEPS - since)
-            }
+            TurnPolicy::Ring => self.end_in_ring(steps),
             TurnPolicy::Random { .. } => steps.saturating_add(self.draw_length()),
         };
+        self.spins.begin(steps);
+    }
+
+    /// The end of the ring's turn at a step count.
+    fn end_in_ring(&self, steps: u64) -> u64 {
+        let since = (steps % TURN_STEPS + TURN_STEPS - self.phase) % TURN_STEPS;
+        steps.saturating_add(TURN_STEPS - since)
     }
 
     /// The length of a turn: 1 to 262,143 steps. Each power of two is as likely as another, so short turns and long
@@ -264,7 +301,7 @@ mod tests {
 
     #[test]
     fn the_ring_follows_from_the_count() {
-        let mut turns = Turns::new(TurnPolicy::Ring);
+        let mut turns = Turns::new(TurnPolicy::Ring, false);
         assert_eq!((turns.ends_at(), turns.state(5)), (TURN_STEPS, None));
         assert_eq!(turns.next(End::Yield, 7, (1, 4), |number| number != 2), Some(3));
         assert_eq!(turns.ends_at(), TURN_STEPS);
@@ -277,7 +314,7 @@ mod tests {
     #[test]
     fn a_seed_decides_processors_and_lengths() {
         let run = |seed| {
-            let (mut turns, mut steps, mut seat) = (Turns::new(TurnPolicy::Random { seed }), 0, 0);
+            let (mut turns, mut steps, mut seat) = (Turns::new(TurnPolicy::Random { seed }, false), 0, 0);
             let taken = (0..5000).map(|_| {
                 let length = turns.ends_at() - steps;
                 steps = turns.ends_at();
@@ -301,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_processor_that_yields_keeps_its_turn_where_no_other_can_run() {
-        let mut turns = Turns::new(SEED);
+        let mut turns = Turns::new(SEED, false);
         let before = turns.state(0);
         assert_eq!(turns.next(End::Yield, 0, (1, 4), |number| number == 1), None);
         assert_eq!(turns.state(0), before);
@@ -312,7 +349,7 @@ mod tests {
     #[test]
     fn given_turns_come_first_and_the_policy_goes_on_behind_them() {
         for policy in [TurnPolicy::Ring, SEED] {
-            let mut turns = Turns::new(policy);
+            let mut turns = Turns::new(policy, false);
             let all = |_| true;
             assert!(turns.give(&[turn(3, 10), turn(3, 20), turn(2, 30)]));
             assert_eq!(turns.next(End::Steps, 5, (0, 4), all), Some(3));
@@ -332,7 +369,7 @@ mod tests {
 
     #[test]
     fn given_turns_of_processors_that_cannot_run_are_skipped_or_wait() {
-        let mut turns = Turns::new(TurnPolicy::Ring);
+        let mut turns = Turns::new(TurnPolicy::Ring, false);
         turns.give(&[turn(9, 1), turn(1, 2), turn(2, 3), turn(1, 4)]);
         // There is no processor 9, and processor 1 cannot run.
         assert_eq!(turns.next(End::Steps, 0, (0, 4), |number| number != 1), Some(2));
@@ -348,12 +385,12 @@ mod tests {
 
     #[test]
     fn a_state_goes_on_at_any_count() {
-        let mut turns = Turns::new(SEED);
+        let mut turns = Turns::new(SEED, false);
         turns.give(&[turn(1, 50), turn(2, 60)]);
         turns.next(End::Steps, 100, (0, 4), |_| true);
         let state = turns.state(110).unwrap();
         assert_eq!((state.left, state.is_given, &state.waiting[..]), (40, true, &[turn(2, 60)][..]));
-        let mut other = Turns::new(SEED);
+        let mut other = Turns::new(SEED, false);
         other.set_state(Some(&state), 0);
         assert_eq!((other.ends_at(), other.state(0).as_ref()), (40, Some(&state)));
         other.recounted(0, 110);
@@ -368,11 +405,11 @@ mod tests {
 
     #[test]
     fn counts_can_begin_in_the_middle_of_a_turn() {
-        let mut turns = Turns::new(TurnPolicy::Ring);
+        let mut turns = Turns::new(TurnPolicy::Ring, false);
         turns.recounted(0, 3 * TURN_STEPS + 10);
         let state = turns.state_from_zero(3 * TURN_STEPS + 10).unwrap();
         assert_eq!((state.phase, state.left), (TURN_STEPS - 10, TURN_STEPS - 10));
-        let mut later = Turns::new(TurnPolicy::Ring);
+        let mut later = Turns::new(TurnPolicy::Ring, false);
         later.set_state(Some(&state), 0);
         for turn in 1..4 {
             assert_eq!(later.ends_at(), turn * TURN_STEPS - 10);
@@ -388,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_bad_state_is_bounded() {
-        let mut turns = Turns::new(TurnPolicy::Ring);
+        let mut turns = Turns::new(TurnPolicy::Ring, false);
         let waiting = vec![turn(0, 0); Turn::MOST_WAITING + 5];
         turns.set_state(
             Some(&TurnState { left: 0, waiting, is_given: true, ..TurnState::default() }),

@@ -56,7 +56,7 @@ impl Seats {
     pub fn of(count: usize) -> Seats {
         let state = CpuState::reset();
         let parked = (0..count).map(|_| Parked::of(&state)).collect();
-        Seats { parked, seat: 0, turns: Turns::new(TurnPolicy::default()), last_turn: None }
+        Seats { parked, seat: 0, turns: Turns::new(TurnPolicy::default(), false), last_turn: None }
     }
 
     /// The number of processors.
@@ -75,10 +75,10 @@ impl Seats {
         self.parked.len() > 1
     }
 
-    /// The step count at which the turn ends at the latest.
+    /// The step count at which [`Cpu::end_turn_here`](super::Cpu::end_turn_here) is due at the latest.
     #[inline(always)]
-    pub fn turn_end(&self) -> u64 {
-        if self.are_several() { self.turns.ends_at() } else { u64::MAX }
+    pub fn next_look(&self) -> u64 {
+        if self.are_several() { self.turns.next_look() } else { u64::MAX }
     }
 
     /// The architectural states of the parked processors, by number.

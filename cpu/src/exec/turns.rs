@@ -11,6 +11,7 @@ use super::policy::{End, Turn, TurnPolicy, TurnState, Turns};
 use super::seats::{Halted, Seats, can_run, started_at};
 use crate::attention;
 use crate::bus::Bus;
+use crate::core::Core;
 use crate::flags;
 use crate::state::CpuState;
 
@@ -36,9 +37,10 @@ impl Cpu {
         self.core.topology = topology;
     }
 
-    /// Sets the policy that gives turns. Must be called after [`Cpu::set_processors`], before the CPU first runs.
-    pub fn set_turn_policy(&mut self, policy: TurnPolicy) {
-        self.seats.turns = Turns::new(policy);
+    /// Sets the policy that gives turns, and whether a processor that spins without PAUSE yields. Must be called after
+    /// [`Cpu::set_processors`], before the CPU first runs.
+    pub fn set_turn_policy(&mut self, policy: TurnPolicy, spins_yield: bool) {
+        self.seats.turns = Turns::new(policy, spins_yield);
     }
 
     /// The state of the turns; `None` if it follows from the step count.
@@ -131,12 +133,15 @@ impl Cpu {
         self.seats.parked_flags().chain([self.core.rflags]).any(|rflags| rflags & flags::IF != 0)
     }
 
-    /// Ends the turn if its last step, or an instruction that yields, was just executed.
+    /// Ends the turn if its last step or an instruction that yields was just executed, or if the processor spins.
     #[cold]
     #[inline(never)]
     pub(super) fn end_turn_here(&mut self, bus: &mut dyn Bus, until_steps: u64) {
-        let is_over = self.core.block_steps >= self.seats.turn_end();
-        let yields = std::mem::take(&mut self.core.yields) && self.seats.turns.can_be_yielded();
+        let is_over = self.core.block_steps >= self.seats.turns.ends_at();
+        let pauses = std::mem::take(&mut self.core.yields) && self.seats.turns.can_be_yielded();
+        let core = &self.core;
+        let spins = !is_over && self.seats.turns.spins(core.block_steps, || hash_of_registers(core));
+        let yields = pauses || spins;
         if self.seats.are_several() && (is_over || yields) {
             self.observe_step();
             let from = self.seats.seat();
@@ -146,7 +151,7 @@ impl Cpu {
             // Look at the signals, and ask for more given turns.
             self.core.attention |= attention::SIGNALS;
         }
-        self.core.budget_end = until_steps.min(self.seats.turn_end());
+        self.core.budget_end = until_steps.min(self.seats.next_look());
     }
 
     /// Gives the seat of a halted processor to another that can run. The run has executed the HLT, or began at `begun`
@@ -162,7 +167,7 @@ impl Cpu {
         if !self.pass_on(End::Halt, bus) {
             return Halted::Waits;
         }
-        self.core.budget_end = until_steps.min(self.seats.turn_end());
+        self.core.budget_end = until_steps.min(self.seats.next_look());
         // Time may have passed since the last step.
         if self.core.block_steps != begun {
             self.core.turn_ended(from);
@@ -182,4 +187,11 @@ impl Cpu {
         }
         true
     }
+}
+
+/// A hash of the general registers, the flags and RIP. Floating-point and vector registers are left out: a loop that
+/// changes only these does not wait for anybody. The hash is machine state, so the function never changes.
+fn hash_of_registers(core: &Core) -> u64 {
+    let words = core.frame.regs[..16].iter().copied().chain([core.flags.bits(), core.rip]);
+    words.fold(0, |hash: u64, word| (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }

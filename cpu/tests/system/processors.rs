@@ -43,6 +43,46 @@ fn racing() -> Machine {
     machine
 }
 
+/// Steps that the first processor of [`spinning`] works.
+const WORK_STEPS: u64 = 3 * 500_000;
+
+/// The first processor works, and then tells the others, which spin for this without PAUSE. Each halts at its end. The loop
+/// of the second processor has two steps, and the loop of the third has six, with a call.
+fn spinning() -> Machine {
+    let machine = Machine::long();
+    let code = |number: u64| CODE + APART * number;
+    machine.code_at(64, code(0), code(0), |a| {
+        let mut again = a.create_label();
+        a.mov(ecx, WORK_STEPS as u32 / 3).unwrap();
+        a.set_label(&mut again).unwrap();
+        a.inc(qword_ptr(ROUNDS)).unwrap();
+        a.dec(ecx).unwrap();
+        a.jne(again).unwrap();
+        a.mov(dword_ptr(SHARED), 1).unwrap();
+        a.hlt().unwrap();
+    });
+    machine.code_at(64, code(1), code(1), |a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again).unwrap();
+        a.cmp(dword_ptr(SHARED), 0).unwrap();
+        a.je(again).unwrap();
+        a.hlt().unwrap();
+    });
+    machine.code_at(64, code(2), code(2), |a| {
+        let (mut again, mut look) = (a.create_label(), a.create_label());
+        a.set_label(&mut again).unwrap();
+        a.call(look).unwrap();
+        a.test(eax, eax).unwrap();
+        a.nop().unwrap();
+        a.je(again).unwrap();
+        a.hlt().unwrap();
+        a.set_label(&mut look).unwrap();
+        a.mov(eax, dword_ptr(SHARED)).unwrap();
+        a.ret().unwrap();
+    });
+    machine
+}
+
 /// All processors and the memory that they write.
 #[derive(Debug, PartialEq, Eq)]
 struct All {
@@ -72,7 +112,10 @@ fn begin() -> Cpu {
 }
 
 fn begin_with(policy: TurnPolicy) -> Cpu {
-    let machine = racing();
+    begin_of(racing(), policy, false)
+}
+
+fn begin_of(machine: Machine, policy: TurnPolicy, spins_yield: bool) -> Cpu {
     let states: Vec<CpuState> = (0..COUNT as u64)
         .map(|number| {
             let mut state = machine.state.clone();
@@ -83,7 +126,7 @@ fn begin_with(policy: TurnPolicy) -> Cpu {
         .collect();
     let mut cpu = machine.cpu;
     cpu.set_processors(COUNT);
-    cpu.set_turn_policy(policy);
+    cpu.set_turn_policy(policy, spins_yield);
     cpu.set_parked(0, &states[1..]);
     cpu.set_state(&states[0]);
     cpu
@@ -118,39 +161,60 @@ fn cuts_move_no_turn() {
 }
 
 fn cuts_move_no_turn_of(policy: TurnPolicy, given: &[Turn]) {
-    const STEPS: u64 = 25 * TURN_STEPS + 12_345;
-    let mut whole = begin_with(policy);
-    whole.give_turns(&mut EmptyBus::default(), given);
-    run_to(&mut whole, STEPS);
-    let expected = all(&whole);
+    let expected = must_be_the_same_in_pieces(racing, policy, false, given, 25 * TURN_STEPS + 12_345);
     let rounds = &expected.memory[1..];
     assert!(rounds.iter().all(|&rounds| rounds > 1_000), "each processor runs: {rounds:?}");
     if policy == TurnPolicy::Ring && given.is_empty() {
         let halted = |state: &CpuState| state.halted;
         assert!(expected.parked.iter().chain([&expected.current]).any(halted), "the last one halts");
     }
+}
+
+#[test]
+fn cuts_move_no_end_of_a_spin() {
+    for policy in [TurnPolicy::Ring, TurnPolicy::Random { seed: 9 }] {
+        for given in [&[][..], &random_turns(40)] {
+            must_be_the_same_in_pieces(spinning, policy, true, given, WORK_STEPS);
+        }
+    }
+}
+
+/// Runs a machine twice: at once, and cut into random pieces. Returns its state after this number of steps.
+fn must_be_the_same_in_pieces(
+    machine: fn() -> Machine,
+    policy: TurnPolicy,
+    spins_yield: bool,
+    given: &[Turn],
+    steps: u64,
+) -> All {
+    let mut whole = begin_of(machine(), policy, spins_yield);
+    whole.give_turns(&mut EmptyBus::default(), given);
+    run_to(&mut whole, steps);
+    let expected = all(&whole);
 
     let mut random = Rng::new(&[47]);
-    let mut cut = begin_with(policy);
+    let mut cut = begin_of(machine(), policy, spins_yield);
     cut.give_turns(&mut EmptyBus::default(), given);
-    while cut.steps() < STEPS {
+    while cut.steps() < steps {
         let to = match random.below(4) {
-            // The end of a turn, and its neighbours.
+            // The end of a turn or a look for a spin, and their neighbours.
             0 => {
                 let next = (cut.steps() / TURN_STEPS + 1) * TURN_STEPS;
-                let end = cut.turn_state().map_or(next, |state| cut.steps() + state.left);
+                let distance =
+                    |state: TurnState| state.spins.and_then(|spins| spins.next_look).unwrap_or(state.left);
+                let end = cut.turn_state().map_or(next, |state| cut.steps() + distance(state));
                 end + random.below(3) - 1
             }
             1 => cut.steps() + 1 + random.below(3),
             _ => cut.steps() + 1 + random.below(TURN_STEPS),
         };
-        let to = to.clamp(cut.steps() + 1, STEPS);
+        let to = to.clamp(cut.steps() + 1, steps);
         run_to(&mut cut, to);
         if random.percent(50) {
             // The CPU goes on from its saved states, with empty caches.
             let (seat, parked, state) = (cut.seat(), cut.parked_states(), cut.state());
             let (turns, counts) = (cut.turn_state(), cut.counts());
-            cut.set_turn_policy(policy);
+            cut.set_turn_policy(policy, spins_yield);
             cut.set_counts(Counts::default());
             cut.set_parked(seat, &parked);
             cut.set_turn_state(turns.as_ref());
@@ -159,6 +223,25 @@ fn cuts_move_no_turn_of(policy: TurnPolicy, given: &[Turn]) {
         }
     }
     assert_eq!(all(&cut), expected);
+    expected
+}
+
+#[test]
+fn processors_that_spin_without_pause_yield() {
+    let all_halted = |cpu: &Cpu| (0..COUNT).all(|number| cpu.state_of(number).halted);
+    let steps_of = |spins_yield| {
+        let mut cpu = begin_of(spinning(), TurnPolicy::Ring, spins_yield);
+        while !all_halted(&cpu) {
+            let origin = cpu.steps();
+            cpu.run(&mut EmptyBus::default(), origin + TURN_STEPS, origin);
+        }
+        assert_eq!(cpu.ram().load_u64(ROUNDS), WORK_STEPS / 3, "the work is done");
+        cpu.steps()
+    };
+    // Without yielding, each of the two that spin takes as long as the one that works.
+    assert!(steps_of(false) > 2 * WORK_STEPS, "{}", steps_of(false));
+    // A spin is found after 15,040 of the ring's 100,000 steps.
+    assert!(steps_of(true) < WORK_STEPS * 3 / 2, "{}", steps_of(true));
 }
 
 /// Runs to a step count. Returns the turns on the way: their processors and their lengths.

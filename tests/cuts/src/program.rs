@@ -1,6 +1,6 @@
 //! Random small guests: a mode, descriptor and page tables, handlers, code, and events from outside with their steps.
 
-use cpu::{CpuState, Segment, TableRegister, Turn, TurnPolicy};
+use cpu::{CpuState, Segment, SpinState, TableRegister, Turn, TurnPolicy, TurnState};
 
 use crate::code::{Bits, OPEN, Writer};
 use crate::layout::*;
@@ -65,6 +65,8 @@ pub struct Program {
     pub others: Vec<CpuState>,
     /// The policy that gives turns to several processors.
     pub policy: TurnPolicy,
+    /// The state of the turns at the start, if it is not the policy's own.
+    pub turns: Option<TurnState>,
     /// RAM at the start.
     pub ram: Vec<u8>,
     /// Events in the order of their steps; at most one event for each step.
@@ -125,7 +127,9 @@ impl Program {
             0 => TurnPolicy::Ring,
             _ => TurnPolicy::Random { seed: rng.bits() },
         };
-        let mut program = Program { policy, ..Program::of_processors(stream(rng.bits(), number), count) };
+        let turns = rng.percent(50).then(|| turns_with_looks(&mut rng));
+        let mut program =
+            Program { policy, turns, ..Program::of_processors(stream(rng.bits(), number), count) };
         // Most turns of a policy are longer than the program.
         let length = program.length();
         for _ in 0..1 + rng.below(6) {
@@ -166,7 +170,7 @@ impl Program {
         let length = if rng.percent(70) { 100 + rng.below(2000) } else { 1000 + rng.below(10_000) };
         let events = events(&mut rng, length);
         let cuts = cuts(&mut rng, length, &events);
-        Program { mode, paging, state, others, policy: TurnPolicy::Ring, ram, events, cuts }
+        Program { mode, paging, state, others, policy: TurnPolicy::Ring, turns: None, ram, events, cuts }
     }
 
     /// The program of hot loops that a seed and a number determine.
@@ -188,7 +192,7 @@ impl Program {
         events.retain(|event| !matches!(event.1, Event::WriteRam(_)) || event.0 % 8 == 0);
         let cuts = cuts(&mut rng, length, &events);
         let (others, policy) = (Vec::new(), TurnPolicy::Ring);
-        Program { mode, paging, state, others, policy, ram, events, cuts }
+        Program { mode, paging, state, others, policy, turns: None, ram, events, cuts }
     }
 
     /// This program, ended earlier.
@@ -204,6 +208,15 @@ impl Program {
     pub fn length(&self) -> u64 {
         self.cuts.last().copied().unwrap_or(0)
     }
+}
+
+/// The state of turns in which spins yield. Looks for spins come earlier than in turns of a policy, so that short programs
+/// have some.
+fn turns_with_looks(rng: &mut Rng) -> TurnState {
+    let next_look = Some(1 + rng.below(1000));
+    let registers = rng.percent(50).then(|| rng.bits());
+    let (generator, left) = (rng.bits(), 1 + rng.below(5000));
+    TurnState { generator, left, spins: Some(SpinState { next_look, registers }), ..TurnState::default() }
 }
 
 /// The turns that a number determines: some tens, most of them short.

@@ -74,9 +74,11 @@ impl<T: Tier> Guest<T> {
         ram.write_bytes(0, &snapshot.ram);
         let board = Board::new(ram.view(), snapshot.lines.clone());
         let mut cpu = T::new(ram);
-        let policy = snapshot.turns.0;
+        let (policy, turns) = &snapshot.turns;
+        let policy = *policy;
+        let spins_yield = turns.as_ref().is_some_and(|turns| turns.spins.is_some());
         cpu.inner().set_processors(snapshot.parked.len() + 1);
-        cpu.inner().set_turn_policy(policy);
+        cpu.inner().set_turn_policy(policy, spins_yield);
         set_others(&mut cpu, snapshot);
         cpu.set_state(&snapshot.state, snapshot.counts);
         Guest { cpu, policy, board, over: false }
@@ -89,7 +91,7 @@ impl<T: Tier> Guest<T> {
         Guest::new(&Snapshot {
             state: program.state.clone(),
             parked: program.others.clone(),
-            turns: (program.policy, None),
+            turns: (program.policy, program.turns.clone()),
             counts: Counts::default(),
             lines,
             ram: program.ram.clone(),

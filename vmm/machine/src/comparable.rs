@@ -9,7 +9,7 @@ use cpu::{Counts, CpuState, CpuStateV1, SegReg, TurnState};
 use serde::Serialize;
 
 use crate::hashes::hash_of;
-use crate::processors::{TurnStateV1, stored};
+use crate::processors::{SpinStateV1, TurnStateV1, stored};
 
 /// How two machines' states are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +56,13 @@ pub fn cpu_hash(state: &CpuState, counts: Counts, others: Others<'_>, likeness: 
     match (likeness, others.turns) {
         (Likeness::Exact, None) if others.cpus.is_empty() => hash_of(&own()),
         (Likeness::Exact, None) => hash_of(&(own(), stored(others.cpus))),
-        (Likeness::Exact, Some(turns)) => hash_of(&(own(), stored(others.cpus), TurnStateV1::from(turns))),
+        (Likeness::Exact, Some(turns)) => {
+            let all = (own(), stored(others.cpus), TurnStateV1::from(turns));
+            match turns.spins {
+                None => hash_of(&all),
+                Some(spins) => hash_of(&(all, SpinStateV1::from(spins))),
+            }
+        }
         (Likeness::AcrossProcessors, _) => hash_of(&comparable(state)),
     }
 }

@@ -7,8 +7,11 @@
 //!
 //! Hashes of a machine's parts are the same in the logs of all formats.
 
+use cpu::TurnState;
+use serde::Deserialize;
+
 use crate::machine_state::MachineState;
-use crate::processors::{OtherProcessors, OtherProcessorsV1, TurnStateV1};
+use crate::processors::{OtherProcessors, OtherProcessorsV1, SpinStateV1, TurnStateV1};
 use crate::state_v1::MachineStateV1;
 
 /// A format of stored bytes.
@@ -19,7 +22,8 @@ pub enum Format {
     V5,
     /// Format 6: as format 5, for machines with several processors. The state of a machine has their states behind it
     /// ([`OtherProcessorsV1`]), and the manifest says how many there are. The state of their turns follows
-    /// ([`TurnStateV1`]), unless the counts decide the turns.
+    /// ([`TurnStateV1`]), unless the counts decide the turns. In a machine where spins end turns, the search for spins comes
+    /// last ([`SpinStateV1`]).
     V6,
 }
 
@@ -50,7 +54,13 @@ impl MachineState {
                 let both = (MachineStateV1::from(self), OtherProcessorsV1::from(&self.others));
                 match &self.others.turns {
                     None => postcard::to_stdvec(&both),
-                    Some(turns) => postcard::to_stdvec(&(both, TurnStateV1::from(turns))),
+                    Some(turns) => {
+                        let with_turns = (both, TurnStateV1::from(turns));
+                        match turns.spins {
+                            None => postcard::to_stdvec(&with_turns),
+                            Some(spins) => postcard::to_stdvec(&(with_turns, SpinStateV1::from(spins))),
+                        }
+                    }
                 }
             }
         }
@@ -67,14 +77,12 @@ impl MachineState {
             Format::V6 => {
                 let taken = postcard::take_from_bytes::<(MachineStateV1, OtherProcessorsV1)>(bytes);
                 let ((state, others), rest) = taken.ok()?;
-                let turns = match rest {
-                    [] => None,
-                    _ => Some(postcard::take_from_bytes::<TurnStateV1>(rest).ok()?),
-                };
-                let is_whole = turns.as_ref().is_none_or(|(_, rest)| rest.is_empty());
-                let turns = turns.map(|(turns, _)| turns.into());
+                let (turns, rest) = next_if_any::<TurnStateV1>(rest)?;
+                let (spins, rest) = next_if_any::<SpinStateV1>(rest)?;
+                let spins = spins.map(Into::into);
+                let turns = turns.map(|turns| TurnState { spins, ..turns.into() });
                 let others = OtherProcessors { turns, ..others.into() };
-                is_whole.then(|| MachineState { others, ..state.into() })
+                rest.is_empty().then(|| MachineState { others, ..state.into() })
             }
         }
     }
@@ -91,4 +99,14 @@ mod tests {
         }
         assert_eq!([4, 7].map(Format::of_version), [None, None]);
     }
+}
+
+/// Parses a value at the start of these bytes, and returns the bytes behind it. There is no value where no bytes are left.
+/// Returns `None` if the bytes are no such value.
+fn next_if_any<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<(Option<T>, &'a [u8])> {
+    if bytes.is_empty() {
+        return Some((None, bytes));
+    }
+    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
+    Some((Some(value), rest))
 }

@@ -1,6 +1,6 @@
 //! The processors of a machine: their description, and the state that only several processors have.
 
-use cpu::{CpuState, CpuStateV1, Topology, Turn, TurnPolicy, TurnState};
+use cpu::{CpuState, CpuStateV1, SpinState, Topology, Turn, TurnPolicy, TurnState};
 use devices::platform::OtherLapicV1;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -16,19 +16,27 @@ pub struct Processors {
     topology: Option<Topology>,
     #[serde(skip_serializing_if = "is_ring")]
     turns: TurnPolicy,
+    #[serde(skip)]
+    spins_yield: bool,
 }
 
 impl Processors {
-    /// This many processors, as cores of one socket that take turns in a ring. `None` unless there are 1 to
-    /// [`MAX_PROCESSORS`].
+    /// This many processors, as cores of one socket that take turns in a ring. A processor that spins yields. `None` unless
+    /// there are 1 to [`MAX_PROCESSORS`].
     pub fn new(count: u8) -> Option<Processors> {
-        Processors::without_topology(count)?.with_topology(1, 1)
+        Some(Processors::without_topology(count)?.with_topology(1, 1)?.with_spins_yield(true))
     }
 
-    /// As [`Processors::new`], but CPUID says only how many processors there are, as in recordings of earlier programs.
+    /// As [`Processors::new`], but CPUID says only how many processors there are, and only PAUSE yields, as in recordings of
+    /// earlier programs.
     pub fn without_topology(count: u8) -> Option<Processors> {
         let is_possible = (1..=MAX_PROCESSORS).contains(&count);
-        is_possible.then_some(Processors { count, topology: None, turns: TurnPolicy::Ring })
+        is_possible.then_some(Processors {
+            count,
+            topology: None,
+            turns: TurnPolicy::Ring,
+            spins_yield: false,
+        })
     }
 
     /// These processors, divided into sockets and into cores with this many threads. `None` unless this is possible.
@@ -41,6 +49,12 @@ impl Processors {
     /// These processors with another policy of turns. `None` for one processor, which takes no turns.
     pub fn with_turns(self, turns: TurnPolicy) -> Option<Processors> {
         (self.count > 1).then_some(Processors { turns, ..self })
+    }
+
+    /// These processors, with or without turns that end where a processor spins without PAUSE. One processor takes no turns.
+    #[must_use]
+    pub fn with_spins_yield(self, spins_yield: bool) -> Processors {
+        Processors { spins_yield: spins_yield && self.count > 1, ..self }
     }
 
     /// The number of processors.
@@ -58,6 +72,11 @@ impl Processors {
         self.turns
     }
 
+    /// Whether the turn of a processor ends that spins without PAUSE.
+    pub fn spins_yield(self) -> bool {
+        self.spins_yield
+    }
+
     /// The processors' APIC ids, in ascending order.
     pub fn apic_ids(self) -> Vec<u8> {
         let id = |number| self.topology.map_or(number, |topology| topology.apic_id(number));
@@ -67,7 +86,7 @@ impl Processors {
 
 impl Default for Processors {
     fn default() -> Processors {
-        Processors { count: 1, topology: None, turns: TurnPolicy::Ring }
+        Processors { count: 1, topology: None, turns: TurnPolicy::Ring, spins_yield: false }
     }
 }
 
@@ -147,7 +166,7 @@ pub struct TurnV1 {
 
 impl From<&TurnState> for TurnStateV1 {
     fn from(state: &TurnState) -> TurnStateV1 {
-        let TurnState { generator, phase, left, is_given, waiting } = state;
+        let TurnState { generator, phase, left, is_given, waiting, spins: _ } = state;
         let waiting = waiting.iter().copied().map(Into::into).collect();
         TurnStateV1 { generator: *generator, phase: *phase, left: *left, is_given: *is_given, waiting }
     }
@@ -156,7 +175,27 @@ impl From<&TurnState> for TurnStateV1 {
 impl From<TurnStateV1> for TurnState {
     fn from(stored: TurnStateV1) -> TurnState {
         let TurnStateV1 { generator, phase, left, is_given, waiting } = stored;
-        TurnState { generator, phase, left, is_given, waiting: waiting.into_iter().map(Into::into).collect() }
+        let waiting = waiting.into_iter().map(Into::into).collect();
+        TurnState { generator, phase, left, is_given, waiting, spins: None }
+    }
+}
+
+/// The stored form of a [`SpinState`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpinStateV1 {
+    next_look: Option<u64>,
+    registers: Option<u64>,
+}
+
+impl From<SpinState> for SpinStateV1 {
+    fn from(SpinState { next_look, registers }: SpinState) -> SpinStateV1 {
+        SpinStateV1 { next_look, registers }
+    }
+}
+
+impl From<SpinStateV1> for SpinState {
+    fn from(SpinStateV1 { next_look, registers }: SpinStateV1) -> SpinState {
+        SpinState { next_look, registers }
     }
 }
 

@@ -70,6 +70,9 @@ struct ProcessorsV6 {
     /// Left out if CPUID says only how many processors there are, as in older recordings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     topology: Option<TopologyV6>,
+    /// Left out if only PAUSE yields, as in older recordings.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    spins_yield: bool,
 }
 
 /// The stored form of a [`cpu::Topology`].
@@ -101,6 +104,7 @@ impl From<Processors> for ProcessorsV6 {
             topology: processors
                 .topology()
                 .map(|topology| TopologyV6 { sockets: topology.sockets(), threads: topology.threads() }),
+            spins_yield: processors.spins_yield(),
         }
     }
 }
@@ -108,7 +112,7 @@ impl From<Processors> for ProcessorsV6 {
 impl ProcessorsV6 {
     /// The processors, if this program can run them.
     fn processors(&self) -> Option<Processors> {
-        let ProcessorsV6 { count, turn_steps, ref policy, ref topology } = *self;
+        let ProcessorsV6 { count, turn_steps, ref policy, ref topology, spins_yield } = *self;
         if turn_steps != cpu::TURN_STEPS {
             return None;
         }
@@ -117,7 +121,7 @@ impl ProcessorsV6 {
             Some(TopologyV6 { sockets, threads }) => processors.with_topology(*sockets, *threads)?,
             None => processors,
         };
-        processors.with_turns(match *policy {
+        processors.with_spins_yield(spins_yield).with_turns(match *policy {
             PolicyV6::Ring => TurnPolicy::Ring,
             PolicyV6::Random { seed } => TurnPolicy::Random { seed },
         })

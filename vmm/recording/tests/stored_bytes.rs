@@ -6,7 +6,7 @@
 //! or retyped. The states of the CPU and the devices have their own tests (`cpu/tests/stored_state.rs`,
 //! `devices/tests/golden_state.rs`).
 
-use cpu::{Counts, CpuModel, CpuState, CpuStateV1, Turn, TurnPolicy, TurnState};
+use cpu::{Counts, CpuModel, CpuState, CpuStateV1, SpinState, Turn, TurnPolicy, TurnState};
 use devices::DebugPortsV1;
 use devices::passthrough::{AskV1, DeviceInputV1, DmaV1, InterruptV1, RegionV1};
 use devices::pci::{PciBus, PciBusStateV1};
@@ -307,15 +307,26 @@ fn a_machines_state_with_several_processors() {
         left: 0x777,
         is_given: true,
         waiting,
+        spins: None,
     });
     let with_turns = state.to_bytes(Format::V6);
-    assert_eq!(MachineState::from_bytes(Format::V6, &with_turns), Some(state));
+    assert_eq!(MachineState::from_bytes(Format::V6, &with_turns), Some(state.clone()));
     let rest = with_turns.strip_prefix(&bytes[..]).expect("they come last");
     assert_eq!(hex(rest), "f0bdf3d589cf959a1266f70e010201b4240056");
     for length in bytes.len() + 1..with_turns.len() {
         assert_eq!(MachineState::from_bytes(Format::V6, &with_turns[..length]), None, "{length}");
     }
-    let longer = [&with_turns[..], &[0]].concat();
+    // The search for spins comes last, if spins yield.
+    let turns = state.others.turns.as_mut().expect("they are not None");
+    turns.spins = Some(SpinState { next_look: Some(0x99), registers: Some(0x1234_5678) });
+    let with_spins = state.to_bytes(Format::V6);
+    assert_eq!(MachineState::from_bytes(Format::V6, &with_spins), Some(state));
+    let rest = with_spins.strip_prefix(&with_turns[..]).expect("it comes last");
+    assert_eq!(hex(rest), "01990101f8acd19101");
+    for length in with_turns.len() + 1..with_spins.len() {
+        assert_eq!(MachineState::from_bytes(Format::V6, &with_spins[..length]), None, "{length}");
+    }
+    let longer = [&with_spins[..], &[0]].concat();
     assert_eq!(MachineState::from_bytes(Format::V6, &longer), None);
 }
 
@@ -414,7 +425,8 @@ fn a_manifest_with_a_topology_and_random_turns() {
       "topology": {
         "sockets": 2,
         "threads": 3
-      }
+      },
+      "spins_yield": true
     }
 "#;
     assert!(text.contains(expected), "{text}");
@@ -425,13 +437,15 @@ fn a_manifest_with_a_topology_and_random_turns() {
         ("\"threads\": 3", "\"threads\": 300"),
         ("18446744073709551614", "18446744073709551616"),
         ("\"seed\"", "\"seat\""),
+        ("\"spins_yield\": true", "\"spins_yield\": 1"),
     ] {
         assert!(Manifest::parse(&text.replace(from, to)).is_err(), "{to}");
     }
-    // The policy and the topology determine the run.
+    // The policy, the spins and the topology determine the run.
     let hash_with = |from: &str, to: &str| Manifest::parse(&text.replace(from, to)).unwrap().machine_hash();
     assert_ne!(hash_with("51614", "51615"), manifest.machine_hash());
     assert_ne!(hash_with("\"sockets\": 2", "\"sockets\": 4"), manifest.machine_hash());
+    assert_ne!(hash_with("\"spins_yield\": true", "\"spins_yield\": false"), manifest.machine_hash());
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn a_recording_of_version_6_with_random_and_given_turns() {
     let Opened::ByInstructions(recording) = unpacked("v6-random.packed", directory.path()) else {
         panic!("it counts instructions");
     };
-    let processors = Processors::new(6).and_then(|six| six.with_topology(2, 3));
+    let processors = Processors::without_topology(6).and_then(|six| six.with_topology(2, 3));
     let turns = TurnPolicy::Random { seed: 7 };
     assert_eq!(Some(recording.manifest.machine.processors), processors.and_then(|six| six.with_turns(turns)));
     must_replay(&recording, 4, 32, 4, Instructions(626_682));

@@ -1,0 +1,100 @@
+//! Finds a processor that spins: it executes the same instructions again and again, until another processor writes
+//! what it waits for.
+//!
+//! A kernel's spin loops have PAUSE, which yields. Other code may spin without PAUSE. Far into a turn, the registers are
+//! compared with the registers [`ROUNDS_STEPS`] steps later. If all of them are equal, the processor spins. So the answer
+//! follows from the machine's state only, whatever interrupts a run in between.
+
+/// Number of steps of a turn before the first look. A look costs as much as executing some hundred instructions.
+const CALM_STEPS: u64 = 10_000;
+/// Number of steps from the first look to the second one: whole rounds of all loops with 1 to 10, 12, 14, 15, 16 or another
+/// number of steps that divides 5040.
+const ROUNDS_STEPS: u64 = 5_040;
+/// No look is due in this turn.
+const NEVER: u64 = u64::MAX;
+
+/// Where the search for a spin in the present turn stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpinState {
+    /// Number of steps until the next look. `None` if no look is due in this turn.
+    pub next_look: Option<u64>,
+    /// A hash of the registers at the first look.
+    pub registers: Option<u64>,
+}
+
+/// The search for a spin in the present turn.
+#[derive(Clone, Debug)]
+pub(super) struct Spins {
+    end_turns: bool,
+    /// The step count of the next look.
+    next_look: u64,
+    /// A hash of the registers at the first look.
+    registers: Option<u64>,
+}
+
+impl Spins {
+    /// `end_turns`: whether to look for spins at all.
+    pub fn new(end_turns: bool) -> Spins {
+        Spins { end_turns, next_look: NEVER, registers: None }
+    }
+
+    /// Whether a spin ends a turn.
+    pub fn end_turns(&self) -> bool {
+        self.end_turns
+    }
+
+    /// The step count of the next look.
+    #[inline(always)]
+    pub fn next_look(&self) -> u64 {
+        self.next_look
+    }
+
+    /// A turn begins in which a spin may be found.
+    pub fn begin(&mut self, steps: u64) {
+        self.rest();
+        if self.end_turns {
+            self.next_look = steps.saturating_add(CALM_STEPS);
+        }
+    }
+
+    /// No look is due until the next turn.
+    pub fn rest(&mut self) {
+        (self.next_look, self.registers) = (NEVER, None);
+    }
+
+    /// Looks at the registers, if a look is due at this step count. Returns whether the processor spins.
+    pub fn look(&mut self, steps: u64, registers: impl FnOnce() -> u64) -> bool {
+        if steps < self.next_look {
+            return false;
+        }
+        let now = registers();
+        let Some(earlier) = self.registers else {
+            (self.next_look, self.registers) = (steps.saturating_add(ROUNDS_STEPS), Some(now));
+            return false;
+        };
+        self.rest();
+        now == earlier
+    }
+
+    /// The state at a step count; `None` if spins end no turns.
+    pub fn state(&self, steps: u64) -> Option<SpinState> {
+        let next_look = (self.next_look != NEVER).then(|| self.next_look.saturating_sub(steps));
+        self.end_turns.then_some(SpinState { next_look, registers: self.registers })
+    }
+
+    /// Replaces the state, at a step count.
+    pub fn set_state(&mut self, state: Option<&SpinState>, steps: u64) {
+        self.rest();
+        if let Some(SpinState { next_look, registers }) = state.filter(|_| self.end_turns) {
+            self.next_look = next_look.map_or(NEVER, |left| steps.saturating_add(left.max(1)));
+            self.registers = *registers;
+        }
+    }
+
+    /// The step count was replaced.
+    pub fn recounted(&mut self, from: u64, to: u64) {
+        if self.next_look != NEVER {
+            self.next_look = to.saturating_add(self.next_look.saturating_sub(from));
+        }
+    }
+}
