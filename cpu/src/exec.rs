@@ -184,9 +184,9 @@ impl Cpu {
         self.set_registers(state);
     }
 
-    /// Replaces the architectural state, as [`Cpu::set_state`] does, but keeps everything derived from RAM. Since the
-    /// last call, only the CPU itself may have changed RAM, or writes to [`GuestRam`] that set page flags. A caller can
-    /// afford this call before every instruction.
+    /// Replaces the architectural state, as [`Cpu::set_state`] does, but keeps everything derived from RAM. Only the
+    /// CPU itself, and writes through [`GuestRam`] that set page flags, may have changed RAM. A caller can afford this
+    /// call before every instruction.
     pub fn set_registers(&mut self, state: &CpuState) {
         self.core.load_registers(state);
         self.core.debug_registers_changed();

@@ -29,8 +29,8 @@ use crate::happening::{At, Happening, Wants};
 
 /// Receives the happenings of a run while it goes on.
 ///
-/// The CPU calls an observer from the thread that runs it, between steps. `Any` lets the code that attached an observer
-/// convert it back to its own type.
+/// The CPU calls an observer from the thread that runs the CPU, between steps. `Any` lets the code that attached an
+/// observer convert it back to its own type.
 pub trait Observer: Any + Send {
     /// The kinds of happenings to report. The CPU asks once, when the observer is attached.
     fn wants(&self) -> Wants;

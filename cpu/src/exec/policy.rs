@@ -155,8 +155,8 @@ impl Turns {
         self.waiting = waiting.iter().copied().take(Turn::MOST_WAITING).collect();
     }
 
-    /// Adapts the present turn to a step count that is replaced. A turn of the ring ends at the next count at
-    /// which turns of the ring end. Every other turn keeps its remaining steps.
+    /// Adapts the present turn to a step count that is replaced. A turn of the ring ends at the next count at which
+    /// turns of the ring end. Every other turn keeps its remaining steps.
     pub fn recounted(&mut self, from: u64, to: u64) {
         match self.policy {
             TurnPolicy::Ring if !self.is_given => self.begin_own(to),

@@ -157,8 +157,8 @@ impl Cpu {
         Some(translation)
     }
 
-    /// Whether a breakpoint stands at a linear address or its physical address. A run passes over a breakpoint where it
-    /// begins, but this function does not except that place.
+    /// Whether a breakpoint stands at a linear address or its physical address. Returns true also where a run begins,
+    /// although the run passes over a breakpoint there.
     fn breaks_always(&self, rip: u64, ram_offset: u64) -> bool {
         self.core.debug.breaks_at(rip, self.core.ram.layout().gpa_of(ram_offset))
     }

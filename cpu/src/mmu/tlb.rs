@@ -33,8 +33,8 @@ const CONTEXTS: usize = 8;
 /// The number of further address spaces for each processor beyond the first. If this constant is two, four processors
 /// that run eight pipelines drop each other's translations, which takes 30 % more CPU time.
 const CONTEXTS_PER_PROCESSOR: usize = 4;
-/// Number of writes to a page-table page, without a walk through the page, after which the page counts as reused
-/// for other data.
+/// Number of writes to a page-table page, without a walk through the page, after which the page counts as reused for
+/// other data.
 const COLD_PAGE_TABLE_WRITES: u32 = 64;
 
 /// The position of a table in a walk.
@@ -645,7 +645,8 @@ mod tests {
 
     #[test]
     fn a_page_is_entered_for_what_its_fill_allows() {
-        // For each case: the kinds of access for which the page is held after an access of each kind.
+        // Each case: the kind of access, the kinds that the entry allows, and the kinds for which the page is held
+        // afterwards.
         let all = [true; KINDS];
         let cases = [
             (Access::Read, all, [true, true, false]),

@@ -250,7 +250,7 @@ impl PciBus {
     }
 
     /// Number of further frames that fit into the queue of the first network card. `None` if the card's driver has not
-    /// offered its receive queue, or if there is no card.
+    /// enabled its receive queue, or if there is no card.
     pub fn network_room(&self) -> Option<usize> {
         self.functions.iter().find(|function| function.is_network())?.network_room()
     }

@@ -150,8 +150,7 @@ impl Pic8259 {
         beats.then_some(input)
     }
 
-    /// Runs an acknowledge cycle. Returns the input that is now in service, and its vector. `None` means a spurious
-    /// interrupt.
+    /// Runs an acknowledge cycle. Returns the acknowledged input, and the vector. `None` means a spurious interrupt.
     pub fn acknowledge(&mut self) -> (Option<u8>, u8) {
         let Some(input) = self.request() else { return (None, self.s.vector_base | SPURIOUS) };
         self.s.edges &= !(1 << input);
