@@ -4,27 +4,28 @@
 /// Requests of the board to the CPU, sampled between instructions after every bus access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BusSignals {
-    /// The INTR line: an interrupt controller has a vector to deliver.
+    /// Whether the INTR line is raised: an interrupt controller has a vector to deliver.
     pub interrupt: bool,
-    /// A non-maskable interrupt is waiting ([`Bus::take_nmi`] consumes the interrupt).
+    /// Whether a non-maskable interrupt waits ([`Bus::take_nmi`] consumes the interrupt).
     pub nmi: bool,
-    /// The machine wants control back before the next instruction (a deadline moved, power-off, ...).
+    /// Whether the machine wants control back before the next instruction (a deadline moved, power-off, ...).
     pub stop: bool,
 }
 
-/// Whether a processor waits for a start-up message: INIT makes it wait.
+/// Whether a processor waits for a start-up message (SIPI). A processor waits after INIT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Startup {
-    /// The processor has started.
+    /// The processor has started, and waits for no message.
     #[default]
     Done,
     /// The processor waits for a start-up message.
     Awaited,
-    /// A start-up message waits ([`Bus::take_start`] consumes it).
+    /// A start-up message for the processor has arrived. [`Bus::take_start`] consumes the message.
     Due,
 }
 
-/// What decides whether a processor that is not in the seat can run.
+/// The board's requests to a processor, which may not have the *seat*. A processor has the seat while its turn lasts
+/// (`exec/seats.rs`). The requests decide whether the processor can run in a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessorSignals {
     /// As [`BusSignals::interrupt`].
@@ -48,19 +49,21 @@ pub trait Bus {
     fn mmio_write(&mut self, steps: u64, gpa: u64, data: &[u8]);
     /// The board's requests at this moment.
     fn signals(&mut self) -> BusSignals;
-    /// The board's requests to any processor.
+    /// The board's requests to the processor with this number, which need not have the seat.
     fn processor_signals(&mut self, _processor: usize) -> ProcessorSignals {
         ProcessorSignals::default()
     }
-    /// Tells the board that this processor has the seat. Later calls come from it.
+    /// Tells the board that the processor with this number has got the seat. Later calls of other functions come from
+    /// this processor.
     fn take_seat(&mut self, _processor: usize) {}
-    /// Consumes the start-up message that waits for the processor in the seat. Returns the page where it starts.
+    /// Consumes the start-up message that waits for the processor in the seat. Returns the number of the page where the
+    /// processor starts; `None` if no message waits.
     fn take_start(&mut self) -> Option<u8> {
         None
     }
     /// The interrupt acknowledge cycle; `None` if the request was withdrawn.
     fn acknowledge_interrupt(&mut self) -> Option<u8>;
-    /// Consumes a waiting NMI.
+    /// Consumes a waiting NMI. Returns whether an NMI waited.
     fn take_nmi(&mut self) -> bool;
     /// Reads an MSR that belongs to the board (APIC base, x2APIC); `None` raises #GP.
     fn read_msr(&mut self, steps: u64, index: u32) -> Option<u64>;
@@ -85,8 +88,8 @@ pub trait Bus {
     fn tsc(&mut self, steps: u64) -> u64;
 }
 
-/// A board for programs that need no devices. Reads give ones, nothing interrupts, board MSRs raise #GP, and
-/// port writes are kept.
+/// A board for programs that need no devices. Reads of ports and memory return ones, no interrupt comes, and MSRs of
+/// the board raise #GP. `written` lists the port writes.
 #[derive(Clone, Debug, Default)]
 pub struct EmptyBus {
     /// Port and value of each write, in the order of the writes.

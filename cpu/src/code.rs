@@ -23,9 +23,9 @@ const MAX_BLOCKS: usize = 1 << 18;
 /// buffer. The buffer is emptied once half of the placed translations are dropped, and at least this number. Hot code
 /// is then placed again.
 const MOST_GONE: u32 = 1 << 14;
-/// Slots of the table that finds a block with nothing but RIP.
+/// Number of slots in the table `jumps`, which finds a block by RIP and `Core::code_tag`.
 const JUMP_SLOTS: usize = 1 << 15;
-/// Slots for the code of one page; they lie side by side.
+/// Number of neighbouring slots of `jumps` that serve the addresses of one page.
 const JUMP_SLOTS_OF_PAGE: usize = 64;
 
 /// Size of a line in bytes. Blocks are listed by the lines of a page that they touch.
@@ -39,23 +39,24 @@ pub(crate) type BlockNumber = u32;
 /// A run of instructions that ends at a branch, at a mode-changing instruction or at the page's end.
 pub(crate) struct Block {
     pub ops: Box<[Op]>,
-    /// The last op sets RIP itself.
+    /// Whether the last op sets RIP itself.
     pub sets_rip: bool,
-    /// Length in bytes.
+    /// The number of code bytes in the block.
     pub length: u16,
-    /// RAM page of the second half of a single instruction that crosses a page.
+    /// The number of the second RAM page of a block whose single instruction crosses into this page; `None` for all
+    /// other blocks.
     pub second_page: Option<u64>,
     /// Whether a breakpoint may stand at the block's first instruction, or an observer may want its fetch.
     pub check_first: bool,
-    /// How often the block was interpreted, until it is translated.
+    /// How often the interpreter has executed the block. The count ends when the block is translated.
     pub heat: u32,
-    /// Never translate the block: translation does not pay for it.
+    /// Whether the block is never translated, because a translation would not make the guest faster.
     pub interpreted: bool,
     /// Distinguishes the block from earlier blocks with the same number.
     serial: u32,
     /// The block's translation, if the translation is valid wherever the block is mapped.
     translation: Option<Translation>,
-    /// Addresses at which the translation is placed, and the code there.
+    /// Guest addresses (RIP) for which the translation is placed in the code buffer, and the placed code.
     placed: Vec<(u64, Entry)>,
     key: BlockKey,
 }
@@ -67,12 +68,12 @@ impl Block {
     }
 }
 
-/// The conditions, besides the bytes, that a block depends on.
+/// What identifies a block: the RAM offset of its first byte, and the mode that the block was decoded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockKey(u64);
 
 impl BlockKey {
-    /// The key of the code at a RAM offset, decoded in a mode (a few bits).
+    /// The key of the code at a RAM offset, decoded in a mode. The four low bits of `mode` count.
     pub fn new(ram_offset: u64, mode: u8) -> BlockKey {
         BlockKey(ram_offset << 4 | u64::from(mode & 15))
     }
@@ -98,7 +99,7 @@ pub(crate) struct CodeCache {
     made: u32,
     /// How many of the placed translations were dropped.
     gone: u32,
-    /// Bytes of the translations that blocks keep.
+    /// Total size in bytes of the translations that are stored in blocks.
     kept: usize,
     blocks: Vec<Option<Block>>,
     free: Vec<BlockNumber>,
@@ -133,13 +134,13 @@ impl CodeCache {
         }
     }
 
-    /// A block by its number, which must be live.
+    /// The block with this number. The block must exist.
     #[inline(always)]
     pub fn block(&self, number: BlockNumber) -> &Block {
         self.blocks[number as usize].as_ref().expect("only live blocks are remembered")
     }
 
-    /// The code of a block's translation at an address, if that code is still valid.
+    /// The code that was placed for this block at this RIP, if the code is still valid.
     #[inline(always)]
     pub fn placed(&self, number: BlockNumber, rip: u64) -> Option<Entry> {
         let (_, entry) = self.block(number).placed.iter().find(|(at, _)| *at == rip)?;
@@ -157,8 +158,8 @@ impl CodeCache {
         (rip >> 6 ^ rip & (JUMP_SLOTS_OF_PAGE as u64 - 1)) as usize & (JUMP_SLOTS - 1)
     }
 
-    /// The block last found at this RIP under this tag, if the block still exists. The caller checks whether
-    /// the page of RIP still maps to the block.
+    /// The block that was last found for this RIP and this `Core::code_tag`, if the block still exists. The caller
+    /// checks whether the page of RIP still maps to the block.
     #[inline(always)]
     pub fn jump(&self, rip: u64, tag: u64) -> Option<BlockNumber> {
         let slot = &self.jumps[Self::jump_index(rip)];

@@ -1,4 +1,5 @@
-//! Records which lines of RAM hold decoded code, so that a store to code differs from a store beside it.
+//! Records which lines of RAM hold decoded code. A store drops code only if it touches such a line, and not if it
+//! touches another line of the page.
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 

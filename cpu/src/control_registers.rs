@@ -9,7 +9,7 @@ use crate::exception::Res;
 const CR0_KNOWN: u64 =
     cr0::PE | cr0::MP | cr0::EM | cr0::TS | cr0::NE | cr0::WP | cr0::AM | cr0::NW | cr0::CD | cr0::PG;
 
-/// Physical address bits that do not exist.
+/// Bits of a 64-bit word above the `PHYSICAL_BITS` bits of a physical address.
 const BEYOND_PHYSICAL: u64 = !((1 << PHYSICAL_BITS) - 1);
 
 impl Core {

@@ -15,7 +15,7 @@ use crate::observing::Observing;
 use crate::slots::{HIGH_BYTE, REG_BLOCK_RIP, SEG_NONE};
 use crate::state::{CpuState, SegReg, Segment};
 
-/// Default operand and address size of the running code segment.
+/// The default operand and address size of the running code segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CodeSize {
@@ -54,9 +54,9 @@ pub struct Core {
     pub block_steps: u64,
     /// Index in the block of the running instruction, so that `block_steps + index` is its step count.
     pub index: u64,
-    /// Retired conditional branches.
+    /// The number of retired conditional branches.
     pub branches: u64,
-    /// System calls entered.
+    /// The number of entered system calls.
     pub system_calls: u64,
     /// Step count at which the current run ends. Repeated string instructions check this limit themselves.
     pub budget_end: u64,
@@ -64,27 +64,29 @@ pub struct Core {
     pub faulting_tasks: u32,
     /// Whether to leave the block after the running instruction.
     pub break_block: bool,
-    /// See [`attention`].
+    /// The conditions that the run loop handles before the next instruction, as bits of [`attention`].
     pub attention: u32,
-    /// An interrupt or NMI waited when signals were last sampled.
+    /// Whether an interrupt or NMI waited when signals were last sampled.
     pub interrupts_wait: bool,
-    /// Whether the running processor gives the rest of its turn away.
+    /// Whether the running processor executed PAUSE and so gives up the rest of its turn.
     pub yields: bool,
     /// Number of the running processor.
     pub processor: usize,
     /// Number of processors.
     pub processors: usize,
-    /// What CPUID says of sockets, cores and threads.
+    /// The sockets, cores and threads that CPUID reports. With `None`, CPUID reports only the number of processors.
     pub(crate) topology: Option<Topology>,
     /// Privilege level.
     pub cpl: u8,
     /// Code size of the running segment.
     pub code_size: CodeSize,
-    /// Wrap-around mask of the stack pointer.
+    /// The bits of RSP that form the stack pointer. Stack addresses wrap around at this width.
     pub stack_mask: u64,
-    /// Base and limit of the last code segment that was not 64-bit. The code cache remembers jumps for this segment.
+    /// Base and limit of the last code segment that was not 64-bit. The current number in `code_segments` stands for
+    /// this segment.
     last_code_segment: (u64, u32),
-    /// Counts the changes of `last_code_segment`.
+    /// Counts the changes of `last_code_segment`. The count is a part of [`Core::code_tag`], so the code cache forgets
+    /// jumps of other segments.
     code_segments: u64,
     /// The exception of the last [`Break::Fault`].
     pub exception: Exception,
@@ -96,8 +98,8 @@ pub struct Core {
     pub(crate) quirks: Quirks,
     /// Guest memory.
     pub ram: GuestRam,
-    /// The state that is not hot. `gpr`, `xmm`, `rip` and `rflags` in here are stale while the CPU runs: the fields
-    /// above hold them.
+    /// The architectural state. While the CPU runs, `gpr`, `xmm`, `rip` and `rflags` of this state are stale: `frame`,
+    /// `flags`, `rflags` and `rip` of `Core` hold the current values.
     pub state: CpuState,
     /// RAM pages whose decoded code must be dropped before the next instruction.
     pub stale_code: Vec<u64>,
@@ -157,7 +159,7 @@ impl Core {
         self.update_mmu_index();
     }
 
-    /// The whole architectural state in canonical form: two equal machines give equal values.
+    /// The whole architectural state in canonical form: two CPUs that continue equally give equal values.
     pub fn save_state(&self) -> CpuState {
         let mut state = self.state.clone();
         state.gpr.copy_from_slice(&self.frame.regs[..16]);
@@ -217,7 +219,7 @@ impl Core {
         self.rflags | self.flags.bits()
     }
 
-    /// Sets RFLAGS as given (bit 1 forced, reserved bits cleared) and updates everything that depends on it.
+    /// Sets RFLAGS as given (bit 1 becomes 1, and reserved bits become 0) and updates everything that depends on it.
     pub fn set_rflags(&mut self, value: u64) {
         const KNOWN: u64 = flags::ARITHMETIC
             | flags::TF
@@ -328,8 +330,8 @@ impl Core {
         self.break_block = true;
     }
 
-    /// The conditions, besides the bytes, that decoding depends on: the code size and, outside 64-bit mode,
-    /// the code segment.
+    /// A number for the code size and, outside 64-bit mode, for the code segment. The blocks that a RIP leads to depend
+    /// on both.
     #[inline(always)]
     pub(crate) fn code_tag(&self) -> u64 {
         let segment = if self.is_64bit() { 0 } else { self.code_segments };
@@ -381,7 +383,7 @@ impl Core {
         self.break_block = true;
     }
 
-    /// Holds interrupts back for the next instruction (STI); with `mov_ss`, debug traps too.
+    /// Holds interrupts back for the next instruction (STI); with `mov_ss`, holds debug traps back too.
     pub fn set_interrupt_shadow(&mut self, mov_ss: bool) {
         self.state.interrupt_shadow = true;
         self.state.mov_ss_shadow = mov_ss;

@@ -26,7 +26,8 @@ struct Changing {
     apic: bool,
     /// The processor's number, and the number of processors.
     processor: (u32, u32),
-    /// Without it, CPUID says only how many processors there are, as in older recordings.
+    /// The sockets, cores and threads. With `None`, as in older recordings, CPUID reports only the number of
+    /// processors.
     topology: Option<Topology>,
 }
 
@@ -79,7 +80,7 @@ mod tests {
 
     const GOLDEN: &str = include_str!("../tests/golden/cpuid.txt");
 
-    /// A machine with one processor.
+    /// The changing parts of a machine with one processor and no topology.
     fn alone(osxsave: bool, apic: bool) -> Changing {
         Changing { osxsave, apic, processor: (0, 1), topology: None }
     }

@@ -1,6 +1,6 @@
-//! The debugger's breakpoints and watchpoints as features of the engine. The debugger may set any number of
-//! points, and guest memory never shows them. Pages without such points cost nothing. The guest's own debug
-//! registers share the machinery.
+//! The debugger's breakpoints and watchpoints as features of the engine. The debugger may set any number of points, and
+//! guest memory never shows them. Pages without such points cost nothing. The guest's own debug registers use the same
+//! checks.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::debug_points::{AddressKind, Hit, PageAccess, Trap, Traps, WatchKind, Watchpoint};
 use crate::exception;
 
-/// DR6: the trap of TF.
+/// The bit BS of DR6: a single-step trap (RFLAGS.TF) caused the debug exception.
 pub(crate) const DR6_BS: u64 = 1 << 14;
 
 impl Core {
@@ -30,12 +30,13 @@ impl Core {
         }
     }
 
-    /// Replaces the debugger's traps.
+    /// Replaces the debugger's traps: the events that stop a run.
     pub(crate) fn set_traps(&mut self, traps: Traps) {
         self.debug.replace_traps(traps);
     }
 
-    /// Counts a system call and reports it to traps and the observer.
+    /// Counts a system call. Notes a hit if the debugger traps the call, and a happening if the observer wants the
+    /// call.
     pub(crate) fn entered_system_call(&mut self) {
         self.system_calls += 1;
         let number = self.frame.regs[0];
@@ -45,7 +46,8 @@ impl Core {
         self.observe_system_call(number);
     }
 
-    /// Reports a delivery through an entry of the interrupt table to traps and the observer.
+    /// Notes a hit if the debugger traps a delivery through this entry of the interrupt table, and a happening if the
+    /// observer wants the delivery.
     pub(crate) fn entered_vector(&mut self, vector: u8, error_code: Option<u32>) {
         if self.debug.traps_vector(vector) {
             self.note_trap(Trap::Vector(vector));
@@ -53,14 +55,14 @@ impl Core {
         self.observe_delivery(vector, error_code);
     }
 
-    /// Reports a completed IRET, SYSRET or SYSEXIT to traps.
+    /// Notes a hit for a completed IRET, SYSRET or SYSEXIT, if the debugger traps returns.
     pub(crate) fn returned(&mut self) {
         if self.debug.traps_returns() {
             self.note_trap(Trap::Return);
         }
     }
 
-    /// Reports the end of a processor's turn to traps.
+    /// Notes a hit for the end of a processor's turn, if the debugger traps ends of turns.
     pub(crate) fn turn_ended(&mut self, processor: usize) {
         if self.debug.traps_turns() {
             self.note_trap(Trap::Turn(processor));
@@ -80,7 +82,8 @@ impl Core {
             && (self.debug.watches_page(address, gpa, kind) || self.observing.sees_page(address, gpa, kind))
     }
 
-    /// Checks an access that missed the fast path against the debugger's watchpoints and the observer's wants.
+    /// Checks an access that missed the fast path against the debugger's watchpoints and the accesses that the observer
+    /// wants.
     pub(crate) fn note_access(&mut self, access: &PageAccess<'_>) {
         if self.debug.note_access(access) {
             self.attention |= attention::HIT;
@@ -144,7 +147,7 @@ impl Core {
         self.fault(exception::DB);
     }
 
-    /// Moves pending debug conditions into DR6, which then also describes them to the next debug exception.
+    /// Moves pending debug conditions into DR6. The next debug exception then reports these conditions too.
     pub(crate) fn take_pending_debug(&mut self) {
         if self.state.pending_debug != 0 {
             self.state.dr6 = self.state.dr6 & !0xf | self.state.pending_debug;

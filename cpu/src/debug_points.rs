@@ -12,7 +12,7 @@ pub enum WatchKind {
     Read,
     /// Writes.
     Write,
-    /// Both.
+    /// Reads and writes.
     Access,
 }
 
@@ -25,7 +25,7 @@ pub struct Watchpoint {
     pub address: u64,
     /// Length in bytes.
     pub length: u64,
-    /// The accesses that count.
+    /// The kind of access that hits the watchpoint.
     pub kind: WatchKind,
 }
 
@@ -35,7 +35,7 @@ impl Watchpoint {
         last_of(self.address, self.length)
     }
 
-    /// Whether an access of this kind counts.
+    /// Whether an access of this kind can hit the watchpoint.
     fn counts(&self, kind: WatchKind) -> bool {
         self.kind == WatchKind::Access || self.kind == kind
     }
@@ -50,8 +50,8 @@ pub struct WatchHit {
     pub address: u64,
     /// Whether the access was a read or a write.
     pub kind: WatchKind,
-    /// Whether the access was a write that changed bytes of the watchpoint. A write to a device always counts, because
-    /// its effect is unknown.
+    /// Whether the access was a write that changed bytes of the watchpoint. A write to a device always counts as a
+    /// change, because its effect is unknown.
     pub changed: bool,
     /// How many bytes of the watchpoint were accessed from `address` on, at most eight.
     pub length: u8,
@@ -115,7 +115,7 @@ pub enum Trap {
 pub enum Hit {
     /// An access to memory.
     Watch(WatchHit),
-    /// An event.
+    /// An event that [`Traps`] asked for.
     Trap(Trap),
 }
 
@@ -130,7 +130,7 @@ pub(crate) struct PageAccess<'a> {
     pub before: Option<&'a [u8]>,
 }
 
-/// All points in force.
+/// All breakpoints, watchpoints and traps that are set, and their hits.
 #[derive(Default)]
 pub struct DebugPoints {
     traps: Traps,
@@ -252,7 +252,7 @@ fn offsets_in_page<'a>(points: impl Iterator<Item = &'a (AddressKind, u64)>) -> 
 }
 
 impl PageAccess<'_> {
-    /// The hit of a watchpoint, if the access touches it.
+    /// The hit of a watchpoint, if the access touches the watched range.
     fn hit(&self, watchpoint: Watchpoint) -> Option<WatchHit> {
         let at = if watchpoint.space == AddressKind::Linear { self.address } else { self.gpa };
         let address = at.max(watchpoint.address);
@@ -305,7 +305,7 @@ mod tests {
         let point = |address, length, space| Watchpoint { space, ..watch(address, length) };
         let linear = |address, length| point(address, length, AddressKind::Linear);
         let physical = |address, length| point(address, length, AddressKind::Physical);
-        // One watchpoint spans many that begin later; some overlap; two share an address.
+        // One watchpoint spans many watchpoints that begin later. Some watchpoints overlap, and two share an address.
         let mut all = vec![linear(0x1000, 0x3000), linear(0x1ffc, 8), linear(0x2000, 1), linear(0x2000, 4)];
         all.extend((0..1000).map(|number| linear(0x2100 + 0x10 * number, 8)));
         all.extend([physical(0x7004, 4), physical(0x8000, 0x1000)]);

@@ -60,7 +60,8 @@ pub enum Met {
     Watchpoint(WatchHit),
     /// The step that just completed was an event that a trap waits for. [`Cpu::hits`] lists all hits.
     Trap(Trap),
-    /// The observer asked to stop in the step that just completed, which hit nothing of the debugger's.
+    /// The observer asked to stop in the step that just completed, and the step hit no watchpoint or trap of the
+    /// debugger.
     Observer,
 }
 
@@ -95,7 +96,8 @@ pub struct Cpu {
     translate_after: u32,
 }
 
-/// Logs once that the host has no memory for translated code, so every guest takes longer.
+/// Logs once that the host has no memory for translated code, so the interpreter executes every guest, which takes
+/// longer.
 #[cold]
 fn tell_of_no_translator() {
     static TOLD: Once = Once::new();
@@ -177,16 +179,16 @@ impl Cpu {
         self.core.stale_code.clear();
     }
 
-    /// Replaces the architectural state after RAM was changed by writes that its page flags saw
-    /// ([`GuestRam::replace_bytes`], devices). Keeps everything derived from other pages.
+    /// Replaces the architectural state after RAM was changed by writes that set page flags:
+    /// [`GuestRam::replace_bytes`] or writes of devices. Keeps everything derived from pages that were not written.
     pub fn restore_state(&mut self, state: &CpuState) {
         self.drop_stale();
         self.set_registers(state);
     }
 
-    /// Replaces the architectural state, as [`Cpu::set_state`] does, but keeps everything derived from RAM.
-    /// Only the CPU and [`GuestRam`] writes that the CPU was told of may have changed RAM. The call is cheap
-    /// enough for every instruction.
+    /// Replaces the architectural state, as [`Cpu::set_state`] does, but keeps everything derived from RAM. Only the
+    /// CPU itself, and writes through [`GuestRam`] that set page flags, may have changed RAM. A caller can afford this
+    /// call before every instruction.
     pub fn set_registers(&mut self, state: &CpuState) {
         self.core.load_registers(state);
         self.core.debug_registers_changed();
@@ -289,8 +291,8 @@ impl Cpu {
             self.core.attention |= attention::FOREIGN_WRITES;
         }
         self.core.debug.hits.clear();
-        // The exit by which translated code was just left, if nothing has happened since this exit. Such an exit can be
-        // linked directly to the next block.
+        // The exit by which translated code was just left; `None` if the run loop has done something else since. The
+        // exit can be linked directly to the next block.
         let mut link = None;
         let begun = self.core.block_steps;
         loop {
@@ -408,7 +410,7 @@ impl Cpu {
             self.core.observing.rip = rip;
             self.core.observe_branch(&branch);
         }
-        // A repeated string instruction that stopped between iterations.
+        // Whether a repeated string instruction stopped between iterations.
         let iterated = !completed && op.flags & Op::SETS_RIP == 0 && self.core.rip == rip;
         if resume && iterated {
             // Keep RF, or the breakpoint would hit again when the instruction continues.
@@ -466,15 +468,16 @@ impl Cpu {
         if self.core.attention & attention::SIGNALS != 0 {
             let signals = bus.signals();
             self.core.interrupts_wait = signals.interrupt || signals.nmi;
-            // A run that has executed nothing does not ask for turns: its place may have had events already.
+            // A run that has executed no step does not ask for turns: the caller may have handled the events at this
+            // step count already.
             let asks_for_turns = self.seats.turns.asks_for_more() && self.core.block_steps != begun;
             if signals.stop || asks_for_turns {
                 return Attended::Stop(Stop::Bus);
             }
             // Deliveries are steps too: the budget comes first.
             if self.core.block_steps < self.core.budget_end && self.take_interrupts(bus, signals) {
-                // The delivery is a step of its own. Another interrupt can come before the handler's first instruction,
-                // and the delivery can have hit something.
+                // The delivery is a step of its own. Another interrupt can come before the handler's first instruction.
+                // The delivery can also have hit a watchpoint or a trap.
                 return Attended::Again;
             }
         }
@@ -486,7 +489,7 @@ impl Cpu {
                     Halted::Wakes => Attended::Stop(Stop::Budget),
                 };
             }
-            // The single-step trap of HLT itself.
+            // The pending debug trap is the single-step trap of HLT itself, and wakes the CPU.
             self.wake();
         }
         Attended::Done
@@ -522,7 +525,8 @@ impl Cpu {
             }
             return taken;
         }
-        // With IF clear the request waits. Setting IF, or the end of a shadow, sets the bit again.
+        // With IF clear the interrupt waits. An instruction that sets IF, or the end of a shadow, sets
+        // `attention::SIGNALS` again.
         if signals.interrupt && self.core.rflags & flags::IF != 0 && !shadow {
             let vector = bus.acknowledge_interrupt();
             if let Some(vector) = vector {
@@ -604,12 +608,12 @@ impl Cpu {
     fn fetch(&mut self, address: u64) -> Res<u64> {
         let target = self.core.fetch_target(address)?;
         if self.core.attention & attention::STALE_CODE != 0 {
-            // The walk set bits of page-table entries that lie in code.
+            // The walk set accessed or dirty bits in page-table entries whose lines hold decoded code.
             self.drop_stale();
         }
         match target {
             Target::Ram(offset) => Ok(offset),
-            // The guest executes device memory, which holds no sensible code.
+            // The guest executes device memory, from which this CPU executes no code.
             Target::Device(_) => Err(self.core.gp(0)),
         }
     }

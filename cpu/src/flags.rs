@@ -55,7 +55,7 @@ pub const ARITHMETIC: u64 = CF | PF | AF | ZF | SF | OF;
 pub struct LazyFlags {
     /// Result sign-extended to 64 bits.
     pub result: u64,
-    /// See the module's documentation.
+    /// CF, AF, the carry into the sign bit, and the corrections, as the module's documentation shows.
     pub aux: u64,
 }
 
@@ -133,7 +133,7 @@ impl LazyFlags {
     }
 }
 
-/// `aux` for given CF and OF.
+/// The value of `aux` with this CF and this OF, and without AF and corrections.
 #[inline(always)]
 pub fn carry_overflow(cf: bool, of: bool) -> u64 {
     u64::from(cf) << 63 | u64::from(cf != of) << 62

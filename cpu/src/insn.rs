@@ -14,7 +14,7 @@ pub(crate) struct Mode {
     pub code_size: CodeSize,
     /// Features of the CPU model. A change of the model drops all code.
     pub features: &'static Features,
-    /// Whether PAUSE gives the rest of a turn away: there are several processors.
+    /// Whether PAUSE ends the turn of the processor, because there are several processors.
     pub yields: bool,
 }
 
@@ -30,7 +30,7 @@ impl Mode {
     }
 }
 
-/// An instruction on its way to becoming an op.
+/// A decoded instruction from which a family makes an op.
 pub(crate) struct Insn<'a> {
     /// The instruction as `iced-x86` decoded it.
     pub raw: &'a Instruction,
@@ -38,7 +38,7 @@ pub(crate) struct Insn<'a> {
     pub bytes: &'a [u8],
     /// The mode that the instruction runs in.
     pub mode: Mode,
-    /// RIP of the first byte of the block; RIP-relative operands are made relative to it.
+    /// RIP of the first byte of the block; RIP-relative operands become relative to this address.
     block_rip: u64,
 }
 

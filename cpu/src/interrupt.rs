@@ -26,12 +26,13 @@ const IDT: u32 = 2;
 /// Error-code bit: an event outside the program caused the fault.
 const EXT: u32 = 1;
 
-/// An event on its way through the descriptor table.
+/// An event that is being delivered through the descriptor table.
 #[derive(Clone, Copy, Debug)]
 struct Event {
     vector: u8,
     error_code: Option<u32>,
-    /// INT n, INT3 and INTO: gates are checked against the CPL, and faults are not marked external.
+    /// Whether INT n, INT3 or INTO caused the event. The gate's DPL is then checked against the CPL, and faults of the
+    /// delivery do not have the bit `EXT`.
     software: bool,
     /// The RFLAGS image to push.
     rflags: u64,
@@ -87,7 +88,8 @@ impl Core {
         Ok(())
     }
 
-    /// Executes INT n, INT3, INTO or INT1. RIP must already be the return address.
+    /// Executes INT n, INT3, INTO or INT1. RIP must already be the return address. `checked` says whether the gate's
+    /// DPL is checked against the CPL, which INT1 does not do.
     pub(crate) fn software_interrupt(&mut self, bus: &mut dyn Bus, vector: u8, checked: bool) -> Res<()> {
         let rflags = self.rflags_bits();
         self.deliver_event(bus, Event { vector, error_code: None, software: checked, rflags })

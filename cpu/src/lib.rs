@@ -19,9 +19,9 @@
 //! # Ok::<(), guest_ram::RamError>(())
 //! ```
 //!
-//! The package `cpu_model` has the processors that a guest can see. `iced-x86` decodes. An interpreter executes cached blocks of decoded instructions, and the package `translator`
-//! turns blocks that run often into host code. Steps and branches are counted exactly, and runs stop at breakpoints and
-//! watchpoints.
+//! The package `cpu_model` describes the processors that a guest can see. `iced-x86` decodes. An interpreter executes
+//! cached blocks of decoded instructions, and the package `translator` turns blocks that run often into host code.
+//! Steps and branches are counted exactly, and runs stop at breakpoints and watchpoints.
 //!
 //! The crate knows nothing of devices, logs or hosts. The CPU reaches the machine through [`Bus`], and guest memory
 //! through [`guest_ram::GuestRam`]. A checkpoint stores [`CpuState`] as [`CpuStateV1`]. Caches can be dropped at any

@@ -127,7 +127,7 @@ impl Core {
     }
 
     /// Linear address of an offset in a segment, with the checks of the current mode. Stack, string and far-pointer
-    /// accesses use this, because theirs is not an op's memory operand.
+    /// accesses use this function, because their addresses are not memory operands of an op.
     pub fn segment_linear(&mut self, seg: u8, offset: u64, size_bytes: u64, write: bool) -> Res<u64> {
         if self.is_64bit() || seg == SEG_NONE {
             return Ok(offset.wrapping_add(self.frame.seg_base[(seg & 7) as usize]));
@@ -135,7 +135,8 @@ impl Core {
         self.checked_linear(seg, offset, size_bytes, write)
     }
 
-    /// Segment rights and limit (SDM vol. 3, 5.3-5.4); the result wraps at 32 bits.
+    /// The linear address of an offset, after checks of the segment's rights and limit (SDM vol. 3, 5.3-5.4). The
+    /// result wraps at 32 bits.
     fn checked_linear(&mut self, seg: u8, offset: u64, size_bytes: u64, write: bool) -> Res<u64> {
         let segment = self.state.segments[(seg as usize).min(5)];
         if !segment_allows(&segment, offset, size_bytes, write, self.protected_mode()) {
@@ -169,7 +170,7 @@ impl Core {
         self.frame.regs[4].wrapping_sub(size_bytes) & self.stack_mask
     }
 
-    /// Writes RSP, ESP or SP by the stack's width.
+    /// Writes RSP, ESP or SP, as the stack's width demands.
     #[inline(always)]
     pub fn set_stack_pointer(&mut self, value: u64) {
         self.frame.regs[4] = match self.stack_mask {
@@ -213,7 +214,7 @@ impl Core {
         }
     }
 
-    /// Stores the low 1, 2, 4 or 8 bytes.
+    /// Stores the low 1, 2, 4 or 8 bytes of a value.
     #[inline]
     pub fn store_sized(&mut self, bus: &mut dyn Bus, address: u64, size_bytes: u64, value: u64) -> Res<()> {
         match size_bytes {
@@ -270,7 +271,7 @@ impl Core {
     }
 
     /// Translates one address for an access. `index` stands for the privilege and selects the TLB's slots. Enters the
-    /// translation in the TLB if allowed.
+    /// translation in the TLB, unless the page must stay off the fast path.
     pub(crate) fn translate(&mut self, address: u64, access: Access, index: usize) -> Res<Target> {
         if self.long_mode() && !canonical(address) {
             return Err(self.not_canonical(address));
@@ -301,7 +302,8 @@ impl Core {
         }
         let checked = Mmu::checks_alignment(index);
         let reads_seen = checked || self.sees_page(address, found.gpa, WatchKind::Read);
-        // A read-modify-write instruction finds its operand by the slot for writes.
+        // A read-modify-write instruction finds its operand through the TLB slot for writes, for its read too. So a
+        // page with watched reads gets no such slot either.
         let writes_seen = reads_seen || self.sees_page(address, found.gpa, WatchKind::Write);
         let flags = self.ram.flags().get(page);
         self.mmu.fill(
@@ -405,14 +407,14 @@ impl Core {
         Ok(())
     }
 
-    /// As [`Core::load_slow`].
+    /// Stores a scalar that the fast path does not cover.
     #[cold]
     #[inline(never)]
     fn store_slow(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8]) -> Res<()> {
         self.store_aligned_to(bus, address, bytes, bytes.len() as u64)
     }
 
-    /// As [`Core::load_aligned_to`].
+    /// Stores an operand that must have this alignment if alignment checks are on.
     fn store_aligned_to(&mut self, bus: &mut dyn Bus, address: u64, bytes: &[u8], alignment: u64) -> Res<()> {
         let index = self.mmu.index();
         let in_first = first_part(address, bytes.len());
@@ -474,7 +476,8 @@ impl Core {
         self.check_alignment(address, alignment)
     }
 
-    /// An access whose last byte is not canonical raises #GP even if its first byte would raise #PF.
+    /// Checks that an access's last byte is canonical. If it is not, the access raises #GP even if its first byte would
+    /// raise #PF.
     fn check_end(&mut self, address: u64, length: usize) -> Res<()> {
         let end = address.wrapping_add(length as u64 - 1);
         if !self.long_mode() || canonical(end) {
@@ -484,7 +487,7 @@ impl Core {
         Err(self.not_canonical(first))
     }
 
-    /// #GP(0), marked so that a stack access raises #SS(0) instead.
+    /// Raises #GP(0), marked so that a stack access raises #SS(0) instead.
     #[cold]
     fn not_canonical(&mut self, address: u64) -> Break {
         let reason = self.gp(0);
@@ -520,7 +523,7 @@ impl Core {
         Ok(())
     }
 
-    /// The address `distance` further on; addresses wrap at 32 bits outside long mode.
+    /// The address `distance` bytes after `address`; addresses wrap at 32 bits outside long mode.
     fn wrapped(&self, address: u64, distance: usize) -> u64 {
         let next = address.wrapping_add(distance as u64);
         if self.long_mode() { next } else { next & 0xffff_ffff }
@@ -576,7 +579,7 @@ impl Core {
         }
     }
 
-    /// Queues decoded code for removal when the written lines hold any.
+    /// Queues decoded code for removal if the written lines hold decoded code.
     fn code_written(&mut self, page: u64, offset: u64, length: u64) {
         if self.code_lines.touches(page, offset, length) {
             self.stale_code.push(page);
@@ -588,7 +591,7 @@ impl Core {
     /// Stores one page's part of an access, and notes the store if it is watched.
     fn store_watched(&mut self, bus: &mut dyn Bus, address: u64, target: Target, bytes: &[u8]) {
         let old = match target {
-            // Most accesses on this path miss the fast path for other reasons.
+            // Most accesses on this path missed the fast path for another reason than a watchpoint.
             Target::Ram(offset)
                 if self.sees_page(address, self.ram.layout().gpa_of(offset), WatchKind::Write) =>
             {
@@ -619,7 +622,7 @@ impl Core {
         self.note_access(&PageAccess { address, gpa, kind, bytes, before });
     }
 
-    /// Checks an access that missed the fast path against the guest's own data breakpoints.
+    /// Checks an access that missed the fast path against the data breakpoints in the guest's debug registers.
     fn note_for_guest(&mut self, address: u64, length: u64, kind: WatchKind) {
         let traps = self.guest_data_breakpoints(address, length, kind);
         if traps != 0 {
@@ -791,7 +794,7 @@ mod tests {
             ((DATA | WRITABLE) & !ABSENT, 0xfff, 0, 4, false, false),
             (CODE | READABLE, 0xfff, 0, 4, true, false),
             (CODE, 0xfff, 0, 4, false, false),
-            // For code, the same bit means "conforming".
+            // For code, the bit `DOWN` (expand-down) means "conforming".
             (CODE | READABLE | DOWN, 0xfff, 0, 4, true, false),
             (CODE | READABLE | DOWN, 0xfff, 0x1000, 4, false, false),
             (DATA | WRITABLE | DOWN, 0xfff, 0xfff, 1, false, false),

@@ -53,17 +53,17 @@ const INERT: [u32; 9] = [
     0xc001_102a,
     PATCH_LEVEL,
 ];
-/// PerfEvtSel0 to 3 and PerfCtr0 to 3, which every AMD64 processor has (APM vol. 2, 13.2.1). The
-/// performance counters count nothing: they read as zero and ignore writes, as under a hypervisor without
-/// virtual counters. So a kernel that writes and reads back, as Linux does, knows that it has none to
-/// use. If these counters had state but never counted, the kernel could arm a watchdog with the counters.
+/// PerfEvtSel0 to 3 and PerfCtr0 to 3, which every AMD64 processor has (APM vol. 2, 13.2.1). The performance counters
+/// count nothing: they read as zero and ignore writes, as under a hypervisor without virtual counters. So a kernel that
+/// writes and reads back, as Linux does, finds out that there are no counters to use. If these counters had state but
+/// never counted, the kernel could arm a watchdog with the counters.
 const PERFORMANCE_COUNTERS: std::ops::RangeInclusive<u32> = 0xc001_0000..=0xc001_0007;
 /// DEBUGCTL: LBR (accepted, records nothing) and BTF.
 const DEBUGCTL_WRITABLE: u64 = 3;
 
-/// Variable ranges: 8, fixed ranges, write-combining.
+/// IA32_MTRRCAP: 8 variable ranges, fixed ranges, and write-combining.
 const MTRR_CAP_VALUE: u64 = 8 | 1 << 8 | 1 << 10;
-/// The TSC counts at the P0 frequency; a kernel complains when this is clear.
+/// The TSC counts at the P0 frequency; a kernel prints a warning if this bit is clear.
 const HWCR_VALUE: u64 = 1 << 24;
 /// LFENCE is serializing.
 const DE_CFG_VALUE: u64 = 1 << 1;
@@ -138,7 +138,7 @@ impl Core {
         })
     }
 
-    /// The board keeps the deadline in raw ticks; zero means disarmed in both views.
+    /// Converts the board's deadline from raw ticks to the guest's TSC. Zero means "disarmed" in both.
     fn read_deadline(&mut self, bus: &mut dyn Bus) -> Res<u64> {
         Ok(match self.read_board_msr(bus, TSC_DEADLINE)? {
             0 => 0,
@@ -146,7 +146,8 @@ impl Core {
         })
     }
 
-    /// A deadline in the past of the raw counter is due at once; the smallest armed value stands for it.
+    /// Writes the TSC deadline. A deadline that would lie before raw tick 1 is due at once, and is stored as 1, the
+    /// smallest armed value.
     fn write_deadline(&mut self, bus: &mut dyn Bus, value: u64) -> Res<()> {
         let offset = self.state.msrs.tsc_offset;
         let raw = if value == 0 {

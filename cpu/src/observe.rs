@@ -85,7 +85,7 @@ impl Core {
         }
     }
 
-    /// The branch at RIP, if the op is one and the observer wants branches.
+    /// The branch at RIP, if the op is a branch and the observer wants branches.
     pub(crate) fn branch_ahead(&self, op: &Op) -> Option<Branch> {
         if !self.observing.branches || op.flags & Op::SETS_RIP == 0 {
             return None;

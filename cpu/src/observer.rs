@@ -29,14 +29,14 @@ use crate::happening::{At, Happening, Wants};
 
 /// Receives the happenings of a run while it goes on.
 ///
-/// The CPU calls an observer from the thread that runs it, between steps. `Any` lets whoever attached an observer take its
-/// own type back.
+/// The CPU calls an observer from the thread that runs the CPU, between steps. `Any` lets the code that attached an
+/// observer convert it back to its own type.
 pub trait Observer: Any + Send {
     /// The kinds of happenings to report. The CPU asks once, when the observer is attached.
     fn wants(&self) -> Wants;
 
     /// Reports a happening that the observer wants: a fetch before its step, all others after. `core` is the CPU at
-    /// that point, from which registers and memory can be read ([`Core::peek`]). On [`ControlFlow::Break`] the run
-    /// stops after the step.
+    /// that point, from which registers and memory can be read ([`Core::peek`]). If the function returns
+    /// [`ControlFlow::Break`], the run stops after the step.
     fn happened(&mut self, at: At, happening: &Happening, core: &Core) -> ControlFlow<()>;
 }

@@ -1,6 +1,6 @@
 //! An observer's wants, in the form that the CPU looks up.
 //!
-//! Everything else stays as fast as without an observer:
+//! Steps without a wanted happening stay as fast as without an observer:
 //!
 //! - Pages with wanted loads or stores stay off the fast path, as pages with watchpoints do.
 //! - Code in pages with wanted fetches is decoded into blocks of one instruction, stored beside the normal blocks.
@@ -60,7 +60,7 @@ pub(crate) struct Observing {
     pub happened: Vec<Happening>,
     /// RIP of the last instruction that may have caused a happening.
     pub rip: u64,
-    /// The observer has asked to stop.
+    /// Whether the observer has asked to stop.
     pub stop: bool,
 }
 

@@ -5,8 +5,8 @@ use crate::core::Core;
 use crate::exception::Res;
 use crate::slots::{REG_ZERO, SEG_NONE};
 
-/// Executes one instruction. `Ok` means that the instruction is complete. The block gives the next RIP, unless the op
-/// ends the block.
+/// Executes one instruction. `Ok` means that the instruction is complete. The run loop computes the next RIP, unless
+/// the handler sets RIP itself.
 pub type Handler = fn(&mut Core, &mut dyn Bus, &Op) -> Res<()>;
 
 /// One decoded instruction.
@@ -30,18 +30,18 @@ pub struct Op {
     pub r0: u8,
     /// Second (usually source) register number.
     pub r1: u8,
-    /// Anything else a family of handlers needs (a sub-operation, a third register).
+    /// A value whose meaning each family of handlers defines, such as a sub-operation or a third register.
     pub aux: u8,
-    /// [`Op::LEGACY_EA`] and friends.
+    /// [`Op::LEGACY_EA`] and the other flags below.
     pub flags: u8,
     /// Offset of the instruction from the block's start.
     pub start: u16,
-    /// Offset of the next instruction.
+    /// Offset of the next instruction from the block's start.
     pub next: u16,
 }
 
 impl Op {
-    /// The effective address needs 16- or 32-bit wrap-around or segment checks.
+    /// The effective address wraps at 16 or 32 bits, or needs segment checks.
     pub const LEGACY_EA: u8 = 1;
     /// With [`Op::LEGACY_EA`]: the offset wraps at 16 bits.
     pub const ADDR16: u8 = 2;
@@ -51,7 +51,7 @@ impl Op {
     pub const CHECK_SEGMENT: u8 = 8;
     /// Non-canonical addresses raise #SS instead of #GP.
     pub const STACK: u8 = 16;
-    /// The last op of its block. The last op may change RIP or a mode that the block was decoded for.
+    /// The op is the last op of its block. The last op may change RIP or a mode that the block was decoded for.
     pub const ENDS_BLOCK: u8 = 32;
     /// The handler sets RIP itself (branches).
     pub const SETS_RIP: u8 = 64;
@@ -95,13 +95,13 @@ impl Op {
         self
     }
 
-    /// Sets the family's extra byte.
+    /// Sets `aux`, the byte whose meaning the family defines.
     pub fn aux(mut self, value: u8) -> Op {
         self.aux = value;
         self
     }
 
-    /// Adds flags.
+    /// Adds bits to `flags`.
     pub fn with(mut self, flags: u8) -> Op {
         self.flags |= flags;
         self

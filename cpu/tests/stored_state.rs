@@ -1,5 +1,5 @@
 //! The stored bytes of a CPU's state. Recordings hold hashes of these bytes, and checkpoints the bytes themselves, so
-//! they must never change. A state with other fields needs a type with the next number.
+//! the stored bytes must never change. A state with other fields needs a type with the next number.
 
 use cpu::{Counts, CpuState, CpuStateV1, FpuState, Msrs, Segment, TableRegister};
 

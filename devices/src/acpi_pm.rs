@@ -1,15 +1,15 @@
 //! ACPI fixed hardware: PM1 event and control blocks and the PM timer (ACPI specification 6.5, chapter 4).
 //!
-//! The machine is always in ACPI mode (SCI_EN reads as one), so the tables need no SMI command port. The timer has 32
-//! bits: the tables must set TMR_VAL_EXT. Not modelled: general-purpose events, sleep states other than S5, a sleep
-//! button, and the bus-master and global-lock handshakes with firmware.
+//! The machine is always in ACPI mode (SCI_EN reads as one), so the ACPI tables need no SMI command port. The timer has
+//! 32 bits: the ACPI tables must set TMR_VAL_EXT. Not modelled: general-purpose events, sleep states other than S5, a
+//! sleep button, and the bus-master and global-lock handshakes with firmware.
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Clock;
 use crate::restore::RestoreError;
 
-/// Sleep type of S5 ("soft off"). The `\_S5` object of the tables must give the same value.
+/// Sleep type of S5 ("soft off"). The `\_S5` object of the ACPI tables must give the same value.
 pub const SLEEP_TYPE_S5: u8 = 5;
 /// Frequency of the PM timer in hertz.
 pub const PM_TIMER_HZ: u64 = 3_579_545;
@@ -26,7 +26,7 @@ const ENABLE_MASK: u16 = STATUS_TIMER | 1 << 5 | STATUS_POWER_BUTTON | 1 << 10;
 
 const CONTROL_SCI_ENABLE: u16 = 1 << 0;
 const CONTROL_SLEEP_ENABLE: u16 = 1 << 13;
-/// Bus-master reload and sleep type are stored; the others are write-only or fixed.
+/// Bus-master reload and sleep type are stored; the other bits are write-only or fixed.
 const CONTROL_STORED: u16 = 1 << 1 | 7 << 10;
 
 /// The saved registers of an [`AcpiPm`], version 1.
@@ -39,7 +39,7 @@ pub struct AcpiPmStateV1 {
     control: u16,
 }
 
-/// The fixed hardware. See the module documentation.
+/// The registers of the ACPI fixed hardware.
 #[derive(Clone, Debug)]
 pub struct AcpiPm {
     s: AcpiPmStateV1,
@@ -84,12 +84,13 @@ impl AcpiPm {
         }
     }
 
-    /// Level of the system control interrupt.
+    /// The level of the system control interrupt; true means raised.
     pub fn sci(&self, now_ns: u64) -> bool {
         self.s.enable != 0 && self.status(now_ns) & self.s.enable != 0
     }
 
-    /// When the interrupt next rises by itself, after `after_ns`.
+    /// The first time after `after_ns` at which the system control interrupt rises without an access; `None` if it
+    /// never does.
     pub fn next_deadline_ns(&self, after_ns: u64) -> Option<u64> {
         if self.s.enable & STATUS_TIMER == 0 || self.sci(after_ns) {
             return None;
@@ -102,7 +103,8 @@ impl AcpiPm {
         self.s.status |= STATUS_POWER_BUTTON;
     }
 
-    /// Takes the guest's request to power off, which it makes by entering S5.
+    /// Takes the guest's request to power off, which the guest makes by entering S5. Returns whether there was such a
+    /// request since the last call.
     pub fn take_power_off(&mut self) -> bool {
         std::mem::take(&mut self.power_off)
     }

@@ -5,7 +5,7 @@
 pub enum DeliveryMode {
     /// The given vector.
     Fixed,
-    /// The given vector, to one of the processors addressed: the first.
+    /// The given vector, to only one of the addressed processors: in this model, the first.
     LowestPriority,
     /// System management interrupt.
     Smi,
@@ -51,7 +51,7 @@ pub enum Destination {
 /// An inter-processor interrupt on its way from one local APIC to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipi {
-    /// The processors it is for.
+    /// The processors that the interrupt is for.
     pub to: Destination,
     /// The delivery mode.
     pub mode: DeliveryMode,
@@ -70,7 +70,7 @@ pub struct InterruptMessage {
     pub mode: DeliveryMode,
     /// The vector, for the modes that have one.
     pub vector: u8,
-    /// Whether the interrupt is level triggered: then the EOI is reported back to the I/O APIC.
+    /// Whether the interrupt is level triggered. The local APIC then reports the EOI back to the I/O APIC.
     pub level: bool,
 }
 

@@ -36,12 +36,13 @@ pub struct IoApicStateV1 {
     selected: u8,
     /// Levels of the inputs, bit n is pin n.
     lines: u32,
-    /// Edges seen and not yet sent. No edges are left between two calls of the wiring.
+    /// Edges that were seen and not yet sent as messages. The wiring (`platform`) sends all messages in each of its
+    /// calls, so no edges are left between two calls.
     edges: u32,
     redirection: [u64; PINS],
 }
 
-/// The I/O APIC. See the module documentation.
+/// The I/O APIC: its redirection entries, and the levels and edges of its inputs.
 #[derive(Clone, Debug)]
 pub struct IoApic {
     s: IoApicStateV1,
@@ -93,7 +94,7 @@ impl IoApic {
         }
     }
 
-    /// The CPU has finished a level-triggered interrupt of `vector`.
+    /// Must be called when the CPU has finished a level-triggered interrupt of `vector`.
     pub fn end_of_interrupt(&mut self, vector: u8) {
         for entry in &mut self.s.redirection {
             if *entry as u8 == vector {
@@ -118,7 +119,7 @@ impl IoApic {
         }
     }
 
-    /// Whether `pin`, when up, passes the 8259's external interrupt to the CPU ("virtual wire").
+    /// Whether `pin`, when raised, passes the 8259's external interrupt to the CPU ("virtual wire").
     pub fn passes_external_interrupt(&self, pin: usize) -> bool {
         self.s.redirection.get(pin).is_some_and(|&entry| {
             entry & ENTRY_MASKED == 0 && DeliveryMode::from_bits(entry >> 8) == DeliveryMode::ExtInt

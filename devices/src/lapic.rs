@@ -70,7 +70,7 @@ enum Mode {
     X2Apic,
 }
 
-/// Whether a processor waits for a start-up message: INIT makes it wait.
+/// Whether a processor waits for a start-up message (SIPI). A processor waits after INIT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StartupV1 {
     /// The processor has started.
@@ -82,7 +82,7 @@ pub enum StartupV1 {
     Due(u8),
 }
 
-/// The local APIC. See the module documentation.
+/// The local APIC of one processor.
 #[derive(Clone, Debug)]
 pub struct LocalApic {
     s: RegisterFile,
@@ -154,7 +154,8 @@ impl LocalApic {
                 self.s.nmi_pending = true;
                 true
             }
-            // ExtINT is not an event but a level, and the owner of the 8259 watches it.
+            // ExtINT stands for the level of the 8259's output. The board watches this level, so the message has no
+            // effect.
             mode => {
                 log::debug!("local APIC: {mode:?} message dropped");
                 true
@@ -185,7 +186,7 @@ impl LocalApic {
         open || self.mode() == Mode::Disabled
     }
 
-    /// The vector that would interrupt the CPU now.
+    /// The vector that would interrupt the CPU now; `None` if no vector has enough priority.
     #[inline]
     pub fn pending_vector(&self) -> Option<u8> {
         let vector = self.s.requested.highest()?;
@@ -210,7 +211,7 @@ impl LocalApic {
         self.s.nmi_pending
     }
 
-    /// Takes the vector of a level-triggered interrupt that has just ended.
+    /// Takes the vector of a level-triggered interrupt that has just ended, if one has.
     pub fn take_eoi_broadcast(&mut self) -> Option<u8> {
         self.eoi_broadcast.take()
     }
@@ -225,7 +226,7 @@ impl LocalApic {
         self.s.tpr = value << 4;
     }
 
-    /// When the timer expires next.
+    /// The time at which the timer expires next; `None` if the timer does not run.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         self.s.timer.expiry_ns
     }
@@ -300,7 +301,8 @@ impl LocalApic {
         std::mem::take(&mut self.sent)
     }
 
-    /// Receives a message of another processor, if it is for this one. Returns whether it was.
+    /// Receives a message of another processor, if the message is for this processor. Returns whether the message was
+    /// for this processor.
     pub fn receive(&mut self, ipi: &Ipi) -> bool {
         if self.mode() == Mode::Disabled || !self.is_addressed(ipi.to) {
             return false;

@@ -2,7 +2,7 @@
 //!
 //! The device wiring, the ACPI tables and the boot code share this table, so they cannot disagree.
 
-/// First byte of the 32-bit PCI memory window (directly above the largest low RAM).
+/// First byte of the 32-bit PCI memory window (directly above the largest possible RAM below 4 GiB).
 pub const PCI_MMIO_START: u64 = 0xC000_0000;
 /// End (exclusive) of the 32-bit PCI memory window.
 pub const PCI_MMIO_END: u64 = 0xFEB0_0000;
@@ -11,9 +11,9 @@ pub const IOAPIC_BASE: u64 = 0xFEC0_0000;
 /// Local APIC registers (one page) after reset.
 pub const LAPIC_BASE: u64 = 0xFEE0_0000;
 
-/// 8259 master and slave command ports; data ports are the next ones.
+/// 8259 master command port; its data port is the next port.
 pub const PIC_MASTER_PORT: u16 = 0x20;
-/// See [`PIC_MASTER_PORT`].
+/// 8259 slave command port; its data port is the next port.
 pub const PIC_SLAVE_PORT: u16 = 0xA0;
 /// 8254 channel 0 data port (three channels, then the mode port).
 pub const PIT_PORT: u16 = 0x40;

@@ -14,9 +14,9 @@
 //! # Ok::<(), devices::restore::RestoreError>(())
 //! ```
 //!
-//! A chip changes by guest accesses, by inputs that its owner hands in, and by virtual time. Each call that needs the
-//! time takes it as `now_ns`, in nanoseconds since power-on. [`platform::Platform`] wires the chips together;
-//! [`layout`] has the addresses.
+//! A chip changes by guest accesses, by inputs that its *owner* hands in, and by virtual time. The owner is the code
+//! that holds the chip or the whole board. Each call that needs the time takes it as `now_ns`, in nanoseconds since
+//! power-on. [`platform::Platform`] wires the chips together; [`layout`] has the addresses.
 //!
 //! The chips are written by hand, because their whole state must be plain data and time an argument. The virtio queues
 //! use the crate `virtio-queue`.

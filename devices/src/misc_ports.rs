@@ -63,14 +63,14 @@ pub const PVPANIC_FEATURES: u8 = 0x03;
 /// The bit of the pvpanic port that asks to keep the recording. QEMU's pvpanic device has no such event, and
 /// the feature bits do not show this bit.
 const PVPANIC_KEEP: u8 = 0x80;
-/// The value that a read of the debug console gives, so that a guest can find it.
+/// The value that a read of the debug console gives. A guest recognises the console by this value.
 pub const DEBUG_CONSOLE_PRESENT: u8 = 0xE9;
 
 const PORT_B_WRITABLE: u8 = 0x0F;
 const PORT_B_GATE2: u8 = 0x01;
 const PORT_B_REFRESH: u8 = 0x10;
 const PORT_B_OUTPUT2: u8 = 0x20;
-/// The memory refresh signal on port 0x61 changes this often.
+/// Time between two changes of the memory refresh signal on port 0x61.
 const REFRESH_HALF_PERIOD_NS: u64 = 15_085;
 
 const PORT_92_RESET: u8 = 0x01;
@@ -92,7 +92,7 @@ pub struct MiscPortsStateV1 {
     reset_control: u8,
 }
 
-/// The small ports. See the module documentation.
+/// The registers of the small ports, and the requests and output that the owner has not taken yet.
 #[derive(Clone, Debug)]
 pub struct MiscPorts {
     s: MiscPortsStateV1,

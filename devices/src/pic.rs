@@ -24,7 +24,7 @@ pub enum PicChip {
     Slave,
 }
 
-/// The two controllers. See the module documentation.
+/// The master and the slave controller.
 #[derive(Clone, Debug)]
 pub struct PicPair {
     master: Pic8259,

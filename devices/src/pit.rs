@@ -20,7 +20,7 @@ pub const PIT_HZ: u64 = 1_193_182;
 const CLOCK: Clock = Clock::new(PIT_HZ);
 const CONTROL: u16 = 3;
 
-/// The timer. See the module documentation.
+/// The timer with its three channels.
 #[derive(Clone, Debug)]
 pub struct Pit {
     channels: [Channel; 3],
@@ -65,7 +65,7 @@ impl Pit {
         self.channels[2].output(CLOCK.ticks(now_ns))
     }
 
-    /// The output of channel 0, which is its interrupt line.
+    /// The output of channel 0, which drives the timer's interrupt line.
     pub fn irq(&self, now_ns: u64) -> bool {
         self.channels[0].output(CLOCK.ticks(now_ns))
     }

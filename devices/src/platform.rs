@@ -35,7 +35,7 @@ pub use state::{OtherLapicV1, PlatformStateV1};
 const LEVEL_LINES: u16 = 1 << SCI_IRQ | 1 << 10 | 1 << 11;
 const _: () = assert!(RTC_IRQ == 8, "the RTC is wired to the first line of the slave 8259");
 
-/// All platform chips and their wiring. See the module documentation.
+/// All chips of the board and their wiring.
 pub struct Platform<B = NoExpansion> {
     uart: Uart,
     rtc: Rtc,
@@ -44,16 +44,18 @@ pub struct Platform<B = NoExpansion> {
     ioapic: IoApic,
     /// The local APIC of each processor.
     lapics: Vec<LocalApic>,
-    /// The processor in the seat: its accesses come in, and interrupts are sampled for it.
+    /// The number of the processor in the *seat*. This processor makes the accesses, and the CPU samples interrupts for
+    /// it.
     seat: usize,
     pm: AcpiPm,
     misc_ports: MiscPorts,
-    /// Part of the machine's description, not of its state.
+    /// The debug ports are a part of the machine's description, not of its state.
     debug_ports: DebugPorts,
     bus: B,
-    /// Derived from the chips: for which processors an interrupt waits. Bit n is processor n.
+    /// Bit n says whether an interrupt waits for processor n. The bits are derived from the chips' states.
     interrupts_pending: u64,
-    /// Derived from the chips: when a line changes next, apart from the local APIC's timer.
+    /// The time at which an interrupt line changes next, not counting the local APIC's timer. The time is derived from
+    /// the chips' states.
     line_deadline_ns: Option<u64>,
 }
 
@@ -79,8 +81,8 @@ impl<B: ExpansionBus> Platform<B> {
         platform.with_processors(1)
     }
 
-    /// Makes this many processors, 1 to 64, as they are at power-on. Without this call there is one. A processor's APIC id
-    /// is its number.
+    /// Makes `count` processors, 1 to 64, in the state of power-on. Without this call there is one processor. A
+    /// processor's APIC id is its number.
     pub fn with_processors(self, count: u8) -> Platform<B> {
         self.with_apic_ids(0..count)
     }
@@ -269,12 +271,13 @@ impl<B: ExpansionBus> Platform<B> {
         &mut self.bus
     }
 
-    /// Bytes of input that the guest would notice at once: none while its driver does not listen.
+    /// Number of bytes that fit into the serial port, if the guest's driver listens; 0 if the driver does not listen.
     pub fn console_room(&self) -> usize {
         if self.uart.is_listened_to() { self.uart.input_capacity() } else { 0 }
     }
 
-    /// Calls `change` with the expansion bus (input for its devices), then delivers the resulting interrupts.
+    /// Calls `change` with the expansion bus, so that the owner can give its devices input. Then delivers the resulting
+    /// interrupts.
     pub fn with_bus<R>(&mut self, now_ns: u64, change: impl FnOnce(&mut B) -> R) -> R {
         self.advance(now_ns);
         let result = change(&mut self.bus);

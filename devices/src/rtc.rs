@@ -1,10 +1,10 @@
 //! MC146818 real-time clock with 128 bytes of CMOS RAM (Motorola MC146818A datasheet).
 //!
 //! The clock shows its start date plus virtual time. Nothing in the clock ticks. The time registers, the
-//! update-in-progress bit and the three interrupt flags are computed from the time since the guest last
-//! touched them. So the saved state does not depend on when it was read. Modelled: both register formats (BCD
-//! and binary, 12 and 24 hours), the century byte 0x32, alarm wildcards and the periodic rates. SET and the
-//! divider can stop the clock. Not modelled: daylight saving and the square-wave output.
+//! update-in-progress bit and the three interrupt flags are computed from the virtual time since the guest last touched
+//! these registers. So the saved state does not depend on when it was read. Modelled: both register formats (BCD and
+//! binary, 12 and 24 hours), the century byte 0x32, alarm wildcards and the periodic rates. SET and the divider can
+//! stop the clock. Not modelled: daylight saving and the square-wave output.
 
 mod calendar;
 mod flags;
@@ -52,7 +52,7 @@ pub enum ClockStateV1 {
         /// Nanoseconds in addition to the seconds, less than a second.
         offset_ns: u32,
     },
-    /// Stopped by SET or by the divider: the registers hold still and can be written.
+    /// Stopped by SET or by the divider: the registers do not change by themselves, and can be written.
     Stopped {
         /// The time registers as they read.
         registers: [u8; 8],
@@ -66,7 +66,7 @@ pub enum ClockStateV1 {
 pub struct RtcStateV1 {
     index: u8,
     clock: ClockStateV1,
-    /// The guest's weekday, relative to the weekday of the date.
+    /// The difference between the weekday that the guest has set and the weekday of the date, in days.
     weekday_shift: u8,
     /// Seconds, minutes and hours of the alarm, as written.
     alarm: [u8; 3],
@@ -75,11 +75,11 @@ pub struct RtcStateV1 {
     /// Flags of register C up to `flags_from_ns`. Later flags are computed from the time.
     flags: u8,
     flags_from_ns: u64,
-    /// The CMOS bytes, by address. Bytes with a field above are zero here.
+    /// The CMOS bytes, by address. Bytes that have a field of their own in this struct are zero here.
     nvram: Vec<u8>,
 }
 
-/// The clock. See the module documentation.
+/// The clock with its registers and its CMOS RAM.
 #[derive(Clone, Debug)]
 pub struct Rtc {
     s: RtcStateV1,
@@ -131,7 +131,7 @@ impl Rtc {
         self.flags(self.s.reg_b & C_FLAGS, now_ns) != 0
     }
 
-    /// When the interrupt line next rises by itself, after `after_ns`.
+    /// The first time after `after_ns` at which the interrupt line rises without an access; `None` if it never does.
     pub fn next_deadline_ns(&self, after_ns: u64) -> Option<u64> {
         if self.irq(after_ns) {
             return None;

@@ -75,7 +75,7 @@ pub struct UartStateV1 {
     modem_changes: u8,
 }
 
-/// The serial port. See the module documentation.
+/// The serial port with its registers, its received bytes, and the output that the owner has not taken.
 #[derive(Clone, Debug)]
 pub struct Uart {
     s: UartStateV1,
@@ -160,14 +160,14 @@ impl Uart {
         gate_open && self.interrupt_source() != IIR_NONE
     }
 
-    /// Whether the interrupt line went down for a moment during the last access. An edge-triggered controller
-    /// sees that as a new interrupt.
+    /// Whether the interrupt line went down for a moment during the last access. An edge-triggered controller takes
+    /// such a moment for a new interrupt.
     pub fn take_line_drop(&mut self) -> bool {
         std::mem::take(&mut self.line_dropped)
     }
 
-    /// Whether the guest listens. A driver that listens either enables the receive interrupt, or polls
-    /// for input.
+    /// Whether a driver in the guest listens for input. A driver that listens either enables the receive interrupt, or
+    /// polls for input.
     pub fn is_listened_to(&self) -> bool {
         // A driver that only sends polls once or twice before each byte.
         const POLLS_OF_A_LISTENER: u32 = 32;

@@ -84,8 +84,8 @@ impl Margin {
         Margin { usual: Margin::AT_FIRST, in_a_row: 0 }
     }
 
-    /// The margin for the next try. The margin doubles with each miss of one place, until the landing goes
-    /// only from hit to hit.
+    /// The margin for the next try. The margin doubles each time that the guest overshoots the same place. Finally the
+    /// landing goes only from hit to hit of the breakpoint.
     fn branches(&self) -> u64 {
         self.usual << self.in_a_row.min(40)
     }

@@ -208,7 +208,8 @@ fn user_breakpoint() -> Result<(), String> {
 
 /// Iterations of the loop, two instructions each.
 const ITERATIONS: u32 = 500_000;
-/// Even the slowest hardware is a hundred times as fast.
+/// The lowest speed, in millions of instructions per second, that the probe accepts. Even the slowest hardware is a
+/// hundred times as fast.
 const MILLION_PER_SECOND: u64 = 20;
 
 /// mov ecx, ITERATIONS; 1: dec ecx; jnz 1b; hlt

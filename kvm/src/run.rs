@@ -210,7 +210,7 @@ impl KvmCpu {
         Ok(())
     }
 
-    /// The count of branches at the vCPU's place, if they are counted.
+    /// The count of branches at the vCPU's place. Without a counter, the result is the count that the software CPU has.
     fn branches(&mut self) -> Result<u64, Error> {
         let counted = self.counted;
         let new = self.counter.as_mut().map(|counter| counter.count()).transpose()?;
@@ -285,7 +285,7 @@ impl KvmCpu {
                         return Ok(end);
                     }
                     if !self.between_instructions {
-                        // The software CPU has done a part of the way.
+                        // The software CPU has executed a part of the way to the landing place.
                         continue;
                     }
                 }

@@ -7,7 +7,7 @@ use crate::features::Features;
 /// EAX, EBX, ECX, EDX.
 pub type Leaf = [u32; 4];
 
-/// A leaf of CPUID: its number, its subleaf where it has several, and the answer.
+/// A leaf of CPUID: the number of the leaf, the subleaf (`None` if the leaf has no subleaves), and the answer.
 pub type NumberedLeaf = (u32, Option<u32>, Leaf);
 
 /// A CPU model. No model's description is made from a newer one. So a feature of a new model cannot get into an old
@@ -34,7 +34,7 @@ pub(crate) const fn bits(numbers: &[u32]) -> u32 {
     word
 }
 
-/// The word of a text that begins at a byte.
+/// The 32-bit word at byte `at` of a text, in little-endian order.
 pub(crate) const fn word(text: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([text[at], text[at + 1], text[at + 2], text[at + 3]])
 }
@@ -45,7 +45,7 @@ pub(crate) const fn vendor(highest: u32) -> Leaf {
     [highest, word(name, 0), word(name, 8), word(name, 4)]
 }
 
-/// A third of the brand string.
+/// The answer of one of the three leaves with the brand string. `text` is this leaf's third of the string.
 pub(crate) const fn brand(text: &[u8; 16]) -> Leaf {
     [word(text, 0), word(text, 4), word(text, 8), word(text, 12)]
 }

@@ -12,8 +12,9 @@
 //!
 //! `ttvm-v2.1` is an x86-64-v2 processor with the identity of an AMD family 17h part. The identity decides about
 //! details such as SYSCALL, and about the model-specific registers that a kernel touches. Older recordings name
-//! `ttvm-v2`. For `ttvm-v2-kvm`, CPUID reports fewer features. A model's [`Description`] has its instructions and its
-//! CPUID leaves; [`Quirks`] has its deviations from the manuals. [`Topology`] has the answers of several processors.
+//! `ttvm-v2`. For `ttvm-v2-kvm`, CPUID reports fewer features. A model's [`Description`] has the model's instructions
+//! and CPUID leaves; [`Quirks`] has the model's deviations from the manuals. [`Topology`] describes the sockets, cores
+//! and threads of several processors, and gives their answers to CPUID.
 //!
 //! The crate knows no machine state. The package `cpu` fills the parts of CPUID's answers that follow from the state.
 
@@ -34,7 +35,7 @@ pub use crate::topology::Topology;
 
 /// Family, model and stepping as CPUID leaf 1 reports them in EAX.
 pub const SIGNATURE: u32 = v2::SIGNATURE;
-/// Physical address bits.
+/// The number of bits in a physical address.
 pub const PHYSICAL_BITS: u32 = v2::PHYSICAL_BITS;
 
 /// Which processor the guest runs on: what CPUID describes, and which [`Quirks`] it has.

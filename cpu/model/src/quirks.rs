@@ -18,7 +18,7 @@ pub enum PushedRf {
     Set,
 }
 
-/// The differences of one processor.
+/// The differences of one processor. A `bool` is true if the processor behaves as the field's documentation says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quirks {
     /// The first access of a read-modify-write instruction counts as a read. So a page that is not present

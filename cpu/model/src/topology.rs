@@ -8,8 +8,8 @@
 //! socket | core | thread        3 cores with 2 threads each: ids 0 1, 2 3, 4 5; the next socket begins at 8
 //! ```
 //!
-//! The models belong to AMD's family 17h. Linux takes it that eight ids of such a processor share a third-level cache. So
-//! the ids of a socket begin at a multiple of eight, if there are few enough sockets.
+//! The models belong to AMD's family 17h. Linux assumes that eight ids of such a processor share a third-level cache.
+//! So the ids of a socket begin at a multiple of eight, if there are few enough sockets.
 //!
 //! The models are AMD's, and AMD's processors describe caches in leaf 8000_001Dh. Leaves 4 and 1Fh say the same for
 //! programs that know only Intel's leaves.
@@ -25,7 +25,7 @@ const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
 /// The highest basic leaf.
 const HIGHEST_LEAF: u32 = 0x1f;
 
-/// Bits of an APIC id below the third-level cache.
+/// The number of low bits of an APIC id that differ between the processors of one third-level cache.
 const CACHE_SHIFT: u32 = 3;
 /// The most sockets whose ids can begin at multiples of eight.
 const MOST_WIDE_SOCKETS: u8 = 31;
@@ -57,8 +57,8 @@ const CACHES: [Cache; 4] = [
 ];
 
 impl Topology {
-    /// This many processors in this many sockets, each core with this many threads. `None` unless the processors can be
-    /// divided so.
+    /// The topology of `processors` processors in `sockets` sockets, with `threads` threads in each core. `None` if the
+    /// processors cannot be divided so.
     pub fn new(processors: u8, sockets: u8, threads: u8) -> Option<Topology> {
         let unit = sockets.checked_mul(threads)?;
         let is_possible = (1..=64).contains(&processors) && unit > 0 && processors.is_multiple_of(unit);
@@ -93,12 +93,12 @@ impl Topology {
         socket << self.socket_shift() | core << self.core_shift() | thread
     }
 
-    /// Bits of an APIC id below the core.
+    /// The number of low bits of an APIC id that differ between the threads of one core.
     fn core_shift(self) -> u32 {
         self.threads.next_power_of_two().ilog2()
     }
 
-    /// Bits of an APIC id below the socket.
+    /// The number of low bits of an APIC id that differ between the processors of one socket.
     fn socket_shift(self) -> u32 {
         let bits = self.core_shift() + self.cores.next_power_of_two().ilog2();
         if (2..=MOST_WIDE_SOCKETS).contains(&self.sockets) { bits.max(CACHE_SHIFT) } else { bits }
@@ -136,8 +136,8 @@ impl Topology {
         }
     }
 
-    /// A level of leaves 0Bh and 1Fh, for the processor with this APIC id. Subleaf 0 has the threads of a core, subleaf
-    /// 1 the processors of a socket.
+    /// The answer to a subleaf of leaf 0Bh or 1Fh, for the processor with this APIC id. Subleaf 0 has the threads of a
+    /// core, subleaf 1 the processors of a socket.
     fn level(self, subleaf: u32, id: u32) -> Leaf {
         const THREAD: u32 = 1 << 8;
         const CORE: u32 = 2 << 8;
@@ -149,8 +149,8 @@ impl Topology {
         [shift, count, kind | subleaf & 0xff, id]
     }
 
-    /// A cache of leaf 8000_001Dh. The processors of a core share the first two levels, and up to eight of a socket the
-    /// third.
+    /// The answer to a subleaf of leaf 8000_001Dh, which describes one cache. The processors of a core share the first
+    /// two levels, and up to eight processors of a socket share the third level.
     fn cache(self, subleaf: u32) -> Leaf {
         let Some(cache) = CACHES.get(subleaf as usize) else { return [0; 4] };
         let sharing =

@@ -1,4 +1,5 @@
-//! `ttvm-v2` and the two models made from it for KVM, with the words of CPUID (APM vol. 3, appendix E; SDM vol. 2, CPUID).
+//! `ttvm-v2` and the two models made from it for KVM, with the words of CPUID (APM vol. 3, appendix E; SDM vol. 2,
+//! CPUID).
 //!
 //! This file must not change any more, because recordings name these models.
 
@@ -32,7 +33,8 @@ pub(crate) const V2: Description = Description {
             ],
         ),
         (6, None, V2_POWER),
-        // FSGSBASE TSC_ADJUST BMI1 FDP_EXCPTN_ONLY SMEP BMI2 ERMS INVPCID ZERO_FCS_FDS SMAP CLFLUSHOPT CLWB; UMIP; FSRM.
+        // FSGSBASE TSC_ADJUST BMI1 FDP_EXCPTN_ONLY SMEP BMI2 ERMS INVPCID ZERO_FCS_FDS SMAP CLFLUSHOPT CLWB; UMIP;
+        // FSRM.
         (7, Some(0), [0, bits(&[0, 1, 3, 6, 7, 8, 9, 10, 13, 20, 23, 24]), bits(&[2]), bits(&[4])]),
         // XSAVE of x87 and SSE state only: 512 bytes of legacy area and the 64-byte header.
         (0xd, Some(0), [3, 576, 576, 0]),

@@ -17,14 +17,14 @@ const SIGNATURE: u32 = 0x0080_0f12;
 const PHYSICAL_BITS: u32 = 40;
 const MCG_STATUS: u32 = 0x17a;
 
-/// See the module.
+/// The description of `ttvm-v2.1`.
 pub(crate) const V2_1: Description = Description {
     features: INSTRUCTIONS,
     cpuid: &[
         (0, None, vendor(0xd)),
-        // EBX: CLFLUSH lines of 8 quadwords, one logical processor, APIC id 0. ECX: SSE3 PCLMULQDQ SSSE3 CX16 PCID SSE4.1
-        // SSE4.2 x2APIC MOVBE POPCNT TSC-deadline AES XSAVE, hypervisor. EDX: FPU DE PSE TSC MSR PAE MCE CX8 APIC SEP MTRR
-        // PGE MCA CMOV PAT PSE36 CLFLUSH MMX FXSR SSE SSE2.
+        // EBX: CLFLUSH lines of 8 quadwords, one logical processor, APIC id 0. ECX: SSE3 PCLMULQDQ SSSE3 CX16 PCID
+        // SSE4.1 SSE4.2 x2APIC MOVBE POPCNT TSC-deadline AES XSAVE, hypervisor. EDX: FPU DE PSE TSC MSR PAE MCE CX8
+        // APIC SEP MTRR PGE MCA CMOV PAT PSE36 CLFLUSH MMX FXSR SSE SSE2.
         (
             1,
             None,
@@ -37,7 +37,8 @@ pub(crate) const V2_1: Description = Description {
         ),
         // ARAT: the local APIC's timer never stops.
         (6, None, [1 << 2, 0, 0, 0]),
-        // FSGSBASE TSC_ADJUST BMI1 FDP_EXCPTN_ONLY SMEP BMI2 ERMS INVPCID ZERO_FCS_FDS SMAP CLFLUSHOPT CLWB; UMIP; FSRM.
+        // FSGSBASE TSC_ADJUST BMI1 FDP_EXCPTN_ONLY SMEP BMI2 ERMS INVPCID ZERO_FCS_FDS SMAP CLFLUSHOPT CLWB; UMIP;
+        // FSRM.
         (7, Some(0), [0, bits(&[0, 1, 3, 6, 7, 8, 9, 10, 13, 20, 23, 24]), bits(&[2]), bits(&[4])]),
         // XSAVE of x87 and SSE state only: 512 bytes of legacy area and the 64-byte header.
         (0xd, Some(0), [3, 576, 576, 0]),

@@ -119,8 +119,8 @@ fn note(models: &mut [(CpuModel, Executed)], code_size: CodeSize, bytes: &[u8]) 
     assert_eq!(is_lowered, is_executed, "{bytes:02x?} in {code_size:?} code");
 }
 
-/// For each other model, the instructions that it executes in addition to `ttvm-v2`'s, and the instructions
-/// that it lacks.
+/// For each model, the instructions that the model executes in addition to `ttvm-v2`'s, and the instructions that it
+/// lacks.
 const OTHERWISE: [(CpuModel, &[&str], &[&str]); 4] = [
     (CpuModel::V2, &[], &[]),
     (CpuModel::V2_1, HINTS, TBM),
@@ -141,7 +141,8 @@ const HINTS: &[&str] = &[
 ];
 const TBM: &[&str] = &["    XOP_Bextr_r32_rm32_imm32", "    XOP_Bextr_r64_rm64_imm32", "[TBM]"];
 
-/// The golden list is older than features of models, from when each model executed everything that a family lowers.
+/// The golden list was made before CPU models had lists of features. Each model then executed every instruction that a
+/// family lowers.
 #[test]
 fn what_a_model_executes_never_changes() {
     let names =
@@ -159,7 +160,7 @@ fn what_a_model_executes_never_changes() {
     }
 }
 
-/// Fewer features than any model has.
+/// A list of fewer features than any CPU model has.
 const FEW: Features = Features::of(&[F::INTEL8086, F::INTEL386, F::X64, F::SSE]);
 
 #[test]

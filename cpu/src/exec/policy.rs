@@ -1,12 +1,12 @@
-//! Who has the next turn, and how long the turn lasts.
+//! Decides which processor has the next turn, and how long the turn lasts.
 //!
 //! A *turn of the policy* is a turn that the [`TurnPolicy`] chooses. A *given turn* is a turn that a caller chooses
 //! ([`Cpu::give_turns`](super::Cpu::give_turns)); in a recording, an event gives turns. Given turns wait in a queue,
 //! and come before all turns of the policy.
 //!
 //! All turns follow from the machine's state only: the random policy's generator and the queue of given turns are a
-//! part of the state ([`TurnState`]). The run loop asks at the ends of turns only, so a policy costs nothing during a
-//! turn.
+//! part of the state ([`TurnState`]). The run loop calls this code at the ends of turns only, so a policy costs nothing
+//! during a turn.
 
 use std::collections::VecDeque;
 
@@ -44,7 +44,7 @@ pub struct Turn {
 impl Turn {
     /// The most turns that are given at once.
     pub const MOST_AT_ONCE: usize = 2048;
-    /// The most given turns that wait. A CPU drops further ones.
+    /// The most given turns that wait. A CPU drops further given turns.
     pub const MOST_WAITING: usize = 4 * Turn::MOST_AT_ONCE;
     /// If fewer given turns wait, the CPU stops at the end of a turn and asks for more.
     pub const FEW_WAITING: usize = 64;
@@ -71,7 +71,7 @@ pub struct TurnState {
 /// Why a turn ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// All its steps are executed, or given turns come in.
+    /// All steps of the turn are executed, or given turns end a turn of the policy.
     Steps,
     /// The processor executed PAUSE, or spins.
     Yield,
@@ -84,7 +84,7 @@ pub(super) struct Turns {
     policy: TurnPolicy,
     generator: u64,
     phase: u64,
-    /// The step count at which the turn ends.
+    /// The step count at which the present turn ends.
     ends_at: u64,
     is_given: bool,
     waiting: VecDeque<Turn>,
@@ -92,7 +92,8 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Turns from step count 0 on. `spins_yield`: a processor that spins yields, as at PAUSE.
+    /// Creates the turns of a machine at step count 0, and begins the first turn. `spins_yield` says whether a processor
+    /// that spins yields, as at PAUSE.
     pub fn new(policy: TurnPolicy, spins_yield: bool) -> Turns {
         let generator = match policy {
             TurnPolicy::Ring => 0,
@@ -111,7 +112,7 @@ impl Turns {
         turns
     }
 
-    /// The step count at which the turn ends at the latest.
+    /// The step count at which the present turn ends at the latest.
     #[inline(always)]
     pub fn ends_at(&self) -> u64 {
         self.ends_at
@@ -128,7 +129,7 @@ impl Turns {
         self.spins.look(steps, registers)
     }
 
-    /// Whether PAUSE ends the turn.
+    /// Whether PAUSE ends the present turn. False during a given turn.
     pub fn can_be_yielded(&self) -> bool {
         !self.is_given
     }
@@ -159,7 +160,7 @@ impl Turns {
         })
     }
 
-    /// The state at a step count, for a machine whose counts begin with zero here.
+    /// The state at a step count, for a machine that takes over here and counts steps from zero.
     pub fn state_from_zero(&self, steps: u64) -> Option<TurnState> {
         let phase = match self.policy {
             TurnPolicy::Ring => (self.phase + TURN_STEPS - steps % TURN_STEPS) % TURN_STEPS,
@@ -185,7 +186,8 @@ impl Turns {
         self.waiting = waiting.iter().copied().take(Turn::MOST_WAITING).collect();
     }
 
-    /// The step count was replaced. The turn keeps its remaining steps, unless the count decides them.
+    /// Adapts the present turn to a step count that is replaced. A turn of the ring ends at the next count at which
+    /// turns of the ring end. Every other turn keeps its remaining steps.
     pub fn recounted(&mut self, from: u64, to: u64) {
         self.spins.recounted(from, to);
         match self.policy {
@@ -230,7 +232,8 @@ impl Turns {
         if next.is_some() || end == End::Steps {
             let nobody_can = next.is_none() && !can_run(seat);
             if nobody_can && !self.waiting.is_empty() {
-                // The given turns decide as soon as a processor can run.
+                // No processor can run. Ask again after one step, so that the given turns decide as soon as a processor
+                // can run.
                 (self.is_given, self.ends_at) = (true, steps.saturating_add(1));
                 self.spins.rest();
             } else {
@@ -254,7 +257,7 @@ impl Turns {
         self.waiting.pop_front()
     }
 
-    /// Begins a turn whose length the policy decides.
+    /// Begins a turn of the policy, which decides the turn's length.
     fn begin_own(&mut self, steps: u64) {
         self.is_given = false;
         self.ends_at = match self.policy {
@@ -415,7 +418,8 @@ mod tests {
             assert_eq!(later.ends_at(), turn * TURN_STEPS - 10);
             later.next(End::Steps, later.ends_at(), (0, 2), |_| true);
         }
-        // A second beginning, where the counts fit again.
+        // If counts begin at zero a second time, at the end of a turn, the phase is 0 again. So there is no state to
+        // store.
         assert_eq!(later.state_from_zero(TURN_STEPS - 10), None);
         assert_eq!(turns.state_from_zero(3 * TURN_STEPS), None);
         // A count in the middle of a turn does not change the ends of turns.

@@ -11,12 +11,13 @@ use crate::core::Core;
 use crate::flags::{self, LazyFlags};
 use crate::state::{CpuState, SegReg, Segment};
 
-/// Firmware switches the MTRRs on, with all memory write-back. Linux expects the same value on every processor.
+/// The value of IA32_MTRR_DEF_TYPE after firmware has run: the MTRRs are on, and all memory is write-back. Linux
+/// expects the same value on every processor.
 const MTRR_DEF_TYPE: u64 = 0xc06;
 
 /// All processors: the one in the seat, and the parked ones.
 pub(super) struct Seats {
-    /// The processors by number. The entry of the processor in the seat is stale.
+    /// The processors by number. The entry of the processor in the seat holds old values.
     parked: Vec<Parked>,
     seat: usize,
     /// The step count at which the last turn ended, and that turn's processor. Not a part of the state.
@@ -41,7 +42,7 @@ struct Parked {
     flags: LazyFlags,
     rflags: u64,
     rip: u64,
-    /// As [`Core::state`](crate::core::Core::state).
+    /// The state of the processor, as in [`Core::state`](crate::core::Core::state).
     state: CpuState,
 }
 
@@ -107,7 +108,8 @@ impl Seats {
         self.others().map(|number| self.parked[number].rflags)
     }
 
-    /// Notes that a turn ends at this step count. If several turns end there, the first has executed the last step.
+    /// Notes that a turn ends at this step count. If several turns end at one count, the processor of the first turn
+    /// has executed the last step.
     pub fn note_end(&mut self, steps: u64) {
         if self.last_turn.is_none_or(|(ended, _)| ended != steps) {
             self.last_turn = Some((steps, self.seat));
@@ -124,8 +126,8 @@ impl Seats {
         (0..self.count()).filter(move |&number| number != seat)
     }
 
-    /// Ends the turn of the processor in the seat, which is `core`. Returns the processor that has the seat next,
-    /// `None` if the seat does not change.
+    /// Ends the turn of the processor in the seat, whose registers are in `core`. Returns the processor that has the
+    /// seat next, `None` if the seat does not change.
     pub fn next(&mut self, core: &Core, end: End, bus: &mut dyn Bus) -> Option<usize> {
         let (seat, count, parked) = (self.seat, self.count(), &self.parked);
         self.turns.next(end, core.block_steps, (seat, count), |number| {
@@ -189,7 +191,7 @@ impl Parked {
     }
 }
 
-/// Whether a processor executes something once it has the seat.
+/// Whether a processor executes a step once it has the seat.
 pub(super) fn can_run(state: &CpuState, rflags: u64, number: usize, bus: &mut dyn Bus) -> bool {
     let signals = bus.processor_signals(number);
     match signals.startup {
@@ -212,7 +214,7 @@ pub(super) fn started_at(page: u8) -> CpuState {
 }
 
 impl Core {
-    /// Derives all other fields from the registers of another processor.
+    /// Updates the derived fields of `Core` after an exchange of the registers.
     fn registers_exchanged(&mut self) {
         self.index = 0;
         let kept = attention::STALE_CODE | attention::FOREIGN_WRITES | attention::HIT | attention::OBSERVED;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use translator::{Part, Parts};
 
-/// The engine that executes the guest.
+/// The engine of the software CPU that executes the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// Only the interpreter.

@@ -37,8 +37,8 @@ impl Cpu {
         (self.code.block(number).ops.len() as u64 <= limit).then_some(entry)
     }
 
-    /// As [`Cpu::translated`], for code that can be found without the interpreter's block. Most exits lead to code that
-    /// already exists, in other address spaces too.
+    /// As [`Cpu::translated`], but only for code that the translator's table of jump targets has. Most exits lead to
+    /// code that already exists, also after a change of the address space.
     #[inline]
     pub(super) fn known_code(&mut self, limit: u64, link: Option<Link>) -> Option<Entry> {
         if self.code.translator.is_none() || !self.core.is_64bit() {
@@ -51,7 +51,8 @@ impl Cpu {
         Some(entry)
     }
 
-    /// Links the exit `link` directly to the code at RIP, and remembers that code.
+    /// Links the exit `link` directly to the code at RIP, and enters that code in the translator's table of jump
+    /// targets.
     #[inline]
     fn follow(&mut self, entry: Entry, link: Option<Link>) {
         let page = self.core.mmu.executable(self.core.rip);
@@ -156,7 +157,8 @@ impl Cpu {
         Some(translation)
     }
 
-    /// Whether a breakpoint stands at a linear address or its physical address, wherever the run begins.
+    /// Whether a breakpoint stands at a linear address or its physical address. Returns true also where a run begins,
+    /// although the run passes over a breakpoint there.
     fn breaks_always(&self, rip: u64, ram_offset: u64) -> bool {
         self.core.debug.breaks_at(rip, self.core.ram.layout().gpa_of(ram_offset))
     }
@@ -223,7 +225,8 @@ impl Cpu {
         None
     }
 
-    /// Executes the block at RIP with the interpreter, after finding it again by its current bytes.
+    /// Executes the block at RIP with the interpreter, after it has looked up the block again by RIP and the current
+    /// bytes.
     fn interpret_anew(&mut self, bus: &mut dyn Bus) {
         match self.find_block_slow(self.core.rip) {
             Ok(number) => {
@@ -234,8 +237,8 @@ impl Cpu {
         }
     }
 
-    /// Fills the TLB for an access that missed. Returns `false` if the access needs more, for example if it faults or
-    /// crosses a page.
+    /// Fills the TLB for an access that missed. Returns `false` if the interpreter must make the access, for example
+    /// because it faults or crosses a page.
     fn fills(&mut self, miss: &Miss) -> bool {
         let access = if miss.writes { Access::Write } else { Access::Read };
         let index = self.core.mmu.index();
@@ -282,7 +285,7 @@ fn vectors_blocked(core: &Core) -> bool {
     core.state.cr0 & (cr0::EM | cr0::TS) != 0 || core.state.cr4 & cr4::OSFXSR == 0
 }
 
-/// An op's instruction, or an invalid one if the op does something other than the instruction says.
+/// An op's instruction, or an invalid instruction if the op does not do what the instruction says.
 fn decode(op: &Op, rip: u64, bytes: &[u8]) -> Instruction {
     let start = usize::from(op.start);
     let at = rip.wrapping_add(start as u64);
@@ -305,7 +308,7 @@ mod tests {
     use cpu_model::CpuModel;
     use cpu_model::Features;
 
-    /// Fewer features than any model has.
+    /// A list of fewer features than any CPU model has.
     const FEW: Features = Features::of(&[CpuidFeature::INTEL8086]);
 
     #[test]

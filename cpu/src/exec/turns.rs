@@ -43,12 +43,12 @@ impl Cpu {
         self.seats.turns = Turns::new(policy, spins_yield);
     }
 
-    /// The state of the turns; `None` if it follows from the step count.
+    /// The state of the turns; `None` if the state follows from the step count.
     pub fn turn_state(&self) -> Option<TurnState> {
         self.seats.turns.state(self.core.block_steps)
     }
 
-    /// As [`Cpu::turn_state`], for a machine whose counts begin with zero here.
+    /// As [`Cpu::turn_state`], for a machine that takes over here and counts steps from zero.
     pub fn turn_state_from_zero(&self) -> Option<TurnState> {
         self.seats.turns.state_from_zero(self.core.block_steps).filter(|_| self.seats.are_several())
     }
@@ -93,8 +93,8 @@ impl Cpu {
         self.seats.stepped_by(self.steps())
     }
 
-    /// Lends the seat to a processor, so that all functions that look at the CPU show it. Returns the processor that
-    /// had the seat. The CPU must not run before that processor has the seat again.
+    /// Lends the seat to a processor, so that all functions that read the CPU's state read this processor's state.
+    /// Returns the processor that had the seat. The CPU must not run before that processor has the seat again.
     pub fn lend_seat(&mut self, processor: usize) -> usize {
         let had = self.seat();
         if processor != had {
@@ -133,7 +133,7 @@ impl Cpu {
         self.seats.parked_flags().chain([self.core.rflags]).any(|rflags| rflags & flags::IF != 0)
     }
 
-    /// Ends the turn if its last step or an instruction that yields was just executed, or if the processor spins.
+    /// Ends the turn if its last step or a PAUSE was just executed, or if the processor spins.
     #[cold]
     #[inline(never)]
     pub(super) fn end_turn_here(&mut self, bus: &mut dyn Bus, until_steps: u64) {
@@ -148,7 +148,7 @@ impl Cpu {
             if self.pass_on(if is_over { End::Steps } else { End::Yield }, bus) {
                 self.core.turn_ended(from);
             }
-            // Look at the signals, and ask for more given turns.
+            // Make the run loop sample the signals, and ask for more given turns if few wait.
             self.core.attention |= attention::SIGNALS;
         }
         self.core.budget_end = until_steps.min(self.seats.next_look());
@@ -168,7 +168,8 @@ impl Cpu {
             return Halted::Waits;
         }
         self.core.budget_end = until_steps.min(self.seats.next_look());
-        // Time may have passed since the last step.
+        // If this run has executed no step, time may have passed since the last step. The end of the turn is then not
+        // an event of that step.
         if self.core.block_steps != begun {
             self.core.turn_ended(from);
         }

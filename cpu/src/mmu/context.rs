@@ -1,4 +1,5 @@
-//! TLB slots of one address space, by privilege and kind of access, with the page-table entry that each came from.
+//! TLB slots of one address space, by privilege and kind of access, with the page-table entry from which each slot's
+//! translation came.
 
 use guest_ram::PAGE_SIZE;
 use translator::{SECOND_SLOT, SLOTS, TlbSlot, TlbSlots};
@@ -31,14 +32,14 @@ pub struct Context {
     pub slots: Box<[TlbSlots; PRIVILEGES]>,
     /// RAM offset of the last-level entry that each slot came from, by privilege and kind of access.
     pub entries: Box<[[[u64; SLOTS]; KINDS]; PRIVILEGES]>,
-    /// Privileges whose slots may hold anything.
+    /// Privileges of which a slot may hold a translation.
     pub used: [bool; PRIVILEGES],
     pub live: bool,
-    /// Write slots must be emptied before this context is used again.
+    /// Whether the slots for writes must be emptied before this context is used again.
     pub scrub_writes: bool,
     /// Slots below these root entries must be emptied too.
     pub scrub_roots: RootEntries,
-    /// The address space that was current before this one, until its common slots are taken over.
+    /// The address space that was current before this one, until this context has taken over the common slots.
     pub heir_of: Option<ContextKey>,
     pub last_used: u64,
 }
@@ -60,7 +61,7 @@ impl Context {
         }
     }
 
-    /// Slots of a privilege for a kind of access, with the entries that they came from.
+    /// Slots of a privilege for a kind of access, with the page-table entries that their translations came from.
     pub fn kind<'a>(&'a mut self, tables: &'a mut [TableInfo], index: usize, access: Access) -> Kind<'a> {
         let slots = &mut self.slots[index];
         let entries = &mut self.entries[index][access as usize];
@@ -105,7 +106,7 @@ impl Context {
         }
     }
 
-    /// The privileges and kinds of access whose slots may hold anything.
+    /// The privileges and kinds of access of which a slot may hold a translation.
     pub fn used_kinds(&self) -> impl Iterator<Item = (usize, Access)> + use<> {
         let used = self.used;
         (0..PRIVILEGES)
@@ -154,7 +155,8 @@ impl Kind<'_> {
         self.count(entry);
     }
 
-    /// Takes over the slots of pages below the given root entries. Slots that hold a page stay as they are.
+    /// Takes over the slots of pages below the given root entries. A slot of this context that holds a page stays as it
+    /// is.
     pub fn inherit(&mut self, from: &[TlbSlot; SLOTS], entries: &[u64; SLOTS], roots: RootEntries) {
         for (number, slot) in from.iter().enumerate() {
             let Some(page) = slot.page().filter(|&page| roots.lead_to(page)) else { continue };
@@ -181,9 +183,9 @@ impl Kind<'_> {
         }
     }
 
-    /// Empties the slots whose entry satisfies `is_one`.
+    /// Empties the slots whose page-table entry, given by its RAM offset, satisfies `is_one`.
     pub fn empty_those(&mut self, is_one: impl Fn(u64) -> bool) {
-        // Check several at once: mostly none matches.
+        // Check a group of slots at once: mostly no slot of a group matches.
         const GROUP: usize = 16;
         for first in (0..SLOTS).step_by(GROUP) {
             let group = first..first + GROUP;
@@ -213,18 +215,18 @@ pub const ACCESSES: [Access; KINDS] = [Access::Read, Access::Write, Access::Exec
 /// Facts about a page that page tables were read from.
 #[derive(Clone, Copy, Default)]
 pub struct TableInfo {
-    /// A walk continued from an entry of this page, or ended at a large page here.
+    /// Whether a walk continued from an entry of this page, or ended at a large page here.
     pub upper_level: bool,
-    /// A walk came here from another table, or in a paging mode other than 4-level paging.
+    /// Whether a walk came to this page from another table, or in a paging mode other than 4-level paging.
     pub inner: bool,
-    /// Entries were read as 4 bytes (32-bit paging).
+    /// Whether entries were read as 4 bytes (32-bit paging).
     pub narrow: bool,
-    /// Entries were read as 8 bytes.
+    /// Whether entries were read as 8 bytes.
     pub wide: bool,
     pub writes_since_walk: u32,
     /// Number of slots, in live address spaces, that derive from entries of this page.
     pub derived: u32,
-    /// The bits of all contexts that may have such slots.
+    /// The bits of all contexts that may have slots that derive from entries of this page.
     pub contexts: u64,
 }
 

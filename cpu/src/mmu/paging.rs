@@ -1,5 +1,5 @@
-//! Page tables in memory, for 32-bit, PAE and 4-level paging (SDM vol. 3, chapter 4). Finds the entries that lead to a
-//! page and the rights that they give. Never writes.
+//! Page tables in memory, for 32-bit, PAE and 4-level paging (SDM vol. 3, chapter 4). This module finds the entries
+//! that lead to a page, and the rights that they give. The module never writes to memory.
 
 use cpu_model::PHYSICAL_BITS;
 use cpu_model::registers::{cr0, cr4, efer};
@@ -22,7 +22,7 @@ pub enum Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Privilege {
     pub user: bool,
-    /// Supervisor accesses to user pages fault.
+    /// Whether supervisor accesses to user pages fault.
     pub smap: bool,
 }
 
@@ -81,7 +81,7 @@ pub(super) fn executes_checked(state: &CpuState) -> bool {
 pub(super) struct Path {
     steps: [Step; 4],
     length: usize,
-    /// Entries are 4 bytes wide (32-bit paging).
+    /// Whether entries are 4 bytes wide (32-bit paging); otherwise entries are 8 bytes wide.
     pub narrow: bool,
     user: bool,
     writable: bool,
@@ -155,7 +155,7 @@ impl Path {
         self.page_base | address & ((1 << self.page_shift) - 1)
     }
 
-    /// Whether the entries allow an access.
+    /// Returns `Ok` if the entries allow an access.
     pub fn check(&self, state: &CpuState, access: Access, privilege: Privilege) -> Result<(), ()> {
         let allowed = match access {
             Access::Read => self.may_read(privilege),
@@ -343,7 +343,8 @@ mod tests {
         for (mode, shift, entry, reserved) in cases {
             assert!(path(mode, NXE, shift, entry).is_ok(), "{shift} {entry:#x}");
             for bit in (if mode.narrow { 0..32 } else { 0..64 }).map(|bit| 1_u64 << bit) {
-                // These bits change the kind of the entry, unless it is at the top.
+                // The bits PRESENT and LARGE select the kind of an entry, so they are not reserved. In the top level,
+                // LARGE is reserved.
                 if bit == PRESENT || (bit == LARGE && shift != 39) {
                     continue;
                 }
@@ -405,7 +406,7 @@ mod tests {
             let bit = |set: bool, bit: u64| if set { bit } else { 0 };
             let rights =
                 PRESENT | bit(user_page, USER) | bit(writable, WRITABLE) | bit(no_execute, NO_EXECUTE);
-            // Only the last entry makes a page dirty.
+            // Only the dirty bit of the last-level entry makes a page dirty.
             let (shift, entry) =
                 if in_upper_level { (39, 0x2000 | DIRTY) } else { (12, PAGE | bit(dirty, DIRTY)) };
             let dirty = dirty && !in_upper_level;

@@ -29,7 +29,7 @@ impl RootEntries {
         self.0 == [0; ENTRIES / 64]
     }
 
-    /// Whether one of the entries leads to a virtual page.
+    /// Whether the set has the entry that leads to a virtual page.
     #[inline]
     pub fn lead_to(&self, page: u64) -> bool {
         self.has((page >> SHIFT) as usize % ENTRIES)

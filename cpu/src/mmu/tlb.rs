@@ -1,6 +1,6 @@
 //! The software TLB. The TLB is invisible to the guest: a change of a page-table entry immediately drops the
-//! translations that came from the entry. So a guest never sees a stale translation, and INVLPG, CR3 writes
-//! and similar instructions need not drop any.
+//! translations that came from the entry. So a guest never sees a stale translation, and INVLPG, CR3 writes and similar
+//! instructions need not drop any translation.
 //!
 //! Dropping translations is cheap for the following reasons. Pages that walks read are flagged
 //! [`PageFlags::PAGE_TABLE`], which keeps them out of the store fast path. A store to such a page compares
@@ -13,9 +13,10 @@
 //! first slot moves to its second, where the slow path and generated code find it.
 //!
 //! The TLB keeps translations for several address spaces at once ([`Context`], keyed by CR3 and the paging bits of the
-//! control registers). So switching back and forth stays warm. Operating systems map themselves into all address spaces
-//! with the same tables. A new address space therefore takes over the translations below root entries that it shares
-//! with the previous one ([`Mmu::inherit`]). A store to a root entry affects only address spaces with this root.
+//! control registers). So translations survive a switch to another address space and back. Operating systems map
+//! themselves into all address spaces with the same tables. A new address space therefore takes over the translations
+//! below root entries that it shares with the previous one ([`Mmu::inherit`]). A store to a root entry affects only
+//! address spaces with this root.
 
 use cpu_model::registers::{cr0, cr4, efer};
 use guest_ram::{GuestRam, PAGE_SIZE, PageFlags};
@@ -27,12 +28,13 @@ use super::paging::{ADDRESS, Access, PRESENT, Privilege};
 use super::root::{self, RootEntries};
 use crate::state::CpuState;
 
-/// Number of address spaces that are kept warm.
+/// Number of address spaces whose translations the TLB keeps, including the current address space.
 const CONTEXTS: usize = 8;
-/// Address spaces that are kept warm in addition for each processor beyond the first. With two, four processors with eight
-/// pipelines lost each other's translations, for 30 % more CPU time.
+/// The number of further address spaces for each processor beyond the first. If this constant is two, four processors
+/// that run eight pipelines drop each other's translations, which takes 30 % more CPU time.
 const CONTEXTS_PER_PROCESSOR: usize = 4;
-/// Number of writes to a page-table page, without a walk through it, after which it counts as reused memory.
+/// Number of writes to a page-table page, without a walk through the page, after which the page counts as reused for
+/// other data.
 const COLD_PAGE_TABLE_WRITES: u32 = 64;
 
 /// The position of a table in a walk.
@@ -46,17 +48,17 @@ pub(super) enum Level {
     Last,
 }
 
-/// Address translation with its cache.
+/// Translates addresses, and holds the TLB.
 pub struct Mmu {
     current: Context,
     others: Vec<Context>,
     /// The index of the current privilege.
     index: usize,
     tables: Vec<TableInfo>,
-    /// Pages flagged as tables, so that a flush can unflag them.
+    /// Pages that are flagged as page tables, so that a flush can unflag them.
     flagged: Vec<u64>,
     clock: u64,
-    /// Address spaces kept warm.
+    /// The largest number of address spaces whose translations are kept.
     most_contexts: usize,
 }
 
@@ -74,7 +76,8 @@ impl Mmu {
         }
     }
 
-    /// Keeps more address spaces warm for each processor beyond the first, as far as contexts have bits.
+    /// Allows more address spaces for each processor beyond the first. There are at most 64, because each context has a
+    /// bit of a `u64`.
     pub(crate) fn set_processors(&mut self, count: usize) {
         self.most_contexts = (CONTEXTS + CONTEXTS_PER_PROCESSOR * (count - 1)).min(u64::BITS as usize);
     }
@@ -202,8 +205,9 @@ impl Mmu {
     }
 
     /// Takes over translations from the previous address space, below root entries that are equal in both. Must be
-    /// called after a walk from the current root in 4-level paging. The walk would find the same translations: equal
-    /// root entries lead to the same tables. The accessed and dirty bits that the slots need are already set there.
+    /// called after a walk from the current root in 4-level paging. A walk would find the same translations, because
+    /// equal root entries lead to the same tables. The accessed and dirty bits that the slots need are already set in
+    /// these tables.
     pub(super) fn inherit(&mut self, ram: &GuestRam) {
         let Some(heir_of) = self.current.heir_of.take() else { return };
         let mut key = self.current.key;
@@ -286,8 +290,8 @@ impl Mmu {
     }
 
     /// Enters a translation for the page of `address` and this kind of access, if the fast path may be used. A data
-    /// access also enters the other data kind if the slot there is empty. A read also replaces the page in the write
-    /// slot if it displaced the same page among the read slots.
+    /// access also enters the page for the other kind of data access (read or write), if the slot for that kind is
+    /// empty. A read also replaces the page in the write slot if it displaced the same page among the read slots.
     pub(crate) fn fill(&mut self, ram: &GuestRam, index: usize, address: u64, access: Access, fill: &Fill) {
         let page = address & !(PAGE_SIZE - 1);
         let number = slot_number(address);
@@ -383,7 +387,7 @@ impl Mmu {
                     self.drop_entry(entry, info.narrow);
                     continue;
                 }
-                // The entry may have been a large page or a table.
+                // The entry may have mapped a large page or led to a table.
                 self.drop_those(page, |from| from == entry);
                 if let Some(below) = table_below(ram, old) {
                     self.drop_below(ram, below);
@@ -397,7 +401,8 @@ impl Mmu {
         dropped || cold
     }
 
-    /// As [`Mmu::table_written`], for a page that is only a root table. Other address spaces are not affected.
+    /// As [`Mmu::table_written`], for a page that is only a root table. Address spaces with another root are not
+    /// affected.
     fn root_written(&mut self, ram: &GuestRam, offset: u64, old: u64, new: u64, cold: bool) -> bool {
         let page = offset / PAGE_SIZE;
         let changed = old & PRESENT != 0 && old != new;
@@ -640,7 +645,8 @@ mod tests {
 
     #[test]
     fn a_page_is_entered_for_what_its_fill_allows() {
-        // The results for the access itself, if allowed, and for the other kind of data access.
+        // Each case: the kind of access, the kinds that the entry allows, and the kinds for which the page is held
+        // afterwards.
         let all = [true; KINDS];
         let cases = [
             (Access::Read, all, [true, true, false]),
@@ -793,7 +799,7 @@ mod tests {
     #[test]
     fn an_entry_that_changes_drops_what_came_from_it() {
         let neighbour = PAGE + 1;
-        // Old and new contents, and whether anything is dropped.
+        // The entry's old and new contents, and whether the write drops translations.
         for (old, new, dropped) in [(1, 3, true), (1, 0, true), (1, 1, false), (0, 1, false), (2, 1, false)] {
             let mut bench = Bench::new();
             // The displaced page is in its second slot.
@@ -870,7 +876,7 @@ mod tests {
             bench.note_tables();
             bench.enter(PAGE);
             bench.enter_at(neighbour, entry(TABLE + 20, neighbour), false);
-            // Changes of a neighbour or of an absent entry have no effect.
+            // A change of a neighbouring entry or of an absent entry drops nothing.
             let leads = bench.ram.load_u64(entry(table, 0));
             assert!(!bench.mmu.table_written(&bench.ram, entry(table, 1), 0, 1));
             assert!(!bench.mmu.table_written(&bench.ram, entry(table, 0), leads, leads));
@@ -912,7 +918,7 @@ mod tests {
         assert!(bench.mmu.table_written(&bench.ram, entry(TABLE, PAGE), 1, 0));
         assert_eq!(bench.held(PAGE), [false; KINDS]);
         bench.check_counts();
-        // Inheriting happens once only.
+        // A second call of `inherit` takes over nothing.
         bench.mmu.inherit(&bench.ram);
         assert_eq!(bench.held(PAGE), [false; KINDS]);
     }
@@ -949,7 +955,7 @@ mod tests {
             assert_eq!(bench.held(PAGE), held, "{what}");
             bench.check_counts();
         }
-        // With other paging bits, the same tables allow something else.
+        // With other paging bits in the control registers, the same tables allow other accesses.
         let (mut bench, first, mut second) = two_spaces();
         bench.mmu.select_context(&first);
         second.cr0 ^= cr0::WP;
@@ -1056,7 +1062,7 @@ mod tests {
             for _ in 0..COLD_PAGE_TABLE_WRITES {
                 assert!(!bench.mmu.table_written(&bench.ram, far, 0, 0));
             }
-            // A page walk that reads an entry shows that the page is still a table.
+            // A page walk that reads an entry proves that the page is still a table.
             bench.mmu.note_table(&bench.ram, entry(TABLE, PAGE), Level::Last, narrow);
             for _ in 0..COLD_PAGE_TABLE_WRITES {
                 assert!(!bench.mmu.table_written(&bench.ram, far, 0, 0));

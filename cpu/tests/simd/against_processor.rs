@@ -81,7 +81,7 @@ fn is_reference() -> bool {
     reference
 }
 
-/// Whether the instruction has a separate test, or results that we define.
+/// Whether the instruction has a separate test, or results that `softfloat` defines itself.
 fn special(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(

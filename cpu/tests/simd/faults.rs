@@ -33,7 +33,7 @@ enum Class {
     Sse,
     /// Instructions that use only MMX registers.
     Mmx,
-    /// Both.
+    /// Instructions that use both XMM registers and MMX registers.
     Both,
     /// FXSAVE, FXRSTOR.
     Fx,
@@ -192,7 +192,7 @@ fn absent_pages_leave_everything_as_it_was() {
     for encoded in bench.encodings().into_iter().filter(|encoded| encoded.base.is_some()) {
         let mut state = bench.state(&encoded, DATA + DATA_BYTES);
         if matches!(encoded.instruction.mnemonic(), Mnemonic::Maskmovq | Mnemonic::Maskmovdqu) {
-            // The mask must select something.
+            // The mask register must select bytes to store.
             state.xmm = [u128::MAX; 16];
             state.fpu.mantissas = [u64::MAX; 8];
         }

@@ -114,8 +114,8 @@ fn alignment_is_checked_at_level_3_where_both_bits_ask_for_it() {
     assert_eq!(m.run_to_handler(), 6, "level 0");
 }
 
-/// A translation that code without alignment checks entered does not let accesses of checked code pass, and
-/// vice versa.
+/// A TLB entry that code without alignment checks has made does not let misaligned accesses of checked code pass. An
+/// entry of checked code does not make unchecked accesses fault.
 #[test]
 fn the_check_comes_and_goes_with_the_flag() {
     let mut m = checked(&[], OPERAND + 2);

@@ -219,7 +219,7 @@ fn a_page_that_became_a_table_elsewhere_is_written_as_one() {
     assert_eq!((m.state.gpr[3], m.state.gpr[1]), (1, 2));
 }
 
-/// So much code is replaced that the code buffer is emptied on the way, including the loop's own code.
+/// So much code is replaced that the code buffer is emptied during the test, including the loop's own code.
 #[test]
 fn code_that_is_written_again_and_again_is_always_the_newest() {
     let mut m = Machine::long();
@@ -342,7 +342,7 @@ fn a_store_to_the_first_byte_of_a_block_is_seen() {
     assert_eq!(m.run_steps(20), Stop::Halted);
 }
 
-/// A store beside code, which must not change it, and then a store to the code.
+/// A store beside code, which must not change the code, and then a store to the code.
 #[test]
 fn a_store_beside_code_does_not_hide_the_next() {
     let mut m = Machine::long();

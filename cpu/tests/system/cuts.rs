@@ -248,7 +248,7 @@ fn an_interrupt_waits_where_the_budget_ends() {
     assert_eq!((m.cpu.rip(), m.cpu.steps(), m.bus.acknowledged), (CODE + 3, 3, 0));
 }
 
-/// The byte is INC EAX, but a prefix in 64-bit mode.
+/// The routine's first byte, 40h, is INC EAX in 32-bit code, and a prefix in 64-bit code.
 #[test]
 fn the_same_bytes_are_other_code_in_another_mode() {
     let mut m = Machine::long();

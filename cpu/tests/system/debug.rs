@@ -451,7 +451,8 @@ fn a_breakpoint_where_nothing_is_mapped_stops_before_the_fault() {
     assert_eq!(m.stack64(1), nowhere);
 }
 
-/// Tests this also with single steps for another reason, such as a breakpoint of the guest that is never hit.
+/// The test runs twice. The second time, a breakpoint of the guest that is never hit makes the CPU execute single
+/// steps.
 #[test]
 fn a_breakpoint_stops_beside_the_guest_s_own_and_not_where_the_run_began() {
     for own in [false, true] {
@@ -520,7 +521,7 @@ fn a_fault_under_tf_is_not_followed_by_the_trap() {
     assert_eq!(m.state.dr6, ONES);
 }
 
-/// A stop at a watchpoint must not lose what was pending.
+/// A stop at a watchpoint must not lose the pending single-step trap.
 #[test]
 fn a_trap_that_waits_behind_a_watchpoint_comes_when_the_run_goes_on() {
     let mut m = Machine::long();

@@ -444,7 +444,7 @@ fn implied_operands_have_limits_and_rights_too() {
     ];
     for (name, code, segment, vector, writes) in cases {
         for (too_far, read_only) in [(0, false), (1, false), (0, true)] {
-            // From there, faults have a separate stack.
+            // Use user mode, where handlers of faults have a separate stack.
             let mut m = Machine::protected().in_user_mode();
             m.put(USER_CODE, &code);
             m.put(USER_CODE + 2, &UD2);

@@ -412,7 +412,7 @@ fn external_interrupts_wait_for_if_and_the_shadow() {
     assert_eq!(m.stack64(2) & RF, 0);
 }
 
-/// The number of instructions after STI that ignore interrupts does not matter.
+/// The interrupt comes exactly one instruction after STI, although the block goes on with further instructions.
 #[test]
 fn an_interrupt_that_waited_comes_one_instruction_behind_sti() {
     let mut m = Machine::long();
@@ -618,7 +618,7 @@ fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
     }
 }
 
-/// Tests this also in the lowest page, whose address has no bits above the offset.
+/// Loads an XMM register across the end of the lowest page. That page's address has no bits above the offset.
 #[test]
 fn a_vector_that_leaves_the_lowest_page_ends_in_the_next() {
     const TABLE: u64 = 0xe_0000;

@@ -83,7 +83,7 @@ fn spinning() -> Machine {
     machine
 }
 
-/// All processors and the memory that they write.
+/// The states of all processors and of their turns, and the memory that the processors write.
 #[derive(Debug, PartialEq, Eq)]
 struct All {
     seat: usize,
@@ -284,7 +284,7 @@ fn the_turns_of_a_seed_can_be_given_to_another_machine() {
     given.give_turns(&mut EmptyBus::default(), &longer);
     assert_eq!(turns_to(&mut given, STEPS), turns);
     assert_eq!(All { turns: None, ..all(&given) }, All { turns: None, ..expected });
-    // Behind the last turn, the policy decides.
+    // After the last given turn, the policy decides.
     run_to(&mut given, STEPS + 1);
     assert_eq!((given.waiting_turns(), given.turn_state()), (0, None));
 }
@@ -320,7 +320,7 @@ fn a_trap_stops_behind_the_last_step_of_every_turn() {
             turns.push((to, seat, stepped.seat()));
         }
     }
-    // Also at PAUSE and at HLT.
+    // Some turns end at PAUSE or HLT.
     assert!(turns.iter().any(|turn| turn.0 % TURN_STEPS != 0), "{turns:?}");
 
     let mut trapped = begin();
@@ -331,7 +331,7 @@ fn a_trap_stops_behind_the_last_step_of_every_turn() {
         if let Stop::Met(met) = trapped.run(&mut EmptyBus::default(), STEPS, origin) {
             let Met::Trap(Trap::Turn(from)) = met else { panic!("{met:?}") };
             assert_eq!((trapped.hits(), trapped.stepped_by()), (&[Hit::Trap(Trap::Turn(from))][..], from));
-            // A look as the processor that has just left changes nothing.
+            // Lending the seat to the processor whose turn has just ended changes nothing.
             let (before, parked) = (all(&trapped), trapped.state_of(from));
             let seat = trapped.lend_seat(from);
             assert_eq!((trapped.seat(), trapped.state()), (from, parked));

@@ -406,7 +406,7 @@ fn an_instruction_breakpoint_that_was_passed_does_not_hit_between_iterations() {
     assert_eq!((m.state.rip, m.state.rflags & RF), (CODE + 3, 0));
 }
 
-/// STI holds interrupts back for one instruction, and this ends after the first iteration.
+/// STI holds interrupts back for one instruction, and the first iteration counts as this instruction.
 #[test]
 fn an_interrupt_comes_behind_the_first_iteration_in_a_shadow() {
     let mut m = filling(5);

@@ -116,7 +116,8 @@ fn same(code: Code, ours: &Machine, theirs: &Machine) -> bool {
     if is_transcendental(code) {
         let borderline = theirs.registers[..2].iter().any(|&register| is_borderline(register));
         if borderline && theirs.control & UE == 0 {
-            // One side has an additional underflow, so its result looks entirely different.
+            // The processor or our CPU may have an unmasked underflow that the other has not. The two results then look
+            // entirely different.
             return true;
         }
         let uncertain = C1 | if borderline { UE } else { 0 };

@@ -5,15 +5,15 @@ use guest_ram::{GuestRam, PAGE_SIZE};
 /// Number of entries of [`Frame::expected`], which all blocks share. Accesses beyond that number share entries.
 pub(crate) const EXPECTED: usize = 64;
 
-/// Number of entries of [`Frame::addends`]: of this many pages, a block can remember at one time that it has checked
-/// them.
+/// Number of entries of [`Frame::addends`]: the most pages that a block can have checked for later accesses at one
+/// time.
 pub(crate) const ADDENDS: usize = 4;
 
 /// Index in [`Frame::regs`] of a saved value: the operand of a shift whose flags have not been written.
 pub(crate) const KEPT: u8 = 31;
 
-/// The part of a CPU that generated code reads and writes. Generated code knows the offset of each field, so the layout
-/// is fixed. A displacement of one byte from [`Frame::ANCHOR`] reaches the most used fields.
+/// The part of a CPU that generated code reads and writes. Generated code contains the offset of each field, so the
+/// layout is fixed. A displacement of one byte from [`Frame::ANCHOR`] reaches the most used fields.
 #[repr(C)]
 #[derive(Clone)]
 pub struct Frame {

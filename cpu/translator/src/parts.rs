@@ -10,7 +10,7 @@ pub enum Part {
     /// If the check of a group fails, the block continues in a copy of itself that checks every access. Without this
     /// part, the interpreter executes the rest of the block.
     Twins,
-    /// In a small loop, a load expects the addend that it found in the previous round.
+    /// In a small loop, a load expects the TLB addend that it found in the loop's previous round.
     ExpectedAddends,
     /// Flags that can be computed from registers are not written.
     Recipes,
@@ -20,7 +20,8 @@ pub enum Part {
     Jumps,
     /// Code that was translated once is placed at all addresses where the guest maps its bytes.
     Places,
-    /// After the interpreter has executed an instruction inside a block, generated code continues after it.
+    /// After the interpreter has executed an instruction inside a block, generated code continues after that
+    /// instruction.
     Reentries,
 }
 

@@ -31,7 +31,7 @@ impl<'a> Timer<'a> {
         if self.mode == MODE_TSC_DEADLINE { self.s.expiry_ns.unwrap_or(0) } else { 0 }
     }
 
-    /// Sets the deadline. Ignored outside TSC-deadline mode.
+    /// Sets the deadline. Does nothing outside TSC-deadline mode.
     pub fn set_tsc_deadline(&mut self, deadline_ns: u64) {
         if self.mode == MODE_TSC_DEADLINE {
             self.s.expiry_ns = (deadline_ns != 0).then_some(deadline_ns);

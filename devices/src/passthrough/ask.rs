@@ -1,4 +1,5 @@
-//! The questions of a machine to its passed-through devices, and their answers. Recordings store these types.
+//! The *asks* of a machine, which are its questions and notices to its passed-through devices, and the devices'
+//! answers. Recordings store these types.
 
 use serde::{Deserialize, Serialize};
 
@@ -72,7 +73,8 @@ pub enum AskV1 {
 }
 
 impl AskV1 {
-    /// Whether an answer comes back that the guest can see: a value, or earlier DMA writes.
+    /// Whether the device answers with something that the guest can see: a value, or DMA writes that the device made
+    /// before.
     pub fn is_answered(&self) -> bool {
         matches!(self, AskV1::Read { .. } | AskV1::Translate { .. })
     }
@@ -96,8 +98,8 @@ pub struct InterruptV1 {
     pub vector: u16,
 }
 
-/// The input from passed-through devices at one moment. The input takes effect in this order: memory writes,
-/// interrupts, the value of a read.
+/// The input from passed-through devices at one position of the run. The input takes effect in this order: memory
+/// writes, interrupts, the value of a read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInputV1 {
     /// The question that this input answers, if any.

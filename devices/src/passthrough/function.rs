@@ -6,8 +6,8 @@
 //! the header are the real function's, because a driver may use them without a capability. Memory BARs are 32 bits wide
 //! in the model, whatever their real width. There is no expansion ROM, and no extended configuration space.
 //!
-//! The interrupt line stays up until the guest next touches one of the function's BARs, as an interrupt handler does.
-//! The host then unmasks the real line, which interrupts again if it is still up.
+//! The interrupt line stays raised until the guest next touches one of the function's BARs, as an interrupt handler
+//! does. The host then unmasks the real line, which interrupts again if the device still raises it.
 
 use serde::{Deserialize, Serialize};
 
@@ -139,7 +139,7 @@ enum Hit {
     MsixPending(usize),
 }
 
-/// See the module documentation.
+/// A passed-through PCI function: its emulated configuration space and interrupts.
 pub(crate) struct PassedFunction {
     device: u8,
     config: ConfigSpace,
@@ -295,7 +295,7 @@ impl PassedFunction {
         true
     }
 
-    /// Writes memory or a port for the guest. Returns false if the function does not own the address.
+    /// Writes memory or a port for the guest. Returns false if the address is in none of the function's BARs.
     pub fn write(
         &mut self,
         is_ports: bool,
@@ -321,7 +321,7 @@ impl PassedFunction {
         true
     }
 
-    /// Takes note that the guest has read from the real device.
+    /// Must be called after the guest has read from the real device. A read of a BAR lowers the interrupt line.
     pub fn was_read(&mut self, region: RegionV1) {
         if matches!(region, RegionV1::Bar(_)) {
             self.line = false;

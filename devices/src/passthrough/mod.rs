@@ -7,14 +7,14 @@
 //!         ── Translation      the IOMMU's registers; its page tables are walked outside (translation.rs)
 //! ```
 //!
-//! A model never waits for its device. If the guest reads a value that only the device knows, the owner gets
-//! an [`AskV1`] in place of the value. The owner later hands in the answer, a [`DeviceInputV1`]. Guest writes
-//! are collected as asks too ([`PciBus::take_told`](crate::pci::PciBus::take_told)). The writes are counted
-//! and hashed, so machines with equal state have written the same to their devices. This module does not know
-//! whether a device or a recording answers.
+//! A model never waits for its device. If the guest reads a value that only the real device can give, the owner gets an
+//! [`AskV1`] in place of the value. The owner later hands in the answer, a [`DeviceInputV1`]. Guest writes are
+//! collected as asks too ([`PciBus::take_told`](crate::pci::PciBus::take_told)). The writes are counted and hashed, so
+//! machines with equal state have written the same to their devices. This module does not know whether a device or a
+//! recording answers.
 //!
-//! The [`DeviceInputV1`] also holds the device's writes to memory. The owner puts these writes into RAM
-//! before it hands in the rest. See `vmm/host/PASSTHROUGH.md`.
+//! The [`DeviceInputV1`] also holds the device's writes to memory. The owner puts these writes into RAM before it hands
+//! in the interrupts and the value. See `vmm/host/PASSTHROUGH.md`.
 
 mod ask;
 pub(crate) mod function;

@@ -7,7 +7,7 @@ use super::written::{WrittenV1, number};
 /// triggered.
 pub const FREE_ISA_IRQS: [u8; 7] = [3, 5, 6, 7, 12, 14, 15];
 
-/// See the module documentation.
+/// A passed-through range of ports, and the level of its interrupt line.
 pub(crate) struct PassedPorts {
     device: u8,
     first: u16,
@@ -31,7 +31,7 @@ impl PassedPorts {
         PassedPorts { device, first, last, written: WrittenV1::default(), line }
     }
 
-    /// The offset of an access in the range, if the whole access lies inside it.
+    /// The offset of an access in the range, if the whole access lies inside the range.
     fn offset(&self, port: u16, size: usize) -> Option<u32> {
         let end = usize::from(port) + size - 1;
         (port >= self.first && end <= usize::from(self.last)).then(|| u32::from(port - self.first))
@@ -59,12 +59,12 @@ impl PassedPorts {
         self.set_line(Some(true));
     }
 
-    /// Takes note that the guest has read or written a port.
+    /// Lowers the interrupt line, because the guest has read or written a port.
     pub fn was_touched(&mut self) {
         self.set_line(Some(false));
     }
 
-    /// Whether the line is up; `None` if there is no line.
+    /// Whether the line is raised; `None` if there is no line.
     pub fn line(&self) -> Option<bool> {
         self.line.as_ref().map(|line| line.up)
     }

@@ -5,7 +5,7 @@
 //! interrupt remapping. Nothing passes through untranslated: while translation is off, devices reach no
 //! memory at all. Faults are not reported.
 //!
-//! The tables are in guest memory; the host side walks them (see [`crate::passthrough`]).
+//! The tables are in guest memory; the code on the host walks the tables (see [`crate::passthrough`]).
 //!
 //! Intel Virtualization Technology for Directed I/O, revision 3.3, chapters 9 and 11.
 
@@ -51,14 +51,14 @@ pub struct TranslationStateV1 {
     pub fault_event: [u32; 4],
 }
 
-/// See the module documentation.
+/// The registers of the IOMMU.
 #[derive(Default)]
 pub(crate) struct Translation {
     state: TranslationStateV1,
 }
 
 impl Translation {
-    /// Whether an access is to these registers.
+    /// Whether the whole access lies in the page of these registers.
     pub fn has(gpa: u64, size: usize) -> bool {
         offset(gpa, size).is_some()
     }

@@ -15,7 +15,7 @@ pub struct WrittenV1 {
 }
 
 impl WrittenV1 {
-    /// Takes note of a write.
+    /// Adds a write to the count and to the hash.
     pub(crate) fn note(&mut self, ask: &AskV1) {
         let AskV1::Write { region, offset, size_bytes, value, .. } = *ask else { return };
         let region = match region {

@@ -26,20 +26,21 @@ const ADDRESS_WRITABLE: u32 = 0x80FF_FFFC;
 /// How the bus is wired, and how it is described to guests. A recording's machine keeps its revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PciRevision {
-    /// The host bridge passes on only the window that the ACPI tables announce. The tables describe interrupts as pins of the
-    /// I/O APIC only. Machines of older recordings are of this kind.
+    /// The host bridge passes on only the window that the ACPI tables announce. The tables describe interrupts as pins
+    /// of the I/O APIC only. Machines of older recordings are of this kind.
     V1,
-    /// The host bridge passes on every address that neither RAM nor a chip answers, as on a PC. A kernel that does not read
-    /// the tables (`pci=noacpi`) puts BARs right behind RAM. Interrupts are described as lines of the 8259 pair, too.
+    /// The host bridge passes on every address that neither RAM nor a chip answers, as on a PC. A kernel that does not
+    /// read the tables (`pci=noacpi`) puts BARs right behind RAM. Interrupts are described as lines of the 8259 pair,
+    /// too.
     #[default]
     V2,
 }
 
-/// See [`crate::pci`]. The calling contract: one thread, the guest stopped. After every call that takes `&mut self`,
-/// the owner takes the messages and reads the levels.
+/// The PCI bus, its slots and its passed-through devices. One thread must make all calls, while the guest is stopped.
+/// After every call that takes `&mut self`, the owner must take the messages and read the levels.
 pub struct PciBus {
     address: u32,
-    /// Part of the machine's description, not of its state.
+    /// The revision is a part of the machine's description, not of its state.
     revision: PciRevision,
     host_bridge: ConfigSpace,
     /// Slot `n + 1` holds `functions[n]`.
@@ -150,7 +151,7 @@ impl PciBus {
         self.passed.take_input(input, &mut self.msis);
     }
 
-    /// Reads ports 0xCF8..=0xCFF for the guest. Returns false if nothing here answers.
+    /// Reads ports 0xCF8..=0xCFF for the guest. Returns false if the bus does not answer the access.
     ///
     /// Only a dword at 0xCF8 is the address register. Narrower accesses there go to other chips (0xCF9 is the reset
     /// register).
@@ -175,7 +176,8 @@ impl PciBus {
         true
     }
 
-    /// Writes ports 0xCF8..=0xCFF for the guest. Returns false if nothing here answers; see [`PciBus::io_read`].
+    /// Writes ports 0xCF8..=0xCFF for the guest. Returns false if the bus does not answer the access; see
+    /// [`PciBus::io_read`].
     pub fn io_write<M: GuestMemory>(&mut self, mem: &M, port: u16, data: &[u8]) -> bool {
         if let (PCI_CONFIG_PORT, &[a, b, c, d]) = (port, data) {
             self.address = u32::from_le_bytes([a, b, c, d]) & ADDRESS_WRITABLE;
@@ -247,7 +249,8 @@ impl PciBus {
         self.functions.iter_mut().find_map(|function| function.entropy_mut())
     }
 
-    /// Number of frames that the first network card takes now; `None` if no driver listens, or if there is no card.
+    /// Number of further frames that fit into the queue of the first network card. `None` if the card's driver has not
+    /// enabled its receive queue, or if there is no card.
     pub fn network_room(&self) -> Option<usize> {
         self.functions.iter().find(|function| function.is_network())?.network_room()
     }
@@ -320,7 +323,8 @@ impl PciBus {
         }
     }
 
-    /// What firmware writes to a slot's interrupt line register: the 8259's line, by which a kernel without the ACPI tables goes.
+    /// What firmware writes to a slot's interrupt line register: the number of the 8259's line. A kernel that does not
+    /// use the ACPI tables takes the line from this register.
     fn interrupt_line(&self, slot: usize) -> u8 {
         match self.revision {
             PciRevision::V1 => PCI_FIRST_GSI + (slot % 4) as u8,

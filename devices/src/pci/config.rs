@@ -41,12 +41,12 @@ pub(crate) struct Identity {
     pub subsystem: u16,
 }
 
-/// See the module documentation.
+/// The configuration space of one function.
 #[derive(Clone)]
 pub(crate) struct ConfigSpace {
     bytes: [u8; CONFIG_BYTES],
     writable: [u8; CONFIG_BYTES],
-    /// The offset of the next capability, and of the byte that will point to it.
+    /// The offset at which the next capability will begin. `last_link` is the offset of the byte that will point to it.
     next_capability: usize,
     last_link: usize,
 }

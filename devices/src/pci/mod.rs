@@ -6,8 +6,8 @@
 //! call. Not modelled: bridges, other buses, expansion ROMs and bus errors. Only passed-through functions
 //! have I/O port BARs.
 //!
-//! There is no firmware, so [`PciBus::add`] does its work: BARs are assigned and decoding before boot. The
-//! guest may move BARs to any address that neither RAM nor a chip has ([`PciRevision`]).
+//! There is no firmware, so [`PciBus::add`] assigns the BARs and enables their decoding before boot. The guest may move
+//! BARs to any address that neither RAM nor a chip has ([`PciRevision`]).
 //!
 //! PCI Local Bus Specification 3.0, section 3.2.2.3.2 (mechanism 1) and chapter 6.
 

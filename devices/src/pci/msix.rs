@@ -31,7 +31,7 @@ impl Control {
     pub const WRITABLE: u16 = 1 << 14 | 1 << 15;
 
     /// Combines the message control register and the bus master bit. A message is a memory write, so a function without
-    /// bus mastering holds its messages back as if masked.
+    /// bus mastering holds its messages back as if all vectors were masked.
     pub fn new(message_control: u16, bus_master: bool) -> Control {
         Control {
             enabled: message_control & 1 << 15 != 0,
@@ -67,7 +67,7 @@ pub struct MsixEntryV1 {
     pub address_high: u32,
     /// Message data.
     pub data: u32,
-    /// Vector control; bit 0 masks the vector, the others are zero.
+    /// Vector control; bit 0 masks the vector, and the other bits are zero.
     pub control: u32,
 }
 
@@ -80,7 +80,7 @@ pub struct MsixStateV1 {
     pub pending: u64,
 }
 
-/// See the module documentation.
+/// The MSI-X table and the pending bits of one function.
 pub(crate) struct Msix {
     entries: Vec<MsixEntryV1>,
     pending: u64,
@@ -94,7 +94,7 @@ impl Msix {
         Msix { entries: vec![entry; vectors], pending: 0 }
     }
 
-    /// Requests a vector: sends its message, or keeps the request while the vector is masked.
+    /// Requests a vector: sends its message, or stores the request in the pending bits while the vector is masked.
     pub fn fire(&mut self, vector: u16, control: Control, out: &mut Vec<Msi>) {
         if control.enabled() && usize::from(vector) < self.entries.len() {
             self.pending |= 1 << vector;
@@ -102,7 +102,8 @@ impl Msix {
         }
     }
 
-    /// Adjusts the interrupts to a change of [`Control`].
+    /// Must be called after a change of [`Control`]. Sends the pending messages that are no longer masked. If MSI-X is
+    /// off, drops all pending messages.
     pub fn control_changed(&mut self, control: Control, out: &mut Vec<Msi>) {
         if !control.enabled() {
             self.pending = 0;

@@ -8,7 +8,7 @@ use crate::passthrough::translation::Translation;
 use crate::passthrough::{AskV1, DeviceInputV1, PciDescriptionV1, WrittenV1};
 use crate::virtio::state::{DeviceStateV1, VirtioFunctionStateV1};
 
-/// The first address for BARs of passed-through functions: behind the BARs of the other slots.
+/// The first address for BARs of passed-through functions. The addresses below are for the BARs of the other slots.
 const FIRST_MEMORY: u32 = 0xC100_0000;
 const FIRST_PORT: u32 = 0xC000;
 
@@ -18,11 +18,11 @@ enum Passed {
     Ports(PassedPorts),
 }
 
-/// See the module documentation.
+/// The passed-through devices of a bus, the IOMMU, and the collected writes of the guest.
 #[derive(Default)]
 pub(super) struct PassedThrough {
     devices: Vec<Passed>,
-    /// Present if there is a PCI function.
+    /// The IOMMU; `None` if no PCI function is passed through.
     translation: Option<Translation>,
     told: Vec<AskV1>,
     memory_taken: u32,

@@ -44,7 +44,7 @@ pub(super) struct Registers {
     pub(super) read_in_service: bool,
     /// Whether the next read of either port is a poll.
     pub(super) poll: bool,
-    /// The input with the lowest priority; the next one has the highest.
+    /// The input with the lowest priority. The input with the next number has the highest priority.
     pub(super) lowest: u8,
     /// The bit of the slave's input, while the slave requests an interrupt.
     pub(super) cascade: u8,
@@ -86,7 +86,7 @@ impl Pic8259 {
 
     /// A chip with these registers.
     pub fn with_registers(mut s: Registers) -> Pic8259 {
-        // The only field with impossible values: the chip has three bits for it.
+        // Only this field can have an impossible value, because the chip has only three bits for this field.
         s.lowest &= 7;
         Pic8259 { s }
     }
@@ -133,7 +133,7 @@ impl Pic8259 {
         self.s.cascade = u8::from(level) << input;
     }
 
-    /// The input to be served next, if it beats everything in service.
+    /// The input to be served next; `None` if no request has a higher priority than all inputs in service.
     pub fn request(&self) -> Option<u8> {
         let s = &self.s;
         let candidates = self.requests() & !s.mask;
@@ -150,7 +150,7 @@ impl Pic8259 {
         beats.then_some(input)
     }
 
-    /// Runs an acknowledge cycle. Returns the input taken into service (`None`: spurious) and its vector.
+    /// Runs an acknowledge cycle. Returns the acknowledged input, and the vector. `None` means a spurious interrupt.
     pub fn acknowledge(&mut self) -> (Option<u8>, u8) {
         let Some(input) = self.request() else { return (None, self.s.vector_base | SPURIOUS) };
         self.s.edges &= !(1 << input);
@@ -172,7 +172,7 @@ impl Pic8259 {
         if self.s.all_level { 0xFF } else { self.s.elcr }
     }
 
-    /// IRR.
+    /// The interrupt request register (IRR): a bit for each input that requests an interrupt.
     fn requests(&self) -> u8 {
         self.s.edges | self.s.inputs & self.level_inputs() | self.s.cascade
     }
@@ -204,7 +204,7 @@ impl Pic8259 {
                 s.vector_base = value & 0xF8;
                 s.expected = if s.icw1 & ICW1_SINGLE != 0 { after_icw3 } else { Expected::Icw3 };
             }
-            // The board fixes the cascading.
+            // ICW3 has no effect, because the board wires the slave to input 2.
             Expected::Icw3 => s.expected = after_icw3,
             Expected::Icw4 => {
                 s.auto_eoi = value & ICW4_AUTO_EOI != 0;

@@ -35,7 +35,7 @@ pub struct Pic8259StateV1 {
     read_in_service: bool,
     /// Whether the next read of either port is a poll.
     poll: bool,
-    /// The input with the lowest priority; the next one has the highest.
+    /// The input with the lowest priority. The input with the next number has the highest priority.
     lowest: u8,
     /// The bit of the slave's input, while the slave requests an interrupt.
     cascade: u8,

@@ -18,11 +18,11 @@ pub(super) enum CountPhase {
         /// Whether the counter has already been through zero (one-shot modes).
         expired: bool,
     },
-    /// The counter counts.
+    /// The counter counts down.
     Counting {
         /// The count in force before `current` begins, if any.
         previous: Option<Cycle>,
-        /// The newest count; it may begin in the future.
+        /// The newest count, which may begin at a later tick.
         current: Cycle,
     },
 }
@@ -42,7 +42,7 @@ pub(super) struct Registers {
     pub(super) written_low: Option<u8>,
     /// Whether the next read of a two-byte value gives the high byte.
     pub(super) read_high: bool,
-    /// A latched count.
+    /// The latched count; `None` if no count is latched.
     pub(super) latched_count: Option<u16>,
     pub(super) latched_status: Option<u8>,
 }
@@ -74,7 +74,7 @@ impl Channel {
         self.s
     }
 
-    /// A channel with these registers, if they are possible.
+    /// A channel with these registers, or an error if no real channel can have them.
     pub fn with_registers(s: Registers) -> Result<Channel, RestoreError> {
         let valid = |count: u32| (1..=0x1_0000).contains(&count);
         let phase_valid = match s.phase {

@@ -50,7 +50,7 @@ impl Cycle {
         }
     }
 
-    /// The first tick after `tick` at which the output may differ from now.
+    /// The first tick after `tick` at which the output may differ from the output at `tick`.
     pub fn next_change(self, mode: u8, tick: u64) -> Option<u64> {
         let elapsed = self.elapsed(tick);
         let later = |relative: u64| self.origin_tick.checked_add(relative);

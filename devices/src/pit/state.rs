@@ -26,7 +26,7 @@ pub struct ChannelStateV1 {
     pub(super) written_low: Option<u8>,
     /// Whether the next read of a two-byte value gives the high byte.
     pub(super) read_high: bool,
-    /// A latched count.
+    /// The latched count; `None` if no count is latched.
     pub(super) latched_count: Option<u16>,
     pub(super) latched_status: Option<u8>,
 }
@@ -46,11 +46,11 @@ pub enum CountPhaseV1 {
         /// Whether the counter has already been through zero (one-shot modes).
         expired: bool,
     },
-    /// The counter counts.
+    /// The counter counts down.
     Counting {
         /// The count in force before `current` begins, if any.
         previous: Option<CycleV1>,
-        /// The newest count; it may begin in the future.
+        /// The newest count, which may begin at a later tick.
         current: CycleV1,
     },
 }

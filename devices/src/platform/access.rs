@@ -160,13 +160,13 @@ impl<B: ExpansionBus> Platform<B> {
 }
 
 /// Whether an access goes to the bus. The bus owns the configuration ports, except for byte accesses to the reset
-/// register among them. Wider accesses never reach that register: a probe of the configuration ports must not reset the
-/// machine.
+/// register (0xCF9). Wider accesses never reach the reset register, because a probe of the configuration ports must not
+/// reset the machine.
 fn is_bus_port(port: u16, size: usize) -> bool {
     (PCI_CONFIG_PORT..=PCI_CONFIG_END).contains(&port) && !(port == RESET_PORT && size == 1)
 }
 
-/// `port` and its successors; the address space wraps.
+/// `port` and its successors; the port after 0xFFFF is 0.
 fn byte_ports(port: u16) -> impl Iterator<Item = u16> {
     (0..).map(move |index| port.wrapping_add(index))
 }

@@ -8,8 +8,8 @@ use crate::restore::RestoreError;
 
 /// The bus behind ports 0xCF8 to 0xCFF and behind every guest-physical address that no chip answers.
 ///
-/// Accesses return whether the bus has answered; if not, reads give all ones. After every call the board takes messages
-/// and levels, so the bus never has to call back.
+/// Functions for accesses return whether the bus has answered. If the bus has not answered, reads give all ones. After
+/// every call the board takes messages and levels, so the bus never calls the board.
 pub trait ExpansionBus {
     /// Plain data with everything that the guest can find out about the bus and its devices.
     type State: Clone + std::fmt::Debug + PartialEq + Serialize + DeserializeOwned;

@@ -17,8 +17,9 @@ use crate::layout::{PCI_FIRST_GSI, PIT_GSI, PIT_IRQ, RTC_IRQ, SCI_IRQ, SERIAL_IR
 use crate::misc_ports::Request;
 
 impl<B: ExpansionBus> Platform<B> {
-    /// Processes everything that is due by `now_ns`, in order of time. The local APIC's timer goes first at
-    /// each instant. All expiries of that timer between two line changes make only one interrupt.
+    /// Processes everything that is due by `now_ns`, in order of time. If a local APIC's timer and an interrupt line
+    /// are due at the same time, the timer comes first. All expiries of that timer between two line changes make only
+    /// one interrupt.
     pub(super) fn catch_up(&mut self, now_ns: u64) {
         loop {
             let line_ns = self.line_deadline_ns.filter(|&deadline_ns| deadline_ns <= now_ns);
@@ -77,8 +78,8 @@ impl<B: ExpansionBus> Platform<B> {
         }
     }
 
-    /// Whether the 8259 pair interrupts the first processor. The interrupt can pass a disabled local APIC, LINT0, or pin
-    /// 0 of the I/O APIC.
+    /// Whether the 8259 pair interrupts the first processor. The interrupt can pass a disabled local APIC, LINT0, or
+    /// pin 0 of the I/O APIC.
     pub(super) fn external_interrupt_pending(&self) -> bool {
         self.pic.interrupt_pending()
             && (self.lapics[0].passes_external_interrupt() || self.ioapic.passes_external_interrupt(0))

@@ -276,7 +276,7 @@ fn linux_calibrates_through_port_b() {
     assert!((m.now_ns - 5_000_000).abs_diff(10_000_000) < 2_000);
 }
 
-/// The same vector comes from a level-triggered line at one second and from the timer at two. The later
+/// The same vector comes from a level-triggered line at virtual time 1 s, and from the timer at 2 s. The later
 /// interrupt decides the trigger mode, however far a call advances the time.
 #[test]
 fn events_happen_in_the_order_of_time() {
@@ -472,7 +472,7 @@ impl ExpansionBus for FakeBus {
         gpa == FAKE_GPA
     }
 
-    /// Writing zero lowers the line, one raises it, anything else is the vector of a message.
+    /// A write of 0 lowers the line, and a write of 1 raises it. Any other value is the vector of a message.
     fn mmio_write<M: GuestMemory>(&mut self, _mem: &M, gpa: u64, data: &[u8]) -> bool {
         match data[0] {
             level @ (0 | 1) => self.level = level == 1,
@@ -568,7 +568,7 @@ fn a_bar_on_top_of_a_chip_hides_nothing() {
         assert_eq!(m.read32(base + register), before, "{base:#x}");
         assert_eq!(before & 0xFF, version & 0xFF, "{base:#x} has a chip");
         assert!(m.platform.has_chip_at(base + register));
-        // The BAR answers behind the chip's page.
+        // The BAR answers at addresses after the chip's page.
         assert_ne!(m.read32(base + 0x1000), u32::MAX);
         assert!(!m.platform.has_chip_at(base + 0x1000));
     }

@@ -88,7 +88,7 @@ impl From<BlockError> for Failure {
 /// The device.
 pub struct Block {
     backend: Box<dyn BlockBackend>,
-    /// Bounce buffer; its contents mean nothing between requests.
+    /// Bounce buffer for the data of one request. The contents are not used after the request.
     buffer: Box<[u8]>,
 }
 

@@ -8,14 +8,14 @@ pub const SECTOR_BYTES: usize = 512;
 /// Why a backend failed. The guest sees an I/O error.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockError {
-    /// The host could not read or write the disk's storage. This breaks determinism: a replay cannot fail in the same
-    /// place.
+    /// The host could not read or write the disk's storage. This breaks determinism: a replay cannot repeat the failure
+    /// at the same position.
     #[error("the disk's storage failed")]
     Host(#[source] std::io::Error),
     /// The stored contents are damaged or missing.
     #[error("the disk's storage is damaged: {0}")]
     Damaged(String),
-    /// The backend cannot do this at all.
+    /// The backend does not support the operation.
     #[error("the disk's backend does not support the operation")]
     Unsupported,
 }

@@ -1,7 +1,7 @@
 //! Virtio console with one port: bytes in, bytes out, and the size of the terminal.
 //!
-//! The guest's output is collected for the owner and is not part of the machine's state: the owner takes it before
-//! saving. Multiple ports are not modelled.
+//! The guest's output is collected for the owner and is not part of the machine's state. So the owner must take the
+//! output before it saves the state. Multiple ports are not modelled.
 //!
 //! VIRTIO 1.2, section 5.3.
 

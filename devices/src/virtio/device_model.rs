@@ -21,7 +21,7 @@ pub(crate) struct Kind {
 
 /// A device model. The model knows requests and its configuration, but not how the guest accesses them.
 pub(crate) trait DeviceModel {
-    /// See [`Kind`].
+    /// The constant properties of this kind of device.
     fn kind(&self) -> &'static Kind;
     /// Device-specific features.
     fn features(&self) -> u64;

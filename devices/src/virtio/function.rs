@@ -53,12 +53,12 @@ const PCI_CFG_OFFSET: usize = 8;
 const PCI_CFG_LENGTH: usize = 12;
 const PCI_CFG_DATA: usize = 16;
 
-/// See the module documentation.
+/// A PCI function with a virtio device.
 pub(crate) struct VirtioFunction {
     config: ConfigSpace,
     msix: Msix,
     transport: Transport,
-    /// Offsets of the two capabilities with side effects.
+    /// Offsets of the two capabilities whose registers have side effects: MSI-X and PCI configuration access.
     msix_capability: usize,
     pci_cfg_capability: usize,
 }
@@ -166,7 +166,8 @@ impl VirtioFunction {
         self.transport.net().is_some()
     }
 
-    /// See [`PciBus::network_room`](crate::pci::PciBus::network_room).
+    /// Number of further frames that the device's queue can hold, as
+    /// [`PciBus::network_room`](crate::pci::PciBus::network_room) returns it.
     pub fn network_room(&self) -> Option<usize> {
         let net = self.transport.net()?;
         self.transport.listens_on(net::RECEIVE_QUEUE).then(|| net.room())
@@ -216,7 +217,7 @@ impl VirtioFunction {
         self.transport.install(parts.transport);
     }
 
-    /// The BAR of an access, and the offset in the BAR.
+    /// The number of the BAR that has the whole access, and the offset in this BAR. `None` if no BAR has the access.
     fn decode(&self, gpa: u64, length: usize) -> Option<(usize, u32)> {
         if !self.config.memory_enabled() {
             return None;
@@ -304,7 +305,7 @@ impl<'a> ConsolePort<'a> {
         ConsolePort { function, msis }
     }
 
-    /// Types bytes. If the guest has no buffers for them, they wait inside the device.
+    /// Types bytes. Bytes that the guest has no buffers for wait inside the device.
     pub fn push_input<M: GuestMemory>(&mut self, mem: &M, bytes: &[u8]) {
         let bus_master = self.function.config.bus_master();
         let notices = self.function.transport.push_input(mem, bytes, bus_master);
@@ -316,8 +317,8 @@ impl<'a> ConsolePort<'a> {
         self.function.transport.console_mut().map_or(0, |console| console.pending_input())
     }
 
-    /// Takes the guest's output since the last call. The output is not part of the saved state: take it
-    /// before saving.
+    /// Takes the guest's output since the last call. The output is not part of the saved state: the owner must take the
+    /// output before it saves the state.
     pub fn take_output(&mut self) -> Vec<u8> {
         self.function.transport.console_mut().map(|console| console.take_output()).unwrap_or_default()
     }
@@ -340,7 +341,7 @@ impl<'a> NetworkPort<'a> {
         NetworkPort { function, msis }
     }
 
-    /// Receives frames from outside. The caller checks that there is room. If the guest has no buffers for them, they
+    /// Receives frames from outside. The caller checks that there is room. Frames that the guest has no buffers for
     /// wait inside the device.
     pub fn push_frames<M: GuestMemory>(&mut self, mem: &M, frames: Vec<Vec<u8>>) {
         let bus_master = self.function.config.bus_master();
@@ -348,8 +349,8 @@ impl<'a> NetworkPort<'a> {
         self.function.deliver(notices, self.msis);
     }
 
-    /// Takes the frames that the guest has sent since the last call. The frames are not part of the saved
-    /// state: take them before saving.
+    /// Takes the frames that the guest has sent since the last call. The frames are not part of the saved state: the
+    /// owner must take the frames before it saves the state.
     pub fn take_sent(&mut self) -> Vec<SentFrame> {
         self.function.transport.net_mut().map(|net| net.take_sent()).unwrap_or_default()
     }

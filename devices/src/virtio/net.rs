@@ -1,11 +1,11 @@
 //! Virtio network device: Ethernet frames in and out.
 //!
-//! When the driver sends, it may leave checksums and TCP segmentation to the device. [`SentFrame`] keeps the
-//! unfinished work, and the owner's peer completes it. Received frames have no offloads. Received frames wait
-//! inside the device until the driver has buffers for them.
+//! When the driver sends, it may leave checksums and TCP segmentation to the device. [`SentFrame`] describes the
+//! unfinished work. The program at the other end of the network connection completes the work. Received frames have no
+//! offloads. Received frames wait inside the device until the driver has buffers for them.
 //!
-//! Sent frames are collected for the owner and are not part of the machine's state: the owner takes them before saving.
-//! The number and a hash of all sent frames are part of the state.
+//! Sent frames are collected for the owner and are not part of the machine's state. So the owner must take the frames
+//! before it saves the state. The number and a hash of all sent frames are part of the state.
 //!
 //! VIRTIO 1.2, section 5.1.
 
@@ -67,7 +67,7 @@ pub struct Net {
 
 impl Net {
     /// Makes a device with this address, for frames that carry up to `mtu` bytes. With `segments` the driver may send
-    /// longer frames, and the owner's peer segments them.
+    /// longer frames, and the program at the other end of the network connection segments these frames.
     pub fn new(mac: [u8; 6], mtu: u16, segments: bool) -> Net {
         Net { mac, mtu, segments, waiting: VecDeque::new(), sent: Vec::new(), sent_count: 0, sent_hash: 0 }
     }

@@ -1,9 +1,9 @@
-//! A virtqueue: ring positions and addresses (kept by `virtio-queue`), its interrupt vector, and the loop that serves
-//! it.
+//! A virtqueue: ring positions and addresses (stored by the crate `virtio-queue`), its interrupt vector, and the loop
+//! that serves it.
 //!
-//! The loop reads the available index once. So a notification processes at most one ring's worth of chains, even if a
-//! hostile driver lets the device overwrite the ring. The loop decides once whether to interrupt, from the used index
-//! before and after. Only the two indices are state, so checkpoints miss nothing.
+//! The loop reads the available index once. So a notification processes at most as many chains as the ring has entries,
+//! even if a hostile driver lets the device overwrite the ring. The loop decides once whether to interrupt, from the
+//! used index before and after. Only the two indices are state, so checkpoints miss nothing.
 //!
 //! VIRTIO 1.2, section 2.7.
 
@@ -35,9 +35,9 @@ pub(crate) enum Served {
 /// Whether chains have room for a packet.
 enum Room {
     Enough,
-    /// Even the maximum number of chains is too small.
+    /// Even the maximum number of chains has too little room.
     TooLittle,
-    /// The available chains are too small.
+    /// The available chains have too little room, but more chains may come.
     NotYet,
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum RingPart {
     Used,
 }
 
-/// See the module documentation.
+/// A virtqueue and its interrupt vector.
 pub(crate) struct VirtQueue {
     ring: Queue,
     /// MSI-X vector, or [`NO_VECTOR`].

@@ -11,7 +11,7 @@ const NEEDS_CHECKSUM: u8 = VIRTIO_NET_HDR_F_NEEDS_CSUM as u8;
 const CHECKSUM_START_AT: usize = 6;
 const CHECKSUM_OFFSET_AT: usize = 8;
 
-/// See the module documentation.
+/// A frame that the guest sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentFrame {
     /// The driver's `struct virtio_net_hdr_v1`, which describes the unfinished work.

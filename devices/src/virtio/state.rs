@@ -62,12 +62,12 @@ pub struct QueueStateV1 {
     pub vector: u16,
 }
 
-/// The state of one kind of device. Later kinds that are not virtio devices have their state here too, so
-/// that the bus's state keeps its form. Devices of other kinds have no transport and no queues. Of the other
-/// kinds, only PCI functions have a configuration space.
+/// The state of one kind of device. Passed-through devices were added later and are not virtio devices. The enum has
+/// their states too, so that the bus's state keeps its form. Passed-through devices have no transport and no queues. Of
+/// these devices, only PCI functions have a configuration space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceStateV1 {
-    /// Block: the disk's properties that the guest knows, to detect a wrong disk.
+    /// Block: the properties of the disk that the guest has read. A restore compares them, to detect a wrong disk.
     Block {
         /// Size in sectors of 512 bytes.
         capacity_sectors: u64,

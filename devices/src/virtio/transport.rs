@@ -52,15 +52,15 @@ const F_TRANSPORT: u64 = F_INDIRECT_DESC | F_EVENT_IDX | F_VERSION_1 | F_RING_RE
 /// Notices for the driver after an access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DriverNotices {
-    /// Bit n: queue n has used buffers and the driver wants to know.
+    /// Bit n says that queue n has used buffers, and that the driver wants an interrupt for them.
     pub queues: u64,
-    /// The configuration (or the need for a reset) changed.
+    /// Whether the configuration changed, or the device began to need a reset.
     pub config: bool,
-    /// The device was reset: earlier notices are void.
+    /// Whether the device was reset. Earlier notices are then void.
     pub reset: bool,
 }
 
-/// See the module documentation.
+/// The registers of the transport, the queues, and the device model.
 pub(crate) struct Transport {
     device: VirtioDevice,
     queues: Vec<VirtQueue>,
@@ -201,7 +201,7 @@ impl Transport {
         self.notify(mem, net::RECEIVE_QUEUE, bus_master)
     }
 
-    /// Whether the driver takes input on a queue.
+    /// Whether the device is live and the driver has enabled the queue with this number.
     pub fn listens_on(&self, index: usize) -> bool {
         self.live() && self.queues.get(index).is_some_and(VirtQueue::enabled)
     }
@@ -423,7 +423,7 @@ impl Transport {
         self.queues.iter_mut().for_each(VirtQueue::reset);
         self.registers = TransportStateV1 {
             config_vector: NO_VECTOR,
-            // The generation survives a reset, so that a driver cannot mix two configurations in one read.
+            // A reset does not change the generation, so that a driver cannot mix two configurations in one read.
             generation: self.registers.generation,
             ..Default::default()
         };

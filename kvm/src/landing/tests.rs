@@ -17,7 +17,8 @@ use guest::{Random, Reference, Snapshot};
 struct FakeVcpu {
     cpu: Cpu,
     skid: Skid,
-    /// Count at which the armed overflow comes. The inner `None` means that it is lost.
+    /// The count at which the armed overflow comes. The outer `None` means that no overflow is armed, and the inner
+    /// `None` that the armed overflow is lost.
     delivery: Option<Option<u64>>,
     overflowed: bool,
     breakpoint: Option<u64>,

@@ -57,7 +57,8 @@ impl KvmCpu {
                 self.vcpu.set_apic_enabled(run.bus.apic_enabled());
             }
             Exit::Halt => self.halt(run)?,
-            // The caller has already passed it to the machine.
+            // Nothing is left to do: the run loop has passed CR8 to the machine, and delivers interrupts before the
+            // next entry.
             Exit::TaskPriority | Exit::Window => {}
             Exit::Breakpoint => return self.breakpoint(run),
             Exit::Interrupted => self.interrupted(run)?,

@@ -47,7 +47,7 @@ impl fmt::Display for Access {
     }
 }
 
-/// See the module's documentation.
+/// The board of a case: answers and logs accesses, and interrupts as the case demands.
 pub struct TestBoard {
     pub accesses: Vec<Access>,
     pub interrupt: Option<u8>,

@@ -97,7 +97,7 @@ pub enum Token {
     /// Bytes of memory; `None` may be anything.
     Memory(u64, Vec<Option<u8>>),
     Access(Access),
-    /// There is no access after all.
+    /// The case makes no access, although its expected end lists accesses.
     NoAccess,
     /// An interrupt requested from the start.
     Interrupt(u8),

@@ -66,7 +66,7 @@ impl Expected {
         expected
     }
 
-    /// Replaces expectations by a difference's.
+    /// Replaces expectations by the expectations of a difference.
     fn replace(&mut self, tokens: &[Token]) {
         for token in tokens {
             match token {

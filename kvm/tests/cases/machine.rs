@@ -54,7 +54,7 @@ const WRITABLE: u64 = 1 << 41;
 const USER_VECTORS: [u64; 3] = [3, 4, 0x80];
 /// Limit of steps, which is more than any case takes.
 const STEPS: u64 = 100_000;
-/// A case is a few instructions; one that hangs is stopped. Emulated hosts are slow.
+/// The time after which a case that hangs is stopped. A case has only a few instructions, but emulated hosts are slow.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The mode in which code runs.

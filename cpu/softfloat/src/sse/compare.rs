@@ -23,7 +23,7 @@ impl Predicate {
         Predicate(imm8 & 31)
     }
 
-    /// Whether a QNaN operand also raises #I. The second sixteen predicates invert the behaviour of the first.
+    /// Whether a QNaN operand also raises #I. The second sixteen predicates invert the behaviour of the first sixteen.
     #[inline]
     const fn signals_quiet_nans(self) -> bool {
         matches!(self.0 & 15, 1 | 2 | 5 | 6 | 9 | 10 | 13 | 14) != (self.0 & 16 != 0)

@@ -1,4 +1,4 @@
-//! RCPSS and RSQRTSS in our own definition, which is no processor's.
+//! RCPSS and RSQRTSS as this crate defines them. No processor gives exactly these results.
 //!
 //! The SDM bounds the relative error by 1.5 * 2^-12 and leaves the bits open; vendors and generations differ.
 //! This definition, the same on every host, is **the exact value rounded to nearest-even to 12 significant

@@ -7,7 +7,8 @@ use super::format::{Kind, check_nans, round_transcendental};
 use super::{F80, Operand, Pair, X87Env, wide};
 use crate::exact::Exact;
 
-/// The outcome of an instruction that takes an angle. If the function returns `None` instead, the caller must clear C2.
+/// The outcome of an instruction that takes an angle. If the instruction's function returns `None` in place of an
+/// `Angle`, an unmasked exception left no result. The caller must then clear C2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Angle<T> {
     /// The result. The caller must clear C2.
@@ -64,12 +65,13 @@ pub fn fptan(env: &mut X87Env, a: F80) -> Option<Angle<Pair>> {
     })
 }
 
-/// The outcome of an instruction with two results for a NaN.
+/// The results of FSINCOS or FPTAN for a NaN operand: both results are the NaN.
 fn twice(nan: F80) -> Pair {
     Pair { replaced: nan, pushed: nan }
 }
 
-/// The common part of these instructions: special operands and reduction. `compute` gets `None` for a zero.
+/// The common part of FSIN, FCOS, FSINCOS and FPTAN: special operands, and the reduction of the angle. `compute` gets
+/// `None` for an angle of zero.
 fn with_angle<T>(
     env: &mut X87Env,
     a: F80,

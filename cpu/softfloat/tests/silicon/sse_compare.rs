@@ -9,7 +9,7 @@ use std::fmt::Debug;
 
 const BASE: u32 = 200_000;
 
-/// Masks all exceptions and clears all flags, with a random rounding mode, DAZ and FTZ.
+/// An MXCSR with all exceptions masked, all flags clear, and a random rounding mode, DAZ and FTZ.
 fn random_mxcsr(random: &mut Operands) -> u32 {
     let daz_ftz = [0, 0x40, 0x8000, 0x8040][random.below(4) as usize];
     0x1f80 | (random.below(4) as u32) << 13 | daz_ftz
@@ -351,8 +351,8 @@ fn near_f16(random: &mut Operands) -> u32 {
     (random.f32() & !(0xff << 23)) | exponent << 23
 }
 
-/// The estimates are our own definition. The estimates must meet the SDM's bound, and special operands must
-/// give equal results.
+/// The crate defines its own estimates. These estimates must meet the SDM's bound. Special operands must give the
+/// processor's results.
 #[test]
 fn estimates() {
     let mut random = Operands::for_test("estimates", "SOFTFLOAT_SEED");

@@ -32,7 +32,7 @@ pub fn random_f80(random: &mut Operands) -> F80 {
         mantissa ^= random.below(2) << 63;
     }
     if random.below(8) == 0 {
-        // A significand that a lower precision control keeps, or almost keeps.
+        // A significand that fits the precision of a lower precision control, or almost fits.
         let bits = [24, 53][random.below(2) as usize];
         mantissa &= u64::MAX << (64 - bits - random.below(2));
     }

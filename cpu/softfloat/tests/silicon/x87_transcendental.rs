@@ -1,5 +1,5 @@
 //! Compares transcendental instructions. Our results are correctly rounded; the processor's are within about one unit
-//! in the last place (SDM vol. 1, 8.3.10). Everything else (special operands, flags, C2) must be equal.
+//! in the last place (SDM vol. 1, 8.3.10). The results for special operands, the flags and C2 must be equal.
 
 use crate::cases;
 use crate::is_intel;

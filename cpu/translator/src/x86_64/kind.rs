@@ -60,11 +60,11 @@ pub(super) enum Kind {
     ShiftBy(u8, u8),
     /// SHL, SHR or SAR of a register by CL.
     ShiftByCl(u8),
-    /// ROL and ROR of a register.
+    /// ROL and ROR of a register: the `/n` and the count.
     RotateBy(u8, u8),
-    /// SHLD (0xa4) and SHRD (0xac) of a register.
+    /// SHLD (0xa4) and SHRD (0xac) of a register: the opcode and the count.
     Double(u8, u8),
-    /// MUL and one-operand IMUL.
+    /// MUL (false) and one-operand IMUL.
     Multiply(bool),
     /// IMUL into a register.
     MultiplyInto,

@@ -1,10 +1,10 @@
 //! The memory of generated code, which is mapped twice. The mapping that is executed cannot be written, and the mapping
 //! that is written cannot be executed.
 //!
-//! The mappings show shared memory, so a fork of this process executes the same memory. A fork never writes to that
-//! memory. Before its first write it maps memory of its own for all new code. Before it changes a [granule](GRANULE) of
-//! the old code, it copies this granule. Code stays at its addresses, so a fork keeps all code. The process that forked
-//! must not write code while its forks live.
+//! Both mappings show the same shared memory, so a fork of this process executes the same memory. A fork never writes
+//! to that memory. Before its first write, a fork maps memory of its own for all new code. Before a fork changes a
+//! [granule](GRANULE) of the old code, it copies this granule. Code stays at its addresses, so a fork keeps all code.
+//! The process that forked must not write code while its forks live.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -56,7 +56,7 @@ impl CodeMemory {
         });
         let Some(executed) = executed else {
             for mapping in [Some(written), again.ok()].into_iter().flatten() {
-                // SAFETY: it was just mapped, and nothing points into it.
+                // SAFETY: the mapping is new, and nothing points into it.
                 let _ = unsafe { munmap(mapping, length.get()) };
             }
             return None;
@@ -79,7 +79,7 @@ impl CodeMemory {
         self.used
     }
 
-    /// Forgets all code after an offset.
+    /// Discards all code after an offset.
     pub fn truncate(&mut self, used: usize) {
         self.used = self.used.min(used);
         self.given_back = self.given_back.min(used);
@@ -121,7 +121,7 @@ impl CodeMemory {
         }
     }
 
-    /// In a fork: maps memory of its own, which takes the place of all unused memory.
+    /// In a fork: maps memory that belongs to this process alone, in place of all unused memory.
     #[cold]
     fn map_own(&mut self) {
         // The host may count memory that a program maps. No fork writes much code.
@@ -249,7 +249,7 @@ mod tests {
             .map(|number| {
                 in_a_fork(|| {
                     let wrong = diverge(&mut memory, &old, number * 100_000);
-                    // A fork of a fork does the same.
+                    // A fork of the fork gets memory of its own in the same way.
                     let again = in_a_fork(|| i32::from(!forks_again(&mut memory)));
                     wrong.min(1) + 2 * i32::from(waitpid(again, None) != Ok(WaitStatus::Exited(again, 0)))
                 })

@@ -81,7 +81,7 @@ pub struct Translator {
     /// Offset of the first block.
     first: usize,
     blocks: Vec<Block>,
-    /// Counts how often everything was dropped.
+    /// Counts how often all code was dropped.
     generation: u32,
     /// Remembered targets.
     jumps: Jumps,

@@ -86,7 +86,7 @@ fn random_wait_ns(rng: &mut ChaCha8Rng) -> u64 {
 }
 
 impl Machine {
-    /// Runs a step; returns everything that it shows to the outside.
+    /// Runs a step. Returns the step's result, the output and requests, and the pending interrupt, as text.
     fn step(&mut self, step: Step) -> String {
         let (platform, memory, now_ns) = (&mut self.platform, self.memory.memory(), self.now_ns);
         let mut data = [0; 16];

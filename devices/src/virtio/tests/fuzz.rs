@@ -39,7 +39,7 @@ impl Fuzz {
         let mut bytes = vec![0; self.below(most) as usize + 1];
         self.random.fill_bytes(&mut bytes);
         if self.chance(50) {
-            // Small numbers reach valid registers more often than large ones.
+            // Small numbers reach valid registers more often than large numbers.
             bytes.iter_mut().skip(1).for_each(|byte| *byte = 0);
         }
         bytes

@@ -82,7 +82,8 @@ fn a_machine_restored_in_every_round_equals_one_never_saved() {
         hopping.work(round);
         assert_eq!(hopping.output(), straight.output(), "round {round}");
         if round % 3 == 0 {
-            // In the other rounds the saved state includes messages not yet taken.
+            // Takes the messages in some rounds only. In the other rounds the saved state includes messages that were
+            // not taken.
             assert_eq!(hopping.pc.bus.take_msis(), straight.pc.bus.take_msis(), "round {round}");
         }
         hopping = hopping.copy();

@@ -112,7 +112,8 @@ pub(super) fn return_sites(
     })
 }
 
-/// Without AF. Logical instructions clear AF on every processor, although the manuals leave AF undefined.
+/// The arithmetic flags without AF. Logical instructions clear AF on every processor, although the manuals leave AF
+/// undefined.
 const ALL: u32 = RflagsBits::OF | RflagsBits::SF | RflagsBits::ZF | RflagsBits::CF | RflagsBits::PF;
 
 fn defined_flags(instruction: &Instruction) -> u32 {

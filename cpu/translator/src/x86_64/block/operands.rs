@@ -36,8 +36,8 @@ impl BlockWriter<'_> {
 
     /// The host register with the value of an operand's register: the guest register's own, or a scratch register. The
     /// scratch register is RDX for the `first` operand and RCX for others. For AH, BH, CH or DH, the result is DH or CH
-    /// of the scratch register. An instruction with such a register can name only RAX to RDX otherwise. `beside_high`
-    /// says that the other operand is one of AH to BH.
+    /// of the scratch register. The other operand of an instruction with such a register can only be one of RAX to RDX.
+    /// `beside_high` says that the other operand is one of AH to BH.
     pub fn operand_register(&mut self, register: Register, first: bool, beside_high: bool) -> Reg {
         let scratch = if first { RDX } else { RCX };
         let n = number_of(register);
@@ -214,7 +214,7 @@ impl BlockWriter<'_> {
         if !self.expects(write) {
             return self.asm.load(B8, RDX, found);
         }
-        // A block may have more loads with an expected addend than there are places.
+        // A block may have more loads with an expected addend than [`Frame::expected`] has entries.
         let spread = (self.source.rip as u32 & 0xfff).wrapping_mul(JUMP_FACTOR) >> 16;
         let place = expected(spread as usize + self.expecting);
         self.expecting += 1;
@@ -296,7 +296,8 @@ impl BlockWriter<'_> {
         self.access(8, write)
     }
 
-    /// The place of the addend of an access that has been checked.
+    /// The frame's field with the addend of an access that an earlier access of its group has checked. `None` if the
+    /// access needs a check.
     fn checked(&self, bytes: i32, write: bool) -> Result<Option<Mem>, Cannot> {
         match self.role {
             Role::Later { slot, bytes: checked, write: writable } => {

@@ -160,8 +160,9 @@ fn stays_in_page(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
     }
 }
 
-/// The registers that a block changes before its last exit with the flags that it was entered with. `None` if generated
-/// code reads those flags, or if they may still be in force at the block's end. `steps` must check every access.
+/// The registers, as bits, that a block changes before its last exit at which the flags from its entry are still in
+/// force. `None` if generated code reads those flags, or if they may still be in force at the block's end. `steps` must
+/// check every access.
 pub(super) fn changed_under_first_flags(source: &Source<'_>, steps: &[Step]) -> Option<u16> {
     let (first, mut values) = (Values::default(), Values::default());
     let mut changed = 0;
