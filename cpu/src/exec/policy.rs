@@ -68,6 +68,13 @@ pub struct TurnState {
     pub spins: Option<SpinState>,
 }
 
+impl TurnState {
+    /// The state of the turns of a policy at step count 0; `None` if the state follows from the count.
+    pub fn at_start(policy: TurnPolicy, spins_yield: bool) -> Option<TurnState> {
+        Turns::new(policy, spins_yield).state(0)
+    }
+}
+
 /// Why a turn ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -172,6 +179,12 @@ impl Turns {
         spins.recounted(steps, 0);
         Turns { policy: self.policy, generator, phase, ends_at, is_given: self.is_given, waiting, spins }
             .state(0)
+    }
+
+    /// Replaces the policy, at a step count. A new turn begins.
+    pub fn set_policy(&mut self, policy: TurnPolicy, steps: u64) {
+        *self = Turns::new(policy, self.spins.end_turns());
+        self.recounted(0, steps);
     }
 
     /// Replaces the state, at a step count.

@@ -7,8 +7,8 @@
 
 /// Number of steps of a turn before the first look. A look costs as much as executing some hundred instructions.
 const CALM_STEPS: u64 = 10_000;
-/// Number of steps from the first look to the second one: whole rounds of all loops with 1 to 10, 12, 14, 15, 16 or another
-/// number of steps that divides 5040.
+/// Number of steps from the first look to the second one. A spin is found if the number of steps of its round divides 5040,
+/// as 1 to 10, 12, 14, 15, 16 and 18 do.
 const ROUNDS_STEPS: u64 = 5_040;
 /// No look is due in this turn.
 const NEVER: u64 = u64::MAX;

@@ -43,6 +43,11 @@ impl Cpu {
         self.seats.turns = Turns::new(policy, spins_yield);
     }
 
+    /// Replaces the policy between two runs. A new turn begins.
+    pub fn change_turn_policy(&mut self, policy: TurnPolicy) {
+        self.seats.turns.set_policy(policy, self.core.block_steps);
+    }
+
     /// The state of the turns; `None` if the state follows from the step count.
     pub fn turn_state(&self) -> Option<TurnState> {
         self.seats.turns.state(self.core.block_steps)

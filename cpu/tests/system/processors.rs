@@ -238,7 +238,7 @@ fn processors_that_spin_without_pause_yield() {
         assert_eq!(cpu.ram().load_u64(ROUNDS), WORK_STEPS / 3, "the work is done");
         cpu.steps()
     };
-    // Without yielding, each of the two that spin takes as long as the one that works.
+    // The two processors that do not yield take as many turns as the processor that works.
     assert!(steps_of(false) > 2 * WORK_STEPS, "{}", steps_of(false));
     // A spin is found after 15,040 of the ring's 100,000 steps.
     assert!(steps_of(true) < WORK_STEPS * 3 / 2, "{}", steps_of(true));

@@ -20,6 +20,7 @@ use std::time::Instant;
 
 use branches::{Ending, OneThread, Plan, run_all};
 use clap::ValueEnum;
+use cpu::TurnPolicy;
 use host::{LiveConsole, LiveInputs};
 use machine::error::{Error, exit_code};
 use machine::hashes::hex;
@@ -80,6 +81,8 @@ pub struct BranchArgs {
 enum Vary {
     /// Each branch has another seed of the entropy device
     Entropy,
+    /// Each branch gives turns to its processors as --turns random:K, where K is the branch's number
+    Turns,
     /// All branches do the same
     Nothing,
 }
@@ -90,6 +93,7 @@ impl Vary {
     fn apply(self, machine: &mut Machine<Instructions>, number: u32) {
         match self {
             Vary::Entropy => _ = machine.vary_entropy(number),
+            Vary::Turns => machine.change_turn_policy(TurnPolicy::Random { seed: number.into() }),
             Vary::Nothing => {}
         }
     }
@@ -154,6 +158,10 @@ pub fn run(
     if source.engine == host::KVM {
         let why = "branches need the software CPU, and KVM runs this machine: leave --branches out";
         return Err(Error::Unsupported(why.to_string()));
+    }
+    if args.vary == Vary::Turns && source.processors().count() == 1 {
+        let why = "--vary turns needs a recording with several processors: use --vary entropy";
+        return Err(Error::Usage(why.to_string()));
     }
     let one_thread = OneThread::watch().map_err(failed)?;
     create_folder(folder)?;

@@ -4,6 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
+use cpu::TurnPolicy;
+use machine::config::Processors;
 use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::notation::PositionSpec;
@@ -26,7 +28,7 @@ pub struct SourceArgs {
     /// The guest has its memory, devices and disk as of that position, and its clock goes on from there. Network connections are
     /// lost. The recording stays as it is. Options that describe a machine cannot be used.
     #[arg(long, help_heading = "Guest", value_name = "NAME.ttvm", conflicts_with_all = [
-        "kernel", "initrd", "cmdline", "module", "disk", "passthrough", "cpus", "turns", "memory", "debug_console",
+        "kernel", "initrd", "cmdline", "module", "disk", "passthrough", "cpus", "memory", "debug_console",
         "debug_exit", "date", "seed",
     ])]
     snapshot_from: Option<PathBuf>,
@@ -40,13 +42,20 @@ pub struct Source {
     opened: Opened,
     path: PathBuf,
     at: PositionSpec,
+    /// The policy of turns of the new machine, if it is not the recording's.
+    turns: Option<TurnPolicy>,
     /// The engine of the new machine.
     pub engine: EngineKind,
 }
 
 impl SourceArgs {
     /// Opens the recording, if the user named one. Refuses a recording that cannot go live.
-    pub fn open(&self, engine: EngineArgs, network: Option<&NetworkArg>) -> Result<Option<Source>, Error> {
+    pub fn open(
+        &self,
+        engine: EngineArgs,
+        network: Option<&NetworkArg>,
+        turns: Option<TurnPolicy>,
+    ) -> Result<Option<Source>, Error> {
         let Some(path) = &self.snapshot_from else {
             let unused = "--at needs --snapshot-from: give both or neither";
             return if self.at.is_some() { Err(Error::Usage(unused.to_string())) } else { Ok(None) };
@@ -71,8 +80,12 @@ impl SourceArgs {
         if let Some(network) = network {
             network.must_fit(machine.network.as_ref()).map_err(Error::Usage)?;
         }
+        if turns.is_some() && machine.processors.count() == 1 {
+            let why = "--turns needs several processors, and the guest of this recording has one: leave out --turns";
+            return Err(Error::Usage(why.to_string()));
+        }
         let at = self.at.unwrap_or(PositionSpec::End);
-        Ok(Some(Source { opened, path: path.clone(), at, engine }))
+        Ok(Some(Source { opened, path: path.clone(), at, turns, engine }))
     }
 }
 
@@ -88,6 +101,11 @@ impl Source {
         self.opened.manifest().machine.disk.as_ref().map(|disk| disk.path.clone())
     }
 
+    /// The guest's processors.
+    pub fn processors(&self) -> Processors {
+        self.opened.manifest().machine.processors
+    }
+
     /// Whether the guest has a network card.
     pub fn has_network(&self) -> bool {
         self.opened.manifest().machine.network.is_some()
@@ -100,7 +118,10 @@ impl Source {
         let mut timeline = open_at(&recording, self.at, EngineKind::SOFT)?;
         timeline.idle_at(self.at)?;
         let at = timeline.machine().moment();
-        let machine = timeline.go_live()?;
+        let mut machine = timeline.go_live()?;
+        if let Some(turns) = self.turns {
+            machine.change_turn_policy(turns);
+        }
         say_where(at, &self.path);
         Ok(machine)
     }
@@ -109,7 +130,10 @@ impl Source {
     pub fn go_live<U: Unit>(self) -> Result<Recordable<U>, Error> {
         let recording = in_instructions(self.opened, false)?;
         let (start, at) = start_at(&recording, self.at)?;
-        let guest = Recordable::going_on(self.engine, &recording, start)?;
+        let guest = match self.turns {
+            None => Recordable::going_on(self.engine, &recording, start)?,
+            Some(turns) => Recordable::going_on_with_turns(self.engine, &recording, start, turns)?,
+        };
         say_where(at, &self.path);
         Ok(guest)
     }

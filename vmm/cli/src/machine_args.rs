@@ -164,7 +164,7 @@ impl MachineArgs {
 
     /// The recording to start from, if there is one.
     pub fn source(&self) -> Result<Option<Source>, Error> {
-        self.source.open(self.engine, self.net.as_ref())
+        self.source.open(self.engine, self.net.as_ref(), self.turns)
     }
 
     /// Hashes the disk image, which may take long. [`MachineArgs::plan`] does not hash it again.

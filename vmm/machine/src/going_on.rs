@@ -1,7 +1,7 @@
 //! Takes a starting state from a machine, and starts a machine from one.
 
 use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
-use cpu::{Counts, Traps};
+use cpu::{Counts, Traps, TurnPolicy};
 use guest_ram::PAGE_SIZE;
 
 use crate::clock::TimeBase;
@@ -66,6 +66,11 @@ impl<U: Unit> Machine<U> {
         self.bus.platform.with_bus(now_ns, |bus| {
             bus.entropy_mut().map(|entropy| entropy.reseed(|seed| varied_seed(seed, number))).is_some()
         })
+    }
+
+    /// Replaces the policy that gives turns to several processors. A new turn begins.
+    pub fn change_turn_policy(&mut self, policy: TurnPolicy) {
+        self.engine.change_turn_policy(policy);
     }
 }
 

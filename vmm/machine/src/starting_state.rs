@@ -28,10 +28,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef};
+use cpu::TurnState;
 
 use crate::error::Error;
 use crate::format::Format;
 use crate::machine_state::MachineState;
+use crate::processors::Processors;
 
 /// The first bytes of the file. The version follows, outside of the compressed part.
 const MAGIC: &[u8; 8] = b"TTVMFROM";
@@ -81,6 +83,12 @@ impl StartingState {
     /// The blocks of the disk that differ from its image.
     pub fn disk_blocks(&self) -> impl Iterator<Item = u64> {
         self.maps.disk.iter_not_base().map(|(block, _)| block)
+    }
+
+    /// Begins the turns of these processors anew, by their policy.
+    pub fn begin_turns(&mut self, processors: Processors) {
+        let (policy, spins_yield) = (processors.turns(), processors.spins_yield());
+        self.state.others.turns = TurnState::at_start(policy, spins_yield);
     }
 
     /// Leaves out pages and blocks that the run does not need from here on. These pages of RAM then read as zeroes,

@@ -10,6 +10,7 @@
 
 use std::path::Path;
 
+use cpu::TurnPolicy;
 use machine::config::{MachineConfig, MachineOptions};
 use machine::engine::EngineKind;
 use machine::error::Error;
@@ -86,10 +87,34 @@ impl<U: Unit> Recordable<U> {
         recording: &Recording<Instructions>,
         start: StartingState,
     ) -> Result<Self, Error> {
+        Recordable::going_on_in(engine, recording, start, without_start(&recording.manifest.machine))
+    }
+
+    /// As [`Recordable::going_on`], with another policy that gives turns to the processors. Fails if there is only one
+    /// processor.
+    pub fn going_on_with_turns(
+        engine: EngineKind,
+        recording: &Recording<Instructions>,
+        mut start: StartingState,
+        turns: TurnPolicy,
+    ) -> Result<Self, Error> {
+        let mut config = without_start(&recording.manifest.machine);
+        let alone =
+            || Error::Unsupported("the recording has one processor, which takes no turns".to_string());
+        config.processors = config.processors.with_turns(turns).ok_or_else(alone)?;
+        start.begin_turns(config.processors);
+        Recordable::going_on_in(engine, recording, start, config)
+    }
+
+    fn going_on_in(
+        engine: EngineKind,
+        recording: &Recording<Instructions>,
+        start: StartingState,
+        config: MachineConfig,
+    ) -> Result<Self, Error> {
         let Event::PowerOn(power_on) = recording.log.power_on()?.event else {
             unreachable!("reading a log checks that it begins with power-on");
         };
-        let config = without_start(&recording.manifest.machine);
         let mut machine = Machine::build(&config, &Images::of_state(start.clone()), &power_on, engine)?;
         machine.begin_written()?;
         let beginning = Beginning::State(Box::new(start), None);

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use history::timeline::Timeline;
+use machine::config::Processors;
 use machine::error::exit_code;
 use machine::hashes::hex;
 use machine::position::Count;
 use serde_json::Value;
-use tiny_guest::{open, record, record_calls, typed};
+use tiny_guest::{DENSE, Script, open, record, record_calls, several, typed};
 
 use crate::common::ttvm;
 
@@ -54,12 +55,7 @@ fn a_branch_has_the_state_of_a_recorded_run_from_the_same_place() {
     let limits = ["--at", "insn:100000", "--max-instructions", "123457"];
     let again = ["record", "--snapshot-from", "r.ttvm", "-o", "n.ttvm"];
     assert_eq!(ttvm(path, &[&again[..], &limits].concat()).0, exit_code::DONE);
-    let mut timeline = Timeline::open(&open(&path.join("n.ttvm"))).unwrap();
-    timeline.seek(timeline.end(), &mut || false).unwrap();
-    assert_eq!(timeline.position().number(), 123_457);
-    let hashes = timeline.machine_mut().hashes();
-    let all = [&hashes.cpu[..], &hashes.devices, &hashes.ram, &hashes.disk].concat();
-    let expected = hex(&blake3::hash(&all).as_bytes()[..16]);
+    let expected = hash_at_end(&path.join("n.ttvm"), 123_457);
     let (code, rows) = branches(path, 3, &[&limits[..], &["--vary", "nothing", "--state-hash"]].concat());
     assert_eq!(code, exit_code::DONE);
     for row in &rows {
@@ -74,6 +70,45 @@ fn a_branch_has_the_state_of_a_recorded_run_from_the_same_place() {
     states.sort();
     states.dedup();
     assert_eq!(states.len(), 3, "each entropy device has another seed");
+}
+
+/// The hash that `--state-hash` prints of a machine at the end of a recording, which is at this instruction.
+fn hash_at_end(recording: &Path, instruction: u64) -> String {
+    let mut timeline = Timeline::open(&open(recording)).unwrap();
+    timeline.seek(timeline.end(), &mut || false).unwrap();
+    assert_eq!(timeline.position().number(), instruction);
+    let hashes = timeline.machine_mut().hashes();
+    let all = [&hashes.cpu[..], &hashes.devices, &hashes.ram, &hashes.disk].concat();
+    hex(&blake3::hash(&all).as_bytes()[..16])
+}
+
+#[test]
+fn a_branch_with_other_turns_can_be_recorded() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let processors = Processors::new(3).unwrap();
+    several::record(path, "r.ttvm", (8_000, processors), DENSE, None, Script(Vec::new()));
+    let limits = ["--at", "insn:50000", "--max-instructions", "100000"];
+    let (code, rows) = branches(path, 4, &[&limits[..], &["--vary", "turns", "--state-hash"]].concat());
+    assert_eq!(code, exit_code::DONE);
+    let hashes: Vec<&str> = rows.iter().map(|row| row["state_hash"].as_str().unwrap()).collect();
+    assert!(
+        (1..4).all(|number| !hashes[..number].contains(&hashes[number])),
+        "each takes other turns: {hashes:?}"
+    );
+    for (number, expected) in (1..).zip(hashes) {
+        let (name, turns) = (format!("n{number}.ttvm"), format!("random:{number}"));
+        let again = ["record", "--snapshot-from", "r.ttvm", "-o", &name, "--turns", &turns];
+        assert_eq!(ttvm(path, &[&again[..], &limits].concat()).0, exit_code::DONE);
+        assert_eq!(hash_at_end(&path.join(&name), 100_000), expected, "branch {number}");
+        assert_eq!(ttvm(path, &["verify", &name]).0, exit_code::DONE);
+    }
+    record(path, "one.ttvm", 1_000, Vec::new());
+    for more in [&["--turns", "ring"][..], &["--branches", "2", "-o", "d", "--vary", "turns"]] {
+        let (code, _, said) =
+            ttvm(path, &[&["run", "--snapshot-from", "one.ttvm", "--at", "50%"], more].concat());
+        assert!(code == exit_code::USAGE && said.contains("several processors"), "{code}: {said}");
+    }
 }
 
 #[test]

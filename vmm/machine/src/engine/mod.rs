@@ -9,7 +9,8 @@
 pub mod soft;
 
 use cpu::{
-    AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Observer, Tier, Traps, Turn, TurnState, Watchpoint,
+    AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Observer, Tier, Traps, Turn, TurnPolicy, TurnState,
+    Watchpoint,
 };
 pub use engine_contract::{End, LandingPlace, Landings, Leave, Statistics};
 use guest_ram::GuestRam;
@@ -78,6 +79,8 @@ pub trait Engine: Send {
     }
     /// Gives turns to processors, between two runs. One processor takes no turns.
     fn give_turns(&mut self, _bus: &mut dyn Bus, _turns: &[Turn]) {}
+    /// Replaces the policy of turns, between two runs. One processor takes no turns.
+    fn change_turn_policy(&mut self, _policy: TurnPolicy) {}
     /// Makes these processors, before the first run.
     fn set_processors(&mut self, processors: Processors) {
         assert_eq!(processors.count(), 1, "this engine has one processor");

@@ -4,8 +4,8 @@
 use std::sync::OnceLock;
 
 use cpu::{
-    AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Met, Observer, Stop, Tier, Traps, Turn, TurnState,
-    Watchpoint, fold_registers,
+    AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Met, Observer, Stop, Tier, Traps, Turn, TurnPolicy,
+    TurnState, Watchpoint, fold_registers,
 };
 use guest_ram::GuestRam;
 
@@ -149,6 +149,10 @@ impl Engine for SoftEngine {
 
     fn give_turns(&mut self, bus: &mut dyn Bus, turns: &[Turn]) {
         self.cpu.give_turns(bus, turns);
+    }
+
+    fn change_turn_policy(&mut self, policy: TurnPolicy) {
+        self.cpu.change_turn_policy(policy);
     }
 
     fn set_processors(&mut self, processors: Processors) {
