@@ -85,7 +85,7 @@ impl StartingState {
         self.maps.disk.iter_not_base().map(|(block, _)| block)
     }
 
-    /// Begins the turns of these processors anew, by their policy.
+    /// Begins a new turn of the policy of these processors. Turns that were given are forgotten.
     pub fn begin_turns(&mut self, processors: Processors) {
         let (policy, spins_yield) = (processors.turns(), processors.spins_yield());
         self.state.others.turns = TurnState::at_start(policy, spins_yield);
