@@ -3,20 +3,30 @@
 //!
 //! `TTVM_PAIRS=2000 cargo test --release -p tests seeks` is the full version: 2,000 pairs of points, in recordings of
 //! Debian's boot and of the benchmark workloads `disk` and `rd`. Without the variable there are a few pairs, in `disk`.
+//!
+//! `TTVM_RACES=200` records so many runs of threads that race on four processors, each with other turns. Without the
+//! variable there are three.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
 use history::replay;
+use history::replay::verify::{compare_tiers, verify};
 use history::timeline::{Timeline, TravelStop};
 use machine::checks::{CheckParts, CheckRecord};
-use machine::config::Processors;
+use machine::config::{MachineOptions, Processors};
+use machine::error::exit_code;
 use machine::notation::PositionSpec;
 use machine::position::{Count, Instructions};
 use machine::script::Script;
 use machine::{Format, Machine, hash_of};
 use recording::Recording;
 use recording::pace::CheckpointOptions;
-use tests::guests::{Artefact, BENCH, BENCH_RD, BUSYBOX, CLOUD, DEBIAN, Guest, TRIXIE, linux_options};
+use tests::guests::{
+    Artefact, BENCH, BENCH_RD, BUSYBOX, CLOUD, DEBIAN, Guest, TRIXIE, linux_options, repository, with_files,
+};
+use tests::program::run;
 use tests::random::Random;
 use tests::record::{open, record_with_checkpoints};
 
@@ -117,6 +127,55 @@ fn with_four_processors() {
     options.processors = Processors::new(4).expect("the number is possible");
     let recording = record(&Guest::new(&options), directory.path(), &mut Script::silent());
     check(&recording, full_pairs().map_or(SHORT_PAIRS, |pairs| pairs / 3));
+}
+
+/// Each recording of a race is replayed, replayed by the interpreter and by the translator side by side, and visited in
+/// random order.
+#[test]
+fn in_recordings_of_races() {
+    const LENGTH: &str = "30000000";
+    const STRIDE: u64 = 3_000_000;
+    let races: u64 =
+        std::env::var("TTVM_RACES").map_or(3, |text| text.parse().expect("TTVM_RACES is a number"));
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let directory = directory.path();
+    let root = directory.join("root");
+    std::fs::create_dir(&root).expect("the folder is ours");
+    let source = repository().join("tests/tests/system/programs/races.c");
+    let gcc = Command::new("gcc").args(["-O1", "-static", "-o"]).arg(root.join("races")).arg(source).status();
+    assert!(gcc.expect("gcc must be installed: run scripts/setup").success());
+    with_files(&BUSYBOX, &root, &directory.join("initrd.gz"));
+    let options = linux_options(&CLOUD, &BUSYBOX, "ttvm.run=/races", 128);
+    let processors = Processors::new(4).expect("the number is possible");
+    let initrd = Some(directory.join("initrd.gz"));
+    let mut script = Script::silent();
+    let whole =
+        record(&Guest::new(&MachineOptions { initrd, processors, ..options }), directory, &mut script);
+    let console = script.text();
+    let counts: BTreeSet<&str> = console.lines().filter(|line| line.contains("12000 with one")).collect();
+    assert!(counts.len() > 1, "the lock keeps all counts, and the races differ: {console}");
+    let end = replay::last_place(&whole).number();
+    let mut random = Random::new(SEED);
+    let mut ends = BTreeSet::new();
+    for number in 0..races {
+        // The threads race in the last part of the run.
+        let at = format!("insn:{}", end - 40_000_000 - random.below(100_000_000));
+        let turns = if number % 8 == 7 { "ring".to_string() } else { format!("random:{number}") };
+        let from = ["record", "--snapshot-from", "r.ttvm", "--at", &at, "--turns", &turns, "-o", "race.ttvm"];
+        let how =
+            ["--max-instructions", LENGTH, "--checkpoint-interval", "2ms", "--checkpoint-overhead", "50%"];
+        let (code, _, said) = run(directory, &[&from[..], &how].concat());
+        assert_eq!(code, Some(exit_code::DONE), "{said}");
+        let race = open(&directory.join("race.ttvm"));
+        let found = verify(&race, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
+        assert!(found.equal() && found.complete, "race {number} from {at} with {turns}");
+        let parting = compare_tiers(&race, None, STRIDE, |_| {}).unwrap_or_else(|error| panic!("{error}"));
+        assert!(parting.is_none(), "race {number} from {at} with {turns}: {parting:?}");
+        check(&race, SHORT_PAIRS);
+        ends.insert(race.log.end.as_ref().expect("the recording is complete").hashes.cpu);
+        std::fs::remove_dir_all(directory.join("race.ttvm")).expect("it is there");
+    }
+    assert_eq!(ends.len() as u64, races, "each race ends in another state");
 }
 
 fn blake3_of(path: &Path) -> [u8; 32] {
