@@ -15,7 +15,7 @@ use machine::position::Moment;
 use machine::unit::Unit;
 use machine::{Format, Machine};
 
-/// Passes on inputs, and records them.
+/// Passes the events of live inputs on to the machine, and records them.
 pub struct Recorder<C, I> {
     live: I,
     log: LogWriter,
