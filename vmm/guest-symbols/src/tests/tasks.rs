@@ -1,4 +1,4 @@
-//! Made-up processes in memory, with fields at offsets of our own.
+//! Tests with made-up processes, whose structures have other offsets than Linux's.
 
 use super::{BASE, DIRECT_MAP, Pages, Types, found};
 use crate::Symbols;
@@ -41,7 +41,7 @@ fn tables(number: u64) -> u64 {
 enum Current {
     /// A variable whose address is a number, relative to a CPU's own variables.
     Number,
-    /// A structure with such an address.
+    /// A structure whose address is a number, relative to a CPU's own variables.
     Hot,
     /// A variable in the kernel's image. The variable's address plus the CPU's offset is the address of the
     /// CPU's copy.
