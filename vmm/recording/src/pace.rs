@@ -27,7 +27,8 @@ pub struct CheckpointOptions {
     /// If the last checkpoint is at least this number of instructions before the run's end, the end gets a checkpoint
     /// at any cost. A debugger replays fewer instructions in a fraction of a second.
     pub end_steps: u64,
-    /// The budget at the beginning of a run, in instructions. A debt after a checkpoint is also at most this number.
+    /// The budget at the beginning of a run, in instructions. After a checkpoint, the budget or the debt is at most
+    /// this number.
     pub credit_steps: u64,
     /// The length of a slice in instructions. After each slice, the recorder decides whether a checkpoint is due.
     pub slice_steps: u64,
