@@ -23,7 +23,7 @@ pub struct Planned<U> {
 
 /// Where the machine of a planned run comes from.
 pub enum Origin<U> {
-    /// The machine was built, and stands at power-on.
+    /// The machine was built, and is at power-on.
     Built(Box<Recordable<U>>, EngineKind),
     /// The machine starts from a place in a recording.
     Recorded(Box<Source>),

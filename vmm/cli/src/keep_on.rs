@@ -1,4 +1,4 @@
-//! `--keep-on`: decides which recordings are kept after their run.
+//! `--keep-on`: decides which recordings are removed after their run, and which stay.
 
 use std::path::Path;
 

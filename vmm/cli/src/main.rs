@@ -137,7 +137,8 @@ fn main() -> ExitCode {
     inherited::close_all_unnamed(&std::env::args_os().collect::<Vec<_>>());
     last_words::speak_of_refusals();
     output::log_in_one_style();
-    // Recordings, packed files and sockets give access to all of a guest's memory and to everything typed.
+    // Recordings, packed files and sockets give access to a guest's memory and to all typed text. So only the user may
+    // access new files.
     umask(Mode::S_IRWXG | Mode::S_IRWXO);
     may_open_many_files();
     output::say_when_files_may_not_grow();

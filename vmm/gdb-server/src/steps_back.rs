@@ -24,7 +24,7 @@ const RSP: u8 = 4;
 enum Undone {
     /// An instruction of the thread, or another end of a backward step.
     Own(TravelStop),
-    /// A return to the place where the thread had been left. The machine stands there.
+    /// A return to the place where the thread had been left. The machine is now at this place.
     Return {
         /// The thread's processor at the place where the thread had been left. This processor may have executed the
         /// last step before the place.
@@ -311,9 +311,9 @@ impl GdbTarget<'_> {
         })
     }
 
-    /// The machine stands before a program's jump to `there`. If the jump switched stacks, goes back to the last call
-    /// that was made with the stack pointer of `there`. So undoing a `longjmp` leads to the call of the function that
-    /// `longjmp` left. For any other jump the machine stays.
+    /// The machine must be right before a program's jump to `there`. If the jump switched stacks, goes back to the last
+    /// call that was made with the stack pointer of `there`. So undoing a `longjmp` leads to the call of the function
+    /// that `longjmp` left. For any other jump the machine stays.
     fn back_over_jump(
         &mut self,
         there: &Level,

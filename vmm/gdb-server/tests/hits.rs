@@ -159,7 +159,7 @@ fn a_hit_exactly_where_something_can_be_restored_is_found() {
     let mut timeline = Timeline::open_with(&bare, 1).unwrap();
     let (stops, hits) = seldom(&mut timeline);
     let far = timeline.end().number();
-    // Some of these distances belong to an approach, which keeps a snapshot 128 steps before its target.
+    // A walk takes its last snapshot 128 steps before its goal, so some of these distances are near 128.
     let snapshots_at = [0, 1, 127, 128, 129, 1024, far];
     check_both_ways(&mut timeline, &stops, &hits, &snapshots_at);
     // Checkpoints before the step, after it, and on both sides.

@@ -25,7 +25,7 @@ const STATE_SHIFT: u32 = 62;
 const NUMBER: u64 = (1 << STATE_SHIFT) - 1;
 /// A block begins with its message's number.
 const BLOCK_HEAD_BYTES: u64 = 8;
-/// The level lies above five bits of flags.
+/// The level is above five bits of flags in its byte.
 const LEVEL_SHIFT: u32 = 5;
 
 /// A message.

@@ -108,7 +108,7 @@ impl MachineBus {
         self.platform.with_bus(now_ns, |bus| bus.take_input(input));
     }
 
-    /// Tells the clock whether the inputs end the run at the next deadline.
+    /// Tells the clock whether the engine's run ends when the next deadline is due.
     pub fn await_deadline(&mut self, awaited: bool) {
         let next_ns = || self.platform.next_deadline_ns().unwrap_or(u64::MAX);
         self.clock.await_deadline(awaited.then(next_ns));
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// A NOP is not the mark, because compilers and assemblers put NOPs behind HLT.
+    /// A NOP cannot be the mark, because compilers and assemblers put NOPs after HLT.
     #[test]
     fn only_a_marked_halt_reads_the_time_and_only_where_time_reads_are_rewritten() {
         const NOP: u8 = 0x90;

@@ -90,9 +90,8 @@ impl Clock {
         until
     }
 
-    /// Notes the deadline at which the inputs let time pass, if time comes in as events. `None` means that the inputs
-    /// do not wait for a deadline. If the guest then sets an earlier deadline than the noted one, the CPU stops at
-    /// once.
+    /// Notes the deadline for which the engine's run ends, if time comes in as events. `None` means that the run does
+    /// not end for a deadline. If the guest then sets an earlier deadline, the CPU stops at once.
     pub fn await_deadline(&mut self, deadline_ns: Option<u64>) {
         if self.base == TimeBase::Exits {
             self.run_until_ns = deadline_ns.unwrap_or(0);

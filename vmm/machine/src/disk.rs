@@ -16,7 +16,7 @@ use devices::virtio::{BlockBackend, BlockError, SECTOR_BYTES};
 
 use crate::error::Error;
 
-/// Size of a block, the unit in which writes are kept.
+/// Size in bytes of a block, the unit in which writes are stored.
 const BLOCK_BYTES: u64 = PAGE_BYTES as u64;
 
 /// A disk whose base image is never written.

@@ -66,8 +66,8 @@ pub struct Machine<U> {
 }
 
 impl Machine<Instructions> {
-    /// Builds a machine that stands at its first instruction. Loads the machine's kernel, or its starting
-    /// state. The software engine executes the machine, and instructions are counted.
+    /// Builds a machine at its first instruction. Loads the machine's kernel, or its starting state. The software
+    /// engine executes the machine, and instructions are counted.
     pub fn new(config: &MachineConfig, images: &Images, power_on: &PowerOn) -> Result<Self, Error> {
         Machine::build(config, images, power_on, EngineKind::SOFT)
     }

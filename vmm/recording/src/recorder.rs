@@ -22,7 +22,7 @@ pub struct Recorder<C, I> {
     power_on: Option<PowerOn>,
     schedule: Schedule<C>,
     console: ConsoleDigest,
-    /// Number of events and checks so far, and the point of the last one.
+    /// The number of events so far. The next fields are the number of checks, and the point of the last event or check.
     events: usize,
     checks: usize,
     last: Moment<C>,

@@ -37,25 +37,25 @@ pub struct SpokenRefusals;
 unsafe impl GlobalAlloc for SpokenRefusals {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller keeps the promises of this function, which are the same.
+        // SAFETY: the caller upholds the contract of this function, and `System` has the same contract.
         or_end(unsafe { System.alloc(layout) }, layout.size())
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller keeps the promises of this function, which are the same.
+        // SAFETY: the caller upholds the contract of this function, and `System` has the same contract.
         or_end(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     #[inline]
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller keeps the promises of this function, which are the same.
+        // SAFETY: the caller upholds the contract of this function, and `System` has the same contract.
         or_end(unsafe { System.realloc(old, layout, size) }, size)
     }
 
     #[inline]
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the promises of this function, which are the same.
+        // SAFETY: the caller upholds the contract of this function, and `System` has the same contract.
         unsafe { System.dealloc(old, layout) }
     }
 }

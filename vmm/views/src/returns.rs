@@ -50,7 +50,7 @@ impl Return {
         }
     }
 
-    /// Whether a machine's next instruction is the one after the kernel's call of `do_syscall_64`.
+    /// Whether a machine's next instruction is the instruction after the kernel's call of `do_syscall_64`.
     pub fn is_at(machine: &Machine<Instructions>, kernels: &GuestKernels) -> bool {
         kernels.at(machine).is_some_and(|kernel| kernel.call_return == Some(machine.cpu().rip()))
     }

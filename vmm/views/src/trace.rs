@@ -162,7 +162,8 @@ struct Note {
     at: Instructions,
     /// The moment right after the event.
     moment: Moment<Instructions>,
-    /// The processor on which the event happened, and the processor that runs behind the event.
+    /// The number of the processor on which the event happened. The next field is the processor that runs after the
+    /// event.
     processor: usize,
     next: usize,
     thread: Option<Thread>,

@@ -448,7 +448,7 @@ fn a_core_file_has_all_of_memory_at_the_kernels_addresses() {
     assert!(written.disk_bytes < written.file_bytes, "{written:?}");
     assert!(notes.windows(10).any(|part| part == b"VMCOREINFO") && notes.starts_with(&[5, 0, 0, 0]));
     assert!(notes.windows(RELEASE.len()).any(|part| part == RELEASE.as_bytes()));
-    // drgn wants the processor's number plus one in the place of the process's number.
+    // drgn expects the processor's number plus one in the field of the process's number.
     assert_eq!(notes[20 + 32..20 + 36], [1, 0, 0, 0]);
     let error = core_file::write(timeline.machine(), &path).unwrap_err().to_string();
     assert!(error.contains("core"), "no file is overwritten: {error}");

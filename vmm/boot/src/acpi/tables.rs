@@ -89,7 +89,7 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-/// The root table with 32-bit entries, for guests that know only ACPI 1.0.
+/// The root table with 32-bit entries, for guests that support only ACPI 1.0.
 fn rsdt(entries: &[u64]) -> Vec<u8> {
     let mut rsdt = Sdt::new(*b"RSDT", 36, 1, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     entries.iter().for_each(|entry| rsdt.append_slice(&(*entry as u32).to_le_bytes()));

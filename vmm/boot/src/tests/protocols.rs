@@ -215,7 +215,7 @@ fn multiboot1_elf_files_of_both_classes() {
 
 #[test]
 fn multiboot1_address_fields_name_the_part_to_load() {
-    // The header stands at file offset 16, the load address is 8 bytes before it.
+    // The header is at file offset 16. The load address is 8 bytes before the header's address.
     for (load_end, file_bytes) in [(0, 8 + 32 + CODE.len()), (0x20_0030, 0x30)] {
         let ram = ram(32);
         ram.fill(0x20_0000, 0xEE, 0x1000);

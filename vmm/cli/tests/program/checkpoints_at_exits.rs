@@ -31,7 +31,7 @@ fn heads(recording: &Recording<Exits>) -> Vec<CheckpointHead<Exits>> {
         .collect()
 }
 
-/// The checkpoints from which a part can begin: all except the one at the end.
+/// The checkpoints from which a part can begin: all except the checkpoint at the end.
 fn starts(recording: &Recording<Exits>) -> Vec<Exits> {
     let last = recording.log.last_moment().count;
     heads(recording).iter().map(|head| head.at.count).filter(|&exits| exits < last).collect()

@@ -8,7 +8,7 @@
 //!
 //! The table is extracted from the sources: all string literals that have two words. The table leaves out tests, the
 //! messages of broken invariants (`assert!`, `expect`), debug logs, and attributes other than `#[error]`. Each file's
-//! texts are in the order of the file. Parts of a message that stand in literals of their own are lines of their own.
+//! texts are in the order of the file. If a message consists of several literals, each literal is a line.
 
 use std::path::{Path, PathBuf};
 

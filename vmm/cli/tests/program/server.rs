@@ -11,7 +11,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts `ttvm debug` with these arguments; its temporary files lie in `directory/tmp`.
+    /// Starts `ttvm debug` with these arguments. The program's temporary files are in `directory/tmp`.
     pub fn start(directory: &Path, arguments: &[&str]) -> Server {
         let temporary = directory.join("tmp");
         std::fs::create_dir_all(&temporary).unwrap();

@@ -79,7 +79,7 @@ enum Shape {
     AllRelative,
     /// Like later kernels, with the per-CPU variables among all others.
     Linux6_15,
-    /// Offsets from their own places, no base, and everything aligned to four bytes.
+    /// Each offset is relative to its own address, there is no base, and all tables are aligned to four bytes.
     Linux7_0,
 }
 
@@ -247,7 +247,7 @@ fn damaged_tables_do_no_harm() {
             kallsyms::tables_in(&good[..at], TABLES);
         }
     }
-    // The same number everywhere gives the most candidates for all tables.
+    // Memory that has the same number everywhere has the most candidates for all tables.
     for word in [0u64, 1, 64, 0x0101_0101_0101_0101, u64::MAX] {
         kallsyms::tables_in(&word.to_le_bytes().repeat(10_000), TABLES);
     }

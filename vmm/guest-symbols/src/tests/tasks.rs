@@ -15,7 +15,7 @@ const CPU: u64 = DIRECT_MAP + 0x80_0000;
 const CURRENT: u64 = 0x1_fb80;
 /// The address of the per-CPU variables' initial values in the kernel's image.
 const TEMPLATE: u64 = BASE + 0x20_0000;
-/// `task_struct::signal` and other structures of a task lie this far apart in memory.
+/// The distance in memory, in bytes, between `task_struct::signal` and the other structures of a task.
 const PLACES: u64 = 0x1000;
 const KERNEL_THREAD: u32 = 0x0020_0000;
 

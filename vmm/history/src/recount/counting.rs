@@ -243,7 +243,7 @@ struct Transcriber {
     /// The CPU's place at the last look.
     here: Instructions,
     branches: u64,
-    /// Number of events and checks so far, and the point of the last one.
+    /// The number of events so far. The next fields are the number of checks, and the point of the last event or check.
     events: usize,
     checks: usize,
     last: Moment<Instructions>,

@@ -18,7 +18,7 @@ use recording::player::{Part, Player, Scrutiny};
 /// How a replay ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayEnd {
-    /// The replay reached the end of a complete recording, and everything was equal.
+    /// The replay reached the end of a complete recording, and found no difference.
     Verified,
     /// The replay reached the last record of a recording that was cut off, or the place where the caller wanted the
     /// replay to stop.

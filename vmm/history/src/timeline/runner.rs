@@ -5,9 +5,10 @@
 //! exits. A second machine can run the stretch between two events. The second machine counts exits and plays the log
 //! that was recorded. The recounted log has the counts of instructions at the stretch's end.
 //!
-//! If the second machine meets a breakpoint, it knows only the last event before the breakpoint. The second machine
-//! goes to that event once more, and the software CPU finds the breakpoint from there. So every state that a person
-//! sees comes from the software CPU. If the second machine fails, the walker continues without it.
+//! If the second machine meets a breakpoint, the second machine has only the number of the last event before the
+//! breakpoint. The second machine goes to that event once more, and the software CPU finds the breakpoint from there.
+//! So every state that a person sees comes from the software CPU. If the second machine fails, the walker continues
+//! without it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -138,8 +139,8 @@ impl Runner {
         self.options.engine.most_breakpoints
     }
 
-    /// The stretch that this machine can run on the way to a place. The walker stands at `here` and has taken this
-    /// many events.
+    /// The stretch that this machine can run on the way to a place. The walker is at `here`, and `taken` is the number
+    /// of events that it has taken.
     pub fn stretch(
         &self,
         here: Instructions,
@@ -171,7 +172,7 @@ impl Runner {
         Ok(self.log.event(event)?.map(|event| event.at.count))
     }
 
-    /// Runs along a stretch. A walker stands at its beginning.
+    /// Runs the second machine along a stretch. The walker is at the stretch's beginning.
     pub fn go(
         &mut self,
         stretch: Stretch,

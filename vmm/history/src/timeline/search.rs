@@ -1,9 +1,9 @@
 //! Searches a recording interval by interval. A restorable place has a checkpoint or a snapshot. An interval is the
 //! part between two restorable places, and the search runs each interval forward.
 //!
-//! A search backward wants the last hit of the latest interval that has one. Intervals are independent, so a long
-//! search has workers on every core ([`super::walkers`]). But a search begins on one core. If a hit is near, the work
-//! of other cores beyond this hit would be wasted.
+//! The result of a search backward is the last hit of the latest interval that has a hit. Intervals are independent, so
+//! a long search has workers on every core ([`super::walkers`]). But a search begins on one core. If a hit is near, the
+//! work of other cores beyond this hit would be wasted.
 
 use super::stops::{Armed, Hit, Stops};
 use super::walker::{SNAPSHOT_SPACING, Walked, Walker};

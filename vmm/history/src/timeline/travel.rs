@@ -170,8 +170,8 @@ impl Timeline {
         &mut self.walker.machine
     }
 
-    /// Ends the time travel: the machine goes on from here as a live one ([`Machine::begin_here`]). The machine keeps
-    /// the code that was translated for it. The rest of the timeline is freed.
+    /// Ends the time travel: the machine goes on from here as a live machine ([`Machine::begin_here`]). The machine
+    /// keeps the code that was translated for it. The rest of the timeline is freed.
     pub fn go_live(self) -> Result<Machine<Instructions>, Error> {
         self.must_be_history()?;
         let Timeline { walker, shared, .. } = self;
@@ -310,7 +310,7 @@ impl Timeline {
         self.walker.restore(here)
     }
 
-    /// Runs from here to a place without leaving anything out, and hands on the console's output.
+    /// Runs from here to a place without skipping a part, and passes the console's output to a function.
     pub fn play(
         &mut self,
         until: Instructions,

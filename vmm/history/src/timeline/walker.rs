@@ -32,7 +32,8 @@ const NEAR_STEPS: u64 = 64_000_000;
 /// The distance in steps between snapshots before the last part of a walk. While a guest boots, copying the pages
 /// written since the last snapshot costs a tenth of the walk.
 pub(super) const FAR_SPACING: u64 = 3 * SNAPSHOT_SPACING;
-/// The distance of the last snapshot from the goal, and the factor from one snapshot to the one before.
+/// The distance in steps of a walk's last snapshot from the goal. The distance of each earlier snapshot from the goal
+/// is `APPROACH_FACTOR` times as long.
 const APPROACH_STEPS: u64 = 128;
 const APPROACH_FACTOR: u64 = 8;
 

@@ -1,5 +1,5 @@
 //! Tests that a search finds the same hit, even if it is interrupted and continued many times. At each interruption,
-//! the search has missed no hit in the part behind it.
+//! the search has missed no hit in the part that it has searched.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -444,7 +444,7 @@ fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
         hits.push(Hit { before, after, cause: write, processor: 0 });
     }
     assert_eq!(hits[0], hits[1]);
-    // The eighth write lies behind `early`, because of the steps before the first round.
+    // The eighth write is later than `early`, because the guest executes some steps before its first round.
     let expected = 7 * LONG_ROUND_STEPS;
     assert!((expected..expected + 100).contains(&hits[0].before.number()), "{hits:?}");
 }

@@ -221,7 +221,7 @@ impl Devices for LiveDevices {
                 }
             }
             AskV1::Translate { root, first, pages } => {
-                // The guest's driver has filled a buffer, and will put its address into a ring next. The buffer may lie
+                // The guest's driver has filled a buffer, and will put its address into a ring next. The buffer may be
                 // in a page that the function already sees.
                 if self.waiting.is_empty() {
                     self.functions_mut().for_each(|(_, function)| function.show_written(&ram));

@@ -51,7 +51,7 @@ impl<C: Copy> LogEntry<C> {
 pub struct Piece<C> {
     /// Number of the first entry.
     pub(super) first: usize,
-    /// The entries. With each entry stands the checksum of the log up to and including this entry.
+    /// The entries, each with the checksum of the log up to and including the entry.
     pub(super) entries: Vec<(LogEntry<C>, u32)>,
 }
 

@@ -22,7 +22,7 @@ use machine::position::{Count, Exits, Instructions};
 pub trait Sink {
     /// Begins the next file, with `size_bytes` of zeroes. `name` is one of a few fixed relative paths.
     fn begin(&mut self, name: &Path, size_bytes: u64) -> Result<(), Error>;
-    /// Writes a part of the file that was begun last. Parts lie inside the file and come in ascending order.
+    /// Writes a part of the file that was begun last. Parts are inside the file and come in ascending order.
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error>;
     /// Checks that the event log, which was written last, belongs to this recording. The error says what is wrong.
     fn check_log(&mut self, manifest: &Manifest) -> Result<(), String>;
