@@ -1,6 +1,6 @@
 //! Little-endian reads from untrusted bytes. Reads outside the slice return `None` and never panic.
 
-/// The `N` bytes at `at`.
+/// The `N` bytes at offset `at`.
 pub(super) fn array_at<const N: usize>(bytes: &[u8], at: u64) -> Option<[u8; N]> {
     slice_at(bytes, at, N as u64)?.try_into().ok()
 }
@@ -31,7 +31,7 @@ pub(super) fn u64_at(bytes: &[u8], at: u64) -> Option<u64> {
     array_at(bytes, at).map(u64::from_le_bytes)
 }
 
-/// Whether `magic` is at `at`.
+/// Whether the bytes `magic` stand at offset `at`.
 pub(super) fn has_at(bytes: &[u8], at: u64, magic: &[u8]) -> bool {
     slice_at(bytes, at, magic.len() as u64) == Some(magic)
 }

@@ -27,7 +27,7 @@ const NOTE_ALIGNMENT: u64 = 4;
 const NOTE_XEN_GUEST_OS: NoteType = NoteType(6);
 const NOTE_XEN_PHYS32_ENTRY: NoteType = NoteType(18);
 
-/// A program header, from files of both classes.
+/// A program header, from a 32-bit or 64-bit file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
     kind: ProgramType,
@@ -56,7 +56,7 @@ pub(super) struct Elf<'a> {
     names_index: SymbolSection,
 }
 
-/// The section headers for the guest, with the addresses of everything that was loaded.
+/// The section headers as the guest gets them. Each header has the address of its section in guest memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SectionHeaders {
     pub(super) count: u32,
@@ -121,8 +121,8 @@ impl<'a> Elf<'a> {
         }
     }
 
-    /// The physical addresses of the first loaded byte and of the end of the last. `None` without a segment, or if a
-    /// segment leaves the address space (loading then fails).
+    /// The physical addresses of the first loaded byte and of the end of the last. Returns `None` if the file has no
+    /// loadable segment, or if a segment ends beyond the 64-bit address space. Loading then fails.
     pub(super) fn extent(&self) -> Option<(u64, u64)> {
         let start = self.loadable().map(|s| s.physical_address).min()?;
         let ends = self.loadable().map(|s| s.physical_address.checked_add(s.memory_size));
@@ -155,14 +155,14 @@ impl<'a> Elf<'a> {
         u32::try_from(entry).ok()
     }
 
-    /// Whether the notes identify Linux: by Linux's own notes, or by a Xen note with the name of Linux.
+    /// Whether the kernel is Linux, by Linux's own notes or by a Xen note with Linux's name.
     pub(super) fn is_linux(&self) -> bool {
         self.notes().any(|note| {
             note.name() == b"Linux" || (is_xen(&note, NOTE_XEN_GUEST_OS) && note.desc().starts_with(b"linux"))
         })
     }
 
-    /// The notes of each segment, up to the first note that does not fit.
+    /// The notes of each segment, up to the first note that ends beyond its segment.
     fn notes(&self) -> impl Iterator<Item = KernelNote<'a>> {
         let bytes = self.image.bytes;
         self.segments
@@ -173,7 +173,7 @@ impl<'a> Elf<'a> {
             .flat_map(|mut notes| iter::from_fn(move || notes.next().ok().flatten()))
     }
 
-    /// The executable sections' ranges in a 64-bit file. `None` if one of them leaves the file.
+    /// The executable sections' ranges in a 64-bit file. `None` if a section ends beyond the file.
     pub(super) fn code_sections(&self) -> Option<Vec<Range<usize>>> {
         let Sections::Elf64(headers) = self.sections else { return None };
         let is_code = |header: &&SectionHeader64<Endianness>| {

@@ -17,13 +17,13 @@ const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
 const EFER_LME_LMA: u64 = 1 << 8 | 1 << 10;
 const PAGE_SIZE: u64 = 4096;
-/// Present and writable.
+/// The flags of a page-table entry that points to another table: present and writable.
 const TABLE_ENTRY: u64 = 0x3;
-/// Present, writable and a 2 MiB page.
+/// The flags of an entry that maps a 2 MiB page: present, writable and large.
 const LARGE_PAGE: u64 = 0x83;
 const IDENTITY_MAPPED_GIB: u64 = 4;
 
-/// The mode the CPU starts in.
+/// The CPU's mode at the guest's first instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CpuMode {
     /// 32-bit protected mode, flat segments, paging off.
@@ -55,7 +55,7 @@ pub struct TableRegister {
     pub limit: u16,
 }
 
-/// The CPU's state that the boot protocol fixes. All unlisted general registers are 0.
+/// The CPU's state at the guest's first instruction. General registers without a field here are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // Registers have the manual's names.
 pub struct CpuEntry {
@@ -151,7 +151,7 @@ fn descriptor(segment: SegmentState) -> u64 {
     (limit & 0xFFFF) | (limit & 0xF_0000) << 32 | u64::from(segment.attributes) << 40
 }
 
-/// One PML4, one page-directory-pointer table and a page directory for each GiB; returns CR3.
+/// Writes one PML4, one page-directory-pointer table, and a page directory for each GiB. Returns the value of CR3.
 fn write_identity_map(loader: &mut Loader<'_>) -> Result<u64, BootError> {
     let tables = 2 + IDENTITY_MAPPED_GIB;
     let base = loader.place(&vec![0; (tables * PAGE_SIZE) as usize], PAGE_SIZE)?;

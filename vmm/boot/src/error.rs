@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Why the boot images could not be loaded. `image` is the caller's name for the bytes.
+/// Why the boot images could not be loaded. The field `image` is the name that the caller gives in [`crate::Image`].
 #[derive(Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)] // The fields are what the sentences say.
 pub enum BootError {

@@ -33,21 +33,22 @@ pub struct BootImages<'a> {
     pub modules: Vec<Module<'a>>,
     /// The kernel's command line, without a NUL.
     pub cmdline: &'a str,
-    /// The protocol to use. `None` chooses the protocol by the image (see [`Protocol`]).
+    /// The protocol to use. With `None`, the loader chooses the protocol by the image (see [`Protocol`]).
     pub protocol: Option<Protocol>,
     /// Entropy for Linux's random number generator. The entropy is part of the guest's initial image, so the
     /// caller records it or derives it from the recording.
     pub rng_seed: Option<[u8; 32]>,
-    /// Slots of the host's PCI functions, which access memory through an IOMMU.
+    /// The PCI slots, on bus 0, of the functions that the host passes to the guest. These functions access memory
+    /// through an IOMMU.
     pub translated_slots: Vec<u8>,
     /// The APIC ids of the processors, which the ACPI tables list.
     pub apic_ids: Vec<u8>,
-    /// How the PCI bus is wired, which the ACPI tables describe.
+    /// The revision of the PCI bus. The ACPI tables describe the wiring of this revision.
     pub pci: PciRevision,
 }
 
 impl<'a> BootImages<'a> {
-    /// Only a kernel: no command line, no other images, no seed.
+    /// Images with only a kernel. There is no command line, no other image and no seed.
     pub fn new(kernel: Image<'a>) -> BootImages<'a> {
         BootImages {
             kernel,

@@ -59,7 +59,7 @@ use loader::Loader;
 pub use memory_map::{EBDA_START, LEGACY_HOLE_END, LEGACY_HOLE_START, MemoryRange, RangeKind, memory_map};
 pub use protocol::Protocol;
 
-/// A machine needs room for the first megabyte and for a kernel.
+/// The smallest RAM that the loader accepts, in bytes. RAM needs room for the first megabyte and for a kernel.
 const SMALLEST_RAM_BYTES: u64 = 2 << 20;
 
 /// Fills `ram` for a start with `images` and returns the CPU's first state. RAM outside of the images does not change.

@@ -11,7 +11,7 @@ use super::memory_map::LEGACY_HOLE_END;
 const PAGE_SIZE: u64 = 4096;
 /// Where the setup header starts, in the image and in `boot_params`.
 const HEADER_START: u64 = 0x1F1;
-/// The end of the header's room in `boot_params`.
+/// The end of the setup header's space in `boot_params`.
 const HEADER_LIMIT: u64 = 0x290;
 /// The magic number at the end of the boot sector.
 const BOOT_FLAG: u16 = 0xAA55;
@@ -19,7 +19,7 @@ const BOOT_FLAG: u16 = 0xAA55;
 const FIRST_VERSION_WITH_XLOADFLAGS: u16 = 0x020C;
 const XLF_KERNEL_64: u16 = 1;
 const LOADED_HIGH: u8 = 1;
-/// "A loader without an assigned number".
+/// The `type_of_loader` value for a loader without an assigned number.
 const UNDEFINED_LOADER: u8 = 0xFF;
 const NORMAL_VIDEO_MODE: u16 = 0xFFFF;
 /// The distance in bytes from the 32-bit entry up to the 64-bit entry.
@@ -30,7 +30,7 @@ const DEFAULT_INITRD_ADDRESS_MAX: u64 = 0x7FFF_FFFF;
 const VMLINUX_COMMAND_LINE_LIMIT: u64 = 2047;
 /// The largest number of entries of the memory map in `boot_params`.
 const E820_TABLE_ENTRIES: usize = 128;
-/// A `setup_data` node with entropy for the random number generator.
+/// The type of a `setup_data` node with entropy for the random number generator.
 const SETUP_RNG_SEED: u32 = 9;
 
 /// Whether the file has a Linux setup header.
@@ -184,8 +184,8 @@ fn start_linux(loader: &mut Loader<'_>, kernel: Kernel) -> Result<CpuEntry, Boot
     entry::long64(loader, kernel.entry, boot_params)
 }
 
-/// Puts the initrd as high as the kernel can reach, outside of the memory where the kernel unpacks itself.
-/// Returns the initrd's address and size; zeroes if there is no initrd.
+/// Puts the initrd as high as the kernel can reach, outside of the memory where the kernel unpacks itself. Returns the
+/// initrd's address and size, or (0, 0) if there is no initrd.
 fn load_initrd(loader: &mut Loader<'_>, kernel_end: u64, address_max: u64) -> Result<(u64, u64), BootError> {
     let Some(initrd) = loader.images.initrd else { return Ok((0, 0)) };
     let size = initrd.bytes.len() as u64;

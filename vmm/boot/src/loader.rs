@@ -11,7 +11,7 @@ use crate::acpi::AcpiTables;
 
 const PAGE_SIZE: u64 = 4096;
 const MIB: u64 = 1 << 20;
-/// Longest command line of the protocols without their own limit.
+/// The longest command line in bytes, for protocols without their own limit.
 pub(super) const TEXT_LIMIT: u64 = 32 * 1024;
 
 /// The loader's name for Multiboot kernels.
@@ -68,12 +68,12 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Writes into RAM that was claimed or placed before.
+    /// Writes into RAM that was reserved before by `claim` or a function that places bytes.
     pub(super) fn write(&self, start: u64, bytes: &[u8]) {
         self.memory.write_slice(bytes, GuestAddress(start)).expect("the placer hands out only RAM");
     }
 
-    /// Clears RAM that was claimed before.
+    /// Clears RAM that `claim` reserved before.
     fn clear(&self, start: u64, length: u64) {
         static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
         let step = ZEROES.len() as u64;
@@ -82,7 +82,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Claims `start..start + length` for the kernel.
+    /// Reserves `start..start + length` for the kernel.
     pub(super) fn claim(&mut self, start: u64, length: u64) -> Result<(), BootError> {
         let image = self.kernel_name();
         let Some(end) = start.checked_add(length) else {
@@ -95,8 +95,8 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// Claims `memory_size` bytes at `start`, copies `file_size` bytes of the kernel from `file_offset` there, and
-    /// clears the rest.
+    /// Reserves `memory_size` bytes at `start`, copies `file_size` bytes of the kernel's file from `file_offset` there,
+    /// and clears the rest.
     pub(super) fn load_part(
         &mut self,
         start: u64,
@@ -141,14 +141,14 @@ impl<'a> Loader<'a> {
     fn place_from(&mut self, bytes: &[u8], align: u64, from: u64, image: &str) -> Result<u64, BootError> {
         let length = bytes.len() as u64;
         let start = self.placer.lowest(length, align, from).ok_or_else(|| {
-            // The free ranges were too small. RAM that is larger by this length is enough.
+            // The free ranges were too small. RAM that is larger by `length` bytes is enough.
             self.too_little_memory(image, self.placer.low_ram_end() + length.next_multiple_of(PAGE_SIZE))
         })?;
         self.write(start, bytes);
         Ok(start)
     }
 
-    /// Loads the initrd (as the first module, without a command line) and the modules. Each image is
+    /// Loads the initrd and the modules. The initrd is the first module, without a command line. Each image is
     /// page-aligned, at the lowest free address above 1 MiB.
     pub(super) fn load_modules(&mut self) -> Result<Vec<LoadedModule>, BootError> {
         let images = self.images;

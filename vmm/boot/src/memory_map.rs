@@ -97,7 +97,7 @@ impl Placer {
         self.low_ram_end
     }
 
-    /// Takes exactly `start..end`.
+    /// Removes exactly `start..end` from the free ranges.
     pub(super) fn claim(&mut self, start: u64, end: u64) -> Result<(), ClaimError> {
         if start >= end {
             return Ok(());
@@ -120,7 +120,8 @@ impl Placer {
         }
     }
 
-    /// Takes the lowest free place at or above `from`. `align` is a power of two.
+    /// Removes `length` bytes at the lowest free address at or above `from`, and returns this address. `align` is a
+    /// power of two.
     pub(super) fn lowest(&mut self, length: u64, align: u64, from: u64) -> Option<u64> {
         let from = from.max(FIRST_PLACED);
         let (index, start) = self.free.iter().enumerate().find_map(|(index, free)| {
@@ -131,8 +132,8 @@ impl Placer {
         Some(start)
     }
 
-    /// Takes the highest free place that ends at or below `below` and starts at or above 1 MiB. `align` is
-    /// a power of two.
+    /// Removes `length` bytes at the highest free address from 1 MiB up, such that the bytes end at or below `below`.
+    /// Returns this address. `align` is a power of two.
     pub(super) fn highest(&mut self, length: u64, align: u64, below: u64) -> Option<u64> {
         let (index, start) = self.free.iter().enumerate().rev().find_map(|(index, free)| {
             let start = free.end.min(below).checked_sub(length)? & !(align - 1);

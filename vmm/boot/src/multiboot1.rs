@@ -12,12 +12,12 @@ const HEADER_SEARCH_BYTES: u64 = 8192;
 /// The value of EAX at the entry point.
 const BOOT_MAGIC: u32 = 0x2BAD_B002;
 
-/// The flag for page-aligned modules (they always are).
+/// The header flag that requests page-aligned modules. The loader always aligns modules to pages.
 const WANTS_PAGE_ALIGNMENT: u32 = 1 << 0;
-/// The flag for memory information (it is always given).
+/// The header flag that requests memory information. The loader always gives this information.
 const WANTS_MEMORY_INFO: u32 = 1 << 1;
 const WANTS_VIDEO_MODE: u32 = 1 << 2;
-/// A loader must refuse kernels with an unknown flag among these.
+/// The header flags that a loader must obey. The loader refuses a kernel that sets an unknown flag in this mask.
 const REQUIRED_FLAGS: u32 = 0xFFFF;
 const HAS_ADDRESSES: u32 = 1 << 16;
 
@@ -143,7 +143,7 @@ impl LoadAddresses {
     }
 }
 
-/// KiB of memory below 640 KiB, and from 1 MiB to the first hole.
+/// The KiB of memory below 640 KiB, and the KiB from 1 MiB to the first hole.
 pub(super) fn basic_memory_kib(loader: &Loader<'_>) -> (u32, u32) {
     let upper = loader.placer.low_ram_end() - LEGACY_HOLE_END;
     ((EBDA_START / 1024) as u32, (upper / 1024) as u32)

@@ -41,7 +41,7 @@ const INFO_ELF_SECTIONS: u32 = 9;
 const INFO_ACPI_OLD: u32 = 14;
 const INFO_ACPI_NEW: u32 = 15;
 const INFO_LOAD_BASE: u32 = 21;
-/// The highest type of boot information in the specification; types count from 0.
+/// The highest type of boot information in the specification; the first type is 0.
 const INFO_LAST: u32 = INFO_LOAD_BASE;
 
 /// The header's offset in the file, and its fields.
@@ -63,7 +63,7 @@ pub(super) fn find_header(bytes: &[u8]) -> Option<Header> {
     })
 }
 
-/// The demands of the header's tags.
+/// The requirements in the tags of the kernel's header.
 #[derive(Debug, Default)]
 struct Demands {
     addresses: Option<LoadAddresses>,
@@ -301,7 +301,7 @@ impl Info {
         Info { bytes: vec![0; 8] }
     }
 
-    /// Appends a tag, padded so that the next one is 8-aligned.
+    /// Appends a tag, padded so that the next tag is 8-aligned.
     fn tag(&mut self, kind: u32, body: &[u8]) {
         self.bytes.extend_from_slice(&kind.to_le_bytes());
         self.bytes.extend_from_slice(&(8 + body.len() as u32).to_le_bytes());

@@ -16,7 +16,7 @@ use super::linux::is_bzimage;
 /// The first protocol version with the payload's offset.
 const FIRST_VERSION_WITH_PAYLOAD: u16 = 0x0208;
 const SECTOR_BYTES: u64 = 512;
-/// The largest accepted kernel, whatever its header claims.
+/// The size in bytes of the largest kernel that [`unpack`] accepts.
 const MAX_KERNEL_BYTES: u64 = 256 << 20;
 /// The memory for unpacking, in addition to the kernel. The kernel's makefiles let xz look back over 32 MiB, and zstd
 /// over a whole kernel.
@@ -100,7 +100,7 @@ mod tests {
         gzip.write_all(kernel).unwrap();
         let mut xz = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::default()).unwrap();
         xz.write_all(kernel).unwrap();
-        // Like the kernel's makefiles, this uses the older of lz4's two file formats.
+        // Linux's makefiles use the older of lz4's two file formats, so the test does too.
         let block = lz4_flex::block::compress(kernel);
         let lz4 = [b"\x02\x21\x4c\x18", (block.len() as u32).to_le_bytes().as_slice(), &block].concat();
         [lz4, gzip.finish().unwrap(), xz.finish().unwrap(), zstd::encode_all(kernel, 3).unwrap()]

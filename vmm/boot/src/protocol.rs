@@ -3,7 +3,7 @@
 /// A boot protocol.
 ///
 /// An image may support several protocols (Xen supports three). If the caller names none, the loader takes the first
-/// that fits, in this order:
+/// protocol of this list that the image supports:
 ///
 /// 1. bzImage.
 /// 2. Multiboot 2, then Multiboot 1. A Multiboot header is never an accident, because it has a

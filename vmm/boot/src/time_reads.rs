@@ -1,15 +1,15 @@
 //! Rewrites the kernel's own RDTSC instructions. No CPUID bit stops the kernel from executing them, and KVM lets them
 //! read the host's clock.
 //!
-//! In machines that KVM can run, the time reads are rewritten before the kernel is loaded. Each RDTSC in the kernel's
-//! code becomes HLT and a byte that is no instruction. The length stays two bytes, and KVM exits to the VMM at every
-//! HLT ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time, and the guest continues
-//! after both bytes.
+//! For a machine that KVM can run, the loader rewrites the RDTSC instructions before it loads the kernel. Each RDTSC in
+//! the kernel's code becomes HLT and a byte that is no instruction. The length stays two bytes, and KVM exits to the
+//! VMM at every HLT ([`TIME_READ_MARK`]). The machine's board then answers with the machine's own time, and the guest
+//! continues after both bytes.
 //!
-//! Covered are the executable sections of an ELF kernel, including the replacements of alternatives. Not
-//! covered are modules, the vDSO and programs, which read the time stamp counter only if CPUID offers one. If
-//! such code reads the counter anyway, replay finds the difference at the next event. The code of a kernel
-//! inside a bzImage is not visible, so such a kernel is unpacked first ([`crate::packed_kernel`]).
+//! This module rewrites the executable sections of an ELF kernel, including the replacements of alternatives. Modules,
+//! the vDSO and programs are not rewritten. These read the time stamp counter only if CPUID offers one. If such code
+//! reads the counter anyway, replay finds the difference at the next event. The code of a kernel inside a bzImage is
+//! not visible, so such a kernel is unpacked first ([`crate::packed_kernel`]).
 
 use std::ops::Range;
 
@@ -38,7 +38,7 @@ const RUN_UP_BYTES: usize = 192;
 pub enum Rewriting {
     /// The number of rewritten instructions.
     Done(usize),
-    /// The code of the image is not visible.
+    /// The image is not a 64-bit ELF file with sections, so its code could not be found.
     NotElf,
 }
 
@@ -61,7 +61,8 @@ fn candidates(code: &[u8]) -> impl Iterator<Item = usize> {
     code.windows(2).enumerate().filter(|(_, bytes)| *bytes == RDTSC).map(|(at, _)| at)
 }
 
-/// Whether an RDTSC begins at `at`, and the bytes are not another instruction's operand.
+/// Whether an RDTSC instruction begins at offset `at` of `code`. False if the same bytes are part of another
+/// instruction.
 fn is_rdtsc(code: &[u8], at: usize) -> bool {
     let start = at.saturating_sub(RUN_UP_BYTES);
     let mut decoder =

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::one_thread::OneThread;
 use crate::{Branch, Ending};
 
-/// Milliseconds between two looks at [`Plan::is_over`].
+/// Milliseconds between two calls of [`Plan::is_over`].
 const LOOK_MS: u16 = 100;
 
 /// How many branches run, and until when.
@@ -18,14 +18,14 @@ pub struct Plan<'a> {
     pub count: u32,
     /// The largest number of branches that run at once.
     pub at_once: NonZeroU32,
-    /// Once this returns true, no more branches begin, and the others are asked to end.
+    /// Once this function returns true, no more branches begin, and the running branches are asked to end.
     pub is_over: &'a dyn Fn() -> bool,
 }
 
-/// Runs the branches 1 to `count`. `body` runs in each branch, and `ended` runs in this process when a branch has ended.
-/// Returns the number of branches that began.
+/// Runs the branches 1 to `count`. `body` runs in each branch, with the branch's number and the time of the fork.
+/// `ended` runs in this process when a branch has ended. Returns the number of branches that began.
 ///
-/// # Errors If a branch cannot begin. No more branches begin then, and `ended` is called for all others first.
+/// # Errors If a branch cannot begin. The function then waits for the running branches, and begins no more.
 pub fn run_all(
     one_thread: &OneThread,
     plan: &Plan<'_>,
@@ -62,13 +62,13 @@ pub fn run_all(
     }
 }
 
-/// The branches that have ended, or will have ended soon. Waits for some time until there is one.
+/// Waits for at most [`LOOK_MS`] until a branch ends or reports. Returns the indices in `running` of such branches.
 fn ready(running: &[(u32, Branch)]) -> Vec<usize> {
     let wakes = running.iter().map(|(_, branch)| branch.wakes());
     let mut looks: Vec<PollFd<'_>> = wakes.map(|wake| PollFd::new(wake, PollFlags::POLLIN)).collect();
     match poll(&mut looks, LOOK_MS) {
         Ok(_) => (0..looks.len()).filter(|&at| looks[at].any().unwrap_or(true)).collect(),
-        // A signal: the caller looks whether all is over.
+        // A signal came in. The caller then calls `is_over`.
         Err(_) => Vec::new(),
     }
 }

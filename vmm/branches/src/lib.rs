@@ -1,4 +1,5 @@
-//! Branches: copies of a process (fork(2)) that go on side by side from the same place.
+//! Branches. A branch is a copy of a process (fork(2)). All branches of a process begin with the same memory and then
+//! run independently.
 //!
 //! ```no_run
 //! use branches::{Branch, Ending, OneThread};
@@ -10,14 +11,14 @@
 //! # Ok::<(), branches::Error>(())
 //! ```
 //!
-//! The process that forks is the *template*. The kernel copies only page tables, and a page when either side writes to
-//! it. So a branch of a machine with much memory stands in milliseconds.
+//! The process that forks is the *template*. The kernel copies only the page tables. A page is copied when the template
+//! or the branch writes to the page. So even a process with much memory forks in milliseconds.
 //!
 //! The template must have one thread: a branch has only the thread that forked, and a lock of another thread would stay
-//! locked for ever. While branches live, the template must not run what they share. [`run_all`] runs a number of
-//! branches, some at once.
+//! locked for ever. While branches live, the template must not use files or devices that the branches use. [`run_all`]
+//! runs a number of branches, and limits how many run at once.
 //!
-//! This crate knows nothing of guests. No other code forks.
+//! This crate does not depend on guests or machines. No other code of ttvm calls fork.
 
 mod all;
 mod error;
@@ -39,12 +40,12 @@ pub use one_thread::OneThread;
 /// The longest report of a branch. A pipe takes this much without a reader, so a branch never waits for the template.
 pub const MAX_REPORT_BYTES: usize = 32 << 10;
 
-/// The exit code of a branch whose body panicked, as of other Rust programs.
+/// The exit code of a branch whose body panicked. Other Rust programs use the same code.
 const PANICKED: i32 = 101;
-/// The exit code of a branch whose report is too long, or that lost its template.
+/// The exit code of a branch whose report is too long or cannot be sent, or whose template has ended.
 const FAILED: i32 = 1;
 
-/// A branch that runs. If the template ends first, the kernel ends the branch.
+/// A running branch. If the template ends first, the kernel ends the branch.
 pub struct Branch {
     process: Pid,
     report: PipeReader,
@@ -59,21 +60,22 @@ pub enum Ending {
     Exited(i32),
     /// This signal ended the branch.
     Killed(&'static str),
-    /// The host does not say how the branch ended.
+    /// The kernel did not report how the branch ended.
     Lost,
 }
 
 impl Branch {
-    /// Begins a branch, in which `body` runs, with the moment of the fork. The branch ends when `body` returns its report, which has at most
-    /// [`MAX_REPORT_BYTES`]. A branch has copies of all open descriptors. Files have one offset for all branches.
+    /// Begins a branch that runs `body`. The argument of `body` is the time of the fork. The branch ends when `body`
+    /// returns its report, which has at most [`MAX_REPORT_BYTES`]. A branch has copies of all open descriptors. All
+    /// branches share the offset of an open file.
     pub fn begin(one_thread: &OneThread, body: impl FnOnce(Instant) -> Vec<u8>) -> Result<Branch, Error> {
         one_thread.wait()?;
         let (report, to_template) = std::io::pipe().map_err(Error::Pipe)?;
-        // Otherwise a branch might print text that waits in this process, too.
+        // Otherwise the branch might print buffered text of this process once more.
         let _ = std::io::stdout().flush();
         let (template, forked) = (nix::unistd::getpid(), Instant::now());
         // SAFETY: the process has one thread, as was just checked. So no lock is held by a thread that the branch would
-        // not have, and the branch may run any code. The branch never returns from here.
+        // not have, and the branch may run any code. The branch ends inside `live`, which never returns.
         match unsafe { fork() }.map_err(Error::Fork)? {
             ForkResult::Parent { child } => Ok(Branch { process: child, report }),
             ForkResult::Child => {
@@ -85,7 +87,8 @@ impl Branch {
 
     /// Asks the branch to end, by SIGTERM.
     pub fn ask_to_end(&self) {
-        // A branch that has ended already needs no signal. The branch keeps its process number until the parent has waited for the branch.
+        // A branch that has ended already needs no signal. The branch keeps its process number until the parent has
+        // waited for the branch.
         let _ = kill(self.process, Signal::SIGTERM);
     }
 
@@ -93,12 +96,12 @@ impl Branch {
     pub fn wait(mut self) -> Ending {
         let mut report = Vec::new();
         let limit = MAX_REPORT_BYTES as u64 + 1;
-        // A branch without a report shows in its exit code.
+        // If the branch sends no report, its exit code says why.
         let _ = self.report.by_ref().take(limit).read_to_end(&mut report);
         loop {
             return match waitpid(self.process, None) {
                 Err(nix::Error::EINTR) => continue,
-                // The kernel tells no endings to a process that ignores SIGCHLD.
+                // If a process ignores SIGCHLD, the kernel does not report how its children end.
                 Err(nix::Error::ECHILD) if (1..=MAX_REPORT_BYTES).contains(&report.len()) => {
                     Ending::Reported(report)
                 }
@@ -110,15 +113,16 @@ impl Branch {
         }
     }
 
-    /// Becomes readable when the branch ends or reports.
+    /// A descriptor that becomes readable when the branch ends or reports.
     fn wakes(&self) -> BorrowedFd<'_> {
         self.report.as_fd()
     }
 }
 
-/// The life of a branch. The branch neither unwinds nor flushes the template's values.
+/// Runs `body` in the branch, sends its report, and ends the process. The branch does not drop or flush values that it
+/// copied from the template.
 fn live(template: Pid, mut to_template: PipeWriter, body: impl FnOnce() -> Vec<u8>) -> ! {
-    // A host without this leaves branches to end by themselves.
+    // If this call fails, a branch goes on after its template has ended.
     let _ = set_pdeathsig(Signal::SIGKILL);
     let has_template = getppid() == template;
     let code = match has_template.then(|| catch_unwind(AssertUnwindSafe(body))) {

@@ -1,4 +1,5 @@
-//! Branches of this test program itself. The program has no harness, because a harness has threads.
+//! Branches of this test program itself. The program does not use Rust's test harness, because the harness starts
+//! threads.
 
 use std::cell::Cell;
 use std::num::NonZeroU32;
@@ -9,13 +10,13 @@ use branches::{Branch, Ending, Error, MAX_REPORT_BYTES, OneThread, Plan, run_all
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     if arguments.contains(&"--list".to_string()) {
-        // `cargo test` hands on its arguments. There is one test.
+        // `cargo test` passes its arguments to this program, which has one test.
         if !arguments.contains(&"--ignored".to_string()) {
             println!("branches: test");
         }
         return;
     }
-    // One branch panics on purpose. If this program panics, its exit code says so, and the hook says where.
+    // One branch panics on purpose. The hook prints a panic only in the template, not in branches.
     let template = std::process::id();
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -14,16 +14,16 @@ use sandbox::Needs;
 use crate::go_live::Source;
 use crate::sandbox_arg;
 
-/// A run that is about to begin. Every file that it needs is open.
+/// A run that is about to begin, whose files are all open.
 pub struct Planned<U> {
     /// The inputs from outside the machine, such as the console and the network.
     live: LiveInputs<U>,
     origin: Origin<U>,
 }
 
-/// The origin of the machine.
+/// Where the machine of a planned run comes from.
 pub enum Origin<U> {
-    /// The machine was built, and stands at power-on.
+    /// The machine was built, and is at power-on.
     Built(Box<Recordable<U>>, EngineKind),
     /// The machine starts from a place in a recording.
     Recorded(Box<Source>),
@@ -34,7 +34,7 @@ impl<U: Unit> Planned<U> {
         Planned { live, origin }
     }
 
-    /// The rights that the run needs once the process is in its sandbox.
+    /// The rights that the run needs after the process has entered its sandbox.
     pub fn needs(&self) -> Needs {
         match &self.origin {
             Origin::Built(guest, engine) => sandbox_arg::of_machine(guest.config(), *engine),
@@ -46,12 +46,12 @@ impl<U: Unit> Planned<U> {
     pub fn images_outside(&self, folder: &Path) -> Vec<PathBuf> {
         match &self.origin {
             Origin::Built(guest, _) => outside(&guest.config_in(folder)),
-            // The recording carries its starting state.
+            // The recording's folder has the starting state, so only the disk image is outside.
             Origin::Recorded(source) => source.disk().into_iter().collect(),
         }
     }
 
-    /// Whether [`Planned::begin`] can fail: it may have to replay a recording.
+    /// Whether [`Planned::begin`] can fail, because it replays a recording.
     pub fn may_fail(&self) -> bool {
         matches!(self.origin, Origin::Recorded(_))
     }

@@ -40,7 +40,7 @@ use crate::run_listener::WithListener;
 use crate::sandbox_arg::SandboxArgs;
 use memory::Memory;
 
-/// The most branches of one run. Each branch has a file.
+/// The largest number of branches in one run. The limit exists because each branch has a file.
 const MOST_BRANCHES: i64 = 100_000;
 
 /// The exit code of a process that gets SIGINT twice.
@@ -88,8 +88,8 @@ enum Vary {
 }
 
 impl Vary {
-    /// Makes the machine that of branch `number`. This function alone decides how a branch differs from the recorded
-    /// run: other differences belong here.
+    /// Changes the machine so that it becomes the machine of branch `number`. Only this function makes branches differ
+    /// from the recorded run. A new kind of difference must be added here.
     fn apply(self, machine: &mut Machine<Instructions>, number: u32) {
         match self {
             Vary::Entropy => _ = machine.vary_entropy(number),
@@ -111,7 +111,7 @@ struct Report {
     panic: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     state_hash: Option<String>,
-    /// Milliseconds from the fork to the first instruction.
+    /// Milliseconds from the fork of the branch to the branch's first instruction.
     stood_ms: f64,
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     memory: Vec<Memory>,
@@ -124,18 +124,18 @@ struct Row {
     console: PathBuf,
     #[serde(flatten)]
     report: Option<Report>,
-    /// Why there is no report.
+    /// Why the branch sent no report, if it sent none.
     #[serde(skip_serializing_if = "Option::is_none")]
     died: Option<String>,
 }
 
-/// What all branches share.
+/// The state that all branches share.
 struct Template<'a> {
     args: &'a BranchArgs,
     machine_args: &'a MachineArgs,
     machine: Machine<Instructions>,
     folder: &'a Path,
-    /// Set by a signal that ends all.
+    /// Set by a signal that ends all branches.
     terminated: Arc<AtomicBool>,
 }
 
@@ -181,7 +181,7 @@ pub fn run(
     let mut ended = |number, ending| {
         let row = Row::of(number, folder, ending);
         if !args.json {
-            // If nobody reads the lines any more, the branches still write their consoles.
+            // Ignores a failure. Even if no one reads the lines any more, the branches write their consoles.
             let _ = print(&row.line());
         }
         rows.push(row);
@@ -203,7 +203,7 @@ fn failed(error: branches::Error) -> Error {
     Error::Host { what: "cannot begin a branch".to_string(), source: std::io::Error::other(error) }
 }
 
-/// A flag that the signals which end a run set. A second ^C ends the process at once.
+/// Returns a flag that is set when a signal that ends the run comes in. A second ^C ends the process at once.
 fn signals() -> Result<Arc<AtomicBool>, Error> {
     let terminated = Arc::new(AtomicBool::new(false));
     let watch = || {
@@ -218,7 +218,7 @@ fn signals() -> Result<Arc<AtomicBool>, Error> {
 }
 
 impl Template<'_> {
-    /// The life of a branch, in its own process. Returns its report as JSON.
+    /// Runs a branch in its own process, from the fork to the branch's end. Returns the branch's report as JSON.
     fn live(&mut self, number: u32, forked: Instant) -> Vec<u8> {
         let report = self.run(number, forked).map_err(|error| error.to_string());
         serde_json::to_vec(&report).expect("plain data always serializes")
@@ -227,7 +227,7 @@ impl Template<'_> {
     fn run(&mut self, number: u32, forked: Instant) -> Result<Report, Error> {
         let path = self.folder.join(file_name(number));
         let file = File::create_new(&path).map_err(Error::file("create", &path))?;
-        // From here on the guest runs: the branch needs neither files nor other processes.
+        // The guest runs next. From here on the branch opens no files and starts no processes.
         sandbox::narrow(&Needs::default()).map_err(|error| Error::Unsupported(error.to_string()))?;
         self.args.vary.apply(&mut self.machine, number);
         let options = self.machine_args.console();
@@ -259,7 +259,7 @@ impl Template<'_> {
     }
 }
 
-/// A hash of the whole state.
+/// A hash of the machine's whole state.
 fn state_hash(machine: &mut Machine<Instructions>) -> String {
     let hashes = machine.hashes();
     let all = [&hashes.cpu[..], &hashes.devices, &hashes.ram, &hashes.disk].concat();
@@ -316,7 +316,7 @@ impl Row {
     }
 }
 
-/// How many branches ended in which way.
+/// A sentence that says how many branches ended in each way.
 fn summary(rows: &[Row]) -> String {
     let mut ends = std::collections::BTreeMap::<&str, u32>::new();
     rows.iter().for_each(|row| *ends.entry(row.end()).or_default() += 1);

@@ -1,6 +1,6 @@
-//! The companion of `ttvm debug`, and of runs that may be recorded later: a small process beside them,
-//! outside of the sandbox. The companion runs gdb, if wanted. At the end of `ttvm debug`, the companion
-//! removes the files by which other programs find `ttvm debug`.
+//! The companion: a small helper process outside of the sandbox, which `ttvm debug` and runs that may be recorded later
+//! start. The companion runs gdb, if the user wants gdb. At the end of `ttvm debug`, the companion removes its
+//! temporary folder and its socket.
 //!
 //! ```text
 //!   ttvm debug (locked in) ── pipe ──► companion ── runs ──► gdb
@@ -49,24 +49,25 @@ pub struct Args {
 /// The files that the companion removes when the other process ends.
 #[derive(Clone, Copy, Default)]
 pub struct Leftovers<'a> {
-    /// A folder with its contents.
+    /// A folder to remove with its contents.
     pub folder: Option<&'a Path>,
-    /// A folder, if it is empty.
+    /// A folder to remove if it is empty.
     pub empty_folder: Option<&'a Path>,
-    /// A socket.
+    /// A socket to remove.
     pub socket: Option<&'a Path>,
 }
 
-/// The companion, as `ttvm debug` sees it. Dropping this makes the companion remove the files, and waits for its end.
+/// A handle on the companion. Dropping the handle makes the companion remove the files, and waits until the companion
+/// ends.
 pub struct Companion {
-    /// `None` once the companion was released.
+    /// The pipe to the companion. `None` after the pipe was closed, which makes the companion remove the files.
     pipe: Option<PipeWriter>,
     process: Child,
 }
 
 impl Companion {
-    /// Starts the companion. The companion removes the leftovers at the end, and runs this gdb once
-    /// the server is ready.
+    /// Starts the companion. The companion runs this gdb when the server is ready, and removes the files `left` at the
+    /// end.
     pub fn start(left: &Leftovers<'_>, gdb: Option<Command>) -> Result<Companion, Error> {
         let failed = |source| Error::Host { what: "cannot start the helper process".to_string(), source };
         let (reader, pipe) = std::io::pipe().map_err(failed)?;
@@ -85,7 +86,7 @@ impl Companion {
 
     /// Lets the companion start gdb, waits until gdb ends, and returns gdb's exit code.
     pub fn run_gdb(mut self) -> i32 {
-        // If the companion has ended already, its exit code tells why.
+        // Ignores a failure, because the exit code of a companion that has ended already says why.
         let _ = self.pipe.as_mut().map(|pipe| pipe.write_all(b"\n"));
         let status = self.process.wait();
         status.ok().and_then(|status| status.code()).unwrap_or(exit_code::FAILED)
@@ -99,7 +100,7 @@ impl Drop for Companion {
     }
 }
 
-/// The command that starts this program once more. The new process inherits the pipe's end.
+/// The command that starts this program once more. The new process inherits the pipe's reading end.
 fn command(reader: &PipeReader, left: &Leftovers<'_>) -> std::io::Result<Command> {
     fcntl(reader.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
     let mut command = Command::new(std::env::current_exe()?);
@@ -116,7 +117,8 @@ fn command(reader: &PipeReader, left: &Leftovers<'_>) -> std::io::Result<Command
 /// Runs the companion.
 pub fn run(args: &Args) -> Result<i32, Error> {
     let failed = |source| Error::Host { what: "cannot watch the helper process".to_string(), source };
-    // A terminal sends signals to all its processes. These signals are for the other process, or for gdb.
+    // A terminal sends signals to all its processes. The companion ignores these signals, which are for the process
+    // that started it or for gdb.
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).map_err(failed)?;
     }

@@ -1,8 +1,8 @@
 //! `--disk`: a raw disk image. An image of another format is refused, with a message that names the format.
 //!
 //! A disk's bytes are mapped and hashed as they are in the file, so ttvm reads no other format. With another format,
-//! the guest would see the container's bytes as a tiny disk of nonsense. Formats are recognised by the magic numbers
-//! that QEMU's drivers check.
+//! the guest would see the file's own bytes, such as its headers, as the contents of the disk. Formats are recognised
+//! by the magic numbers that QEMU's drivers check.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use machine::error::Error;
 
-/// A prefix of paths: the file's bytes are the disk, even if they look like another format.
+/// A prefix of paths. With this prefix, the file's bytes are the disk, even if they look like another format.
 const RAW: &str = "raw:";
 
 /// A disk image.
@@ -36,7 +36,7 @@ impl FromStr for DiskArg {
 }
 
 impl DiskArg {
-    /// Refuses an image of another format.
+    /// Returns an error if the image has another format.
     pub fn check(&self) -> Result<(), Error> {
         if self.is_raw {
             return Ok(());
@@ -66,7 +66,7 @@ struct Format {
     name: &'static str,
     /// The program that unpacks the file; `None` for a disk format that QEMU converts.
     unpack: Option<&'static str>,
-    /// The position of the magic, from the beginning or from the end.
+    /// The position of the magic number, from the beginning or from the end of the file.
     at: Place,
     magic: &'static [u8],
 }

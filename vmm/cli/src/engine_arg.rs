@@ -16,8 +16,8 @@ impl EngineArgs {
     /// The engine that executes a new run.
     pub fn for_new_run(&self) -> EngineKind {
         match self.engine {
-            // Exact positions at full speed need a hardware counter, and KVM's has not been tested on any processor
-            // yet.
+            // `auto` does not choose KVM. KVM finds exact positions at full speed only with a hardware counter. ttvm's
+            // use of this counter has not been tested on real processors yet.
             EngineChoice::Kvm => host::KVM,
             _ => self.soft(),
         }

@@ -1,6 +1,6 @@
 //! `--snapshot-from`: starts a live machine from a place in a recording.
 //!
-//! The recording is read and replayed up to the place, and nothing is written to it.
+//! ttvm replays the recording up to the place, and does not write to the recording.
 
 use std::path::{Path, PathBuf};
 
@@ -49,7 +49,7 @@ pub struct Source {
 }
 
 impl SourceArgs {
-    /// Opens the recording, if the user named one. Refuses a recording that cannot go live.
+    /// Opens the recording, if the user named one. Returns an error if no live machine can start from the recording.
     pub fn open(
         &self,
         engine: EngineArgs,
@@ -90,7 +90,7 @@ impl SourceArgs {
 }
 
 impl Source {
-    /// The access that the process needs in its sandbox until the machine has gone live.
+    /// The access that the process needs in its sandbox until the live machine has started.
     pub fn needs(&self) -> Needs {
         let running = sandbox_arg::of_machine(&self.opened.manifest().machine, self.engine);
         Needs { kvm: running.kvm, ..sandbox_arg::of_replay(&self.opened, &self.path, self.engine) }
@@ -111,8 +111,8 @@ impl Source {
         self.opened.manifest().machine.network.is_some()
     }
 
-    /// As [`Source::go_live`], but the machine that replayed goes on itself. So the machine keeps its translated code,
-    /// and cannot be recorded.
+    /// As [`Source::go_live`], but the machine that replayed the recording becomes the live machine. So it still has
+    /// its translated code, and it cannot be recorded.
     pub fn go_live_unrecorded(self) -> Result<Machine<Instructions>, Error> {
         let recording = in_instructions(self.opened, false)?;
         let mut timeline = open_at(&recording, self.at, EngineKind::SOFT)?;
@@ -143,7 +143,7 @@ fn say_where(at: Moment<Instructions>, path: &Path) {
     crate::output::say(&format!("ttvm: going on from {at} of {}", path.display()));
 }
 
-/// The machine's state at a place, as the software CPU replays it, and the moment of that place.
+/// Replays to a place on the software CPU. Returns the machine's state, and the moment of the place.
 fn start_at(
     recording: &Recording<Instructions>,
     at: PositionSpec,

@@ -1,4 +1,4 @@
-//! Closes inherited descriptors that nobody gave this program on purpose.
+//! Closes inherited descriptors that the user did not give this program on purpose.
 //!
 //! A shell, an editor or a test may leave files and sockets open. A guest that broke out could use them: the sandbox
 //! forbids opening files, but not using open files. So this program closes inherited descriptors before anything else.
@@ -25,7 +25,7 @@ pub fn close_all_unnamed(arguments: &[OsString]) {
     let open: Vec<RawFd> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for descriptor in open {
         if descriptor > STANDARD && !named.contains(&descriptor) {
-            // The descriptor from which the list was read is closed already.
+            // Ignores a failure, because the descriptor from which the list was read is closed already.
             let _ = close(descriptor);
         }
     }

@@ -1,4 +1,4 @@
-//! ^C during a long operation: asks it to stop, instead of ending the process.
+//! ^C during a long operation. The first ^C asks the operation to stop, and does not end the process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! `--keep-on`: decides which recordings are kept after their run.
+//! `--keep-on`: decides which recordings are removed after their run, and which stay.
 
 use std::path::Path;
 
@@ -22,10 +22,11 @@ impl KeepOn {
     }
 }
 
-/// The exit code if the guest writes 0 to its debug-exit port. All exit codes of this port are odd.
+/// The exit code if the guest writes 0 to its debug-exit port. If the guest writes V, the exit code is 2 V + 1.
 const WROTE_ZERO: u32 = 1;
 
-/// Whether the guest ended its run itself, and well. A run that a user, a limit or a text ended may have hung.
+/// Whether the guest ended its run itself and without an error. A run that a user, a limit or a text ended does not
+/// count, because the guest may have hung.
 fn went_well(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::PowerOff | Outcome::Reset => true,
@@ -40,11 +41,11 @@ fn went_well(outcome: &Outcome) -> bool {
     }
 }
 
-/// Removes a recording. In the sandbox the process can empty the folder, but not remove it: the companion
-/// removes the folder.
+/// Removes a recording. In the sandbox the process can empty the folder, but cannot remove it. The companion then
+/// removes the empty folder.
 pub fn remove(folder: &Path) -> Result<(), Error> {
-    // Remove these files first. Without them the remaining files are no recording, even if the process is killed before
-    // it has removed them all.
+    // Removes these files first. Without them the folder is no recording, even if the process is killed before it has
+    // removed all other files.
     for name in [MANIFEST, EVENTS] {
         let file = folder.join(name);
         std::fs::remove_file(&file).map_err(Error::file("remove", file))?;

@@ -1,4 +1,4 @@
-//! Ends the process with a message when the host refuses a thread or stack, which libraries take for granted.
+//! Ends the process with a message when the host refuses a thread or a stack. Libraries do not handle such a refusal.
 
 use std::hint::black_box;
 use std::panic::{PanicHookInfo, set_hook, take_hook};
@@ -7,9 +7,9 @@ use machine::error::exit_code;
 
 use crate::output::say;
 
-/// The panic messages of the standard library begin like this if the host gives no thread, or no stack for a thread. In
-/// the last two cases a new thread panics at a point where no code can catch the panic. So a signal would end the
-/// process.
+/// The beginnings of the standard library's panic messages when the host refuses a thread, or a stack for a thread.
+/// With the last two messages, a new thread panics at a point where no code can catch the panic. Without this module, a
+/// signal would then end the process.
 const NO_THREAD: [&str; 3] = [
     "failed to spawn thread",
     "failed to allocate an alternative stack",

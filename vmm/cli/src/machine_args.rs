@@ -135,7 +135,8 @@ impl MachineArgs {
             (PathBuf::from(file), cmdline.to_string())
         });
         Ok(MachineOptions {
-            // The command line has a kernel, unless the machine comes from a recording.
+            // The option --kernel is always there, unless the machine comes from a recording. Then this path is not
+            // used.
             kernel: self.kernel.clone().unwrap_or_default(),
             initrd: self.initrd.clone(),
             modules: modules.collect(),
@@ -167,15 +168,15 @@ impl MachineArgs {
         self.source.open(self.engine, self.net.as_ref(), self.turns)
     }
 
-    /// Hashes the disk image, which may take long. [`MachineArgs::plan`] does not hash it again.
+    /// Hashes the disk image, which may take long. [`MachineArgs::plan`] then does not hash the image again.
     pub fn look_at_disk(&self) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
         disk.check()?;
         show_hashing(&disk.path)
     }
 
-    /// Plans a run on this engine, with all needed files open. With `carry_in`, the run will be recorded in that
-    /// folder, and copies of the images are stored in the folder.
+    /// Plans a run on this engine, with all needed files open. If `carry_in` is a folder, the run will be recorded in
+    /// this folder, and the images are copied into it.
     pub fn plan<U: Unit>(
         &self,
         source: Option<Source>,
@@ -296,7 +297,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// Hashes a disk image. Later hashes of the same file do not read the image again. After a second, a bar shows the
+/// Hashes a disk image. A later call for the same file does not read the image again. After a second, a bar shows the
 /// progress.
 fn show_hashing(disk: &Path) -> Result<(), Error> {
     let begun = Instant::now();

@@ -1,10 +1,11 @@
 //! `ttvm`: the command line of the time-travelling virtual machine monitor.
 //!
-//! Each verb has a file in `verbs/`; the files beside it are shared by several verbs. Results go to standard output,
-//! everything else to standard error. The packages below do the work; this one has the arguments and the messages.
+//! Each verb has a file in `verbs/`. The other files of this package are shared by several verbs. Results go to
+//! standard output, and all other messages go to standard error. Other packages do the work. This package has the
+//! arguments and the messages.
 
 #![forbid(unsafe_code)]
-// Printed text may contain text from strangers: `output` makes it harmless.
+// Printed text may contain text from strangers. The module `output` replaces its control characters.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod beginning;
@@ -53,7 +54,8 @@ use crate::verbs::{
 #[global_allocator]
 static ALLOCATOR: SpokenRefusals = SpokenRefusals;
 
-/// The text of `ttvm --version`, which tells whether one ttvm can read another's recordings.
+/// The text of `ttvm --version`. By this text a user sees whether one version of ttvm can read another version's
+/// recordings.
 static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     let models: Vec<&str> = cpu::CpuModel::names().collect();
     let version = env!("CARGO_PKG_VERSION");
@@ -109,8 +111,8 @@ enum Verb {
     DebugCompanion(companion::Args),
 }
 
-/// Raises the limit on open files as far as allowed without privileges: a long recording has a file for each
-/// checkpoint. With a lower limit, files are opened again and again.
+/// Raises the limit on open files as far as it is allowed without privileges. A long recording has a file for each
+/// checkpoint. With a lower limit, ttvm must close and open these files again and again.
 fn may_open_many_files() {
     const ENOUGH: u64 = 8192;
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
@@ -135,7 +137,8 @@ fn main() -> ExitCode {
     inherited::close_all_unnamed(&std::env::args_os().collect::<Vec<_>>());
     last_words::speak_of_refusals();
     output::log_in_one_style();
-    // Recordings, packed files and sockets give access to all of a guest's memory and to everything typed.
+    // Recordings, packed files and sockets give access to a guest's memory and to all typed text. So only the user may
+    // access new files.
     umask(Mode::S_IRWXG | Mode::S_IRWXO);
     may_open_many_files();
     output::say_when_files_may_not_grow();

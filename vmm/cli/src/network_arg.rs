@@ -24,7 +24,7 @@ impl NetworkArg {
         NetworkConfig { mac, mtu: self.peer.mtu(), segments: self.peer.segments() }
     }
 
-    /// Checks that an existing card can be connected to this peer. The error tells why not.
+    /// Checks that an existing card can be connected to this peer. The error says why not.
     pub fn must_fit(&self, card: Option<&NetworkConfig>) -> Result<(), String> {
         let Some(card) = card else {
             return Err(
@@ -60,7 +60,7 @@ impl FromStr for NetworkArg {
         let peer = match kind {
             "user" => NetworkOptions::User { forwards },
             "tap" => {
-                // Without a name, the host would choose one.
+                // The name is required, because otherwise the host would choose a name.
                 let named = interface.filter(|name| !name.is_empty());
                 NetworkOptions::Tap { interface: named.ok_or("write tap,ifname=NAME")? }
             }

@@ -9,15 +9,15 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::emulate_default_handler;
 
-/// A folder that was made for a recording. Unless the recording begins, the folder is removed with its contents, even
-/// if a signal ends the process.
+/// A folder that was made for a recording. If the recording does not begin, the folder is removed with its contents,
+/// even if a signal ends the process.
 pub struct NewFolder<'a> {
-    /// `None` once the folder is kept.
+    /// The folder to remove. `None` if the folder must stay.
     path: Option<&'a Path>,
     guard: Option<Guard>,
 }
 
-/// A thread that waits for signals.
+/// A thread that waits for signals, and removes the folder when a signal comes.
 struct Guard {
     handle: Handle,
     thread: JoinHandle<()>,
@@ -42,7 +42,7 @@ impl NewFolder<'_> {
         }
     }
 
-    /// Keeps the folder.
+    /// Makes the folder stay, because the recording has begun.
     pub fn keep(mut self) {
         self.path = None;
     }
@@ -51,7 +51,8 @@ impl NewFolder<'_> {
 impl Drop for NewFolder<'_> {
     fn drop(&mut self) {
         self.leave_signals();
-        // The caller reports why the recording did not begin. A folder that cannot be removed matters less.
+        // The caller reports why the recording did not begin. A failure to remove the folder is less important and is
+        // ignored.
         let _ = self.path.map(std::fs::remove_dir_all);
     }
 }

@@ -20,8 +20,8 @@ pub fn end_in_words(outcome: &Outcome, panicked: bool) -> String {
     }
 }
 
-/// Reports how a run ended, and returns the exit code. A power-off is a success. A panic never is, whatever follows
-/// it. A debug exit has the guest's own code.
+/// Reports how a run ended, and returns the exit code. A power-off is a success, unless the kernel panicked before. A
+/// debug exit has the guest's own code.
 pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked: bool) -> i32 {
     let now = machine.moment();
     let what = end_in_words(outcome, panicked);
@@ -38,7 +38,7 @@ pub fn report_outcome<U: Unit>(machine: &Machine<U>, outcome: &Outcome, panicked
     exit_code_of(outcome, panicked)
 }
 
-/// The exit code for a run that ended like this.
+/// The exit code for a run with this outcome. `panicked` tells whether its kernel panicked before.
 pub fn exit_code_of(outcome: &Outcome, panicked: bool) -> i32 {
     match outcome {
         Outcome::DebugExit { code } => (*code & 0xff) as i32,
@@ -53,7 +53,8 @@ pub fn exit_code_of(outcome: &Outcome, panicked: bool) -> i32 {
     }
 }
 
-/// Catches SIGXFSZ, the signal for a file that may not grow. Writing then returns an error, which can be reported.
+/// Catches SIGXFSZ, the signal for a file that may not grow. Writing such a file then returns an error, which ttvm can
+/// report.
 pub fn say_when_files_may_not_grow() {
     if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default()) {
         log::debug!("the signal of files that may not grow is not caught: {error}");
@@ -61,7 +62,7 @@ pub fn say_when_files_may_not_grow() {
 }
 
 /// Prints a message on standard error, with control characters made visible ([`visible`]). If standard error has no
-/// reader any more, the message is dropped: a terminal may be gone before its programs end.
+/// reader any more, the message is dropped, because a terminal may be gone before its programs end.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", visible(line));
 }
@@ -77,8 +78,8 @@ pub fn print(text: &str) -> Result<(), Error> {
     }
 }
 
-/// Formats the packages' log messages like all others: `ttvm: warning: ...`. RUST_LOG can ask for more than warnings.
-/// Messages for developers have their time and module.
+/// Formats the packages' log messages like all other messages of ttvm: `ttvm: warning: ...`. RUST_LOG can ask for more
+/// than warnings. Messages for developers have their time and module.
 pub fn log_in_one_style() {
     let environment = env_logger::Env::default().default_filter_or("warn,gdbstub=warn");
     env_logger::Builder::from_env(environment)

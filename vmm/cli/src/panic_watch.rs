@@ -1,5 +1,5 @@
-//! Detects that the guest's kernel has panicked in a run that ends another way: the kernel may reboot, start a crash
-//! kernel, or hang.
+//! Detects that the guest's kernel has panicked in a run that does not end with the panic. After the panic, the kernel
+//! may reboot, start a crash kernel, or hang.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use recording::{Opened, read_panic_note};
 
 use crate::run_listener::RunListener;
 
-/// Largest number of steps that are replayed to look at a recording's end.
+/// The largest number of steps that are replayed to search for a panic at a recording's end.
 const NEAR_STEPS: u64 = 2_000_000_000;
 /// A longer line of the console is cut to this length.
 const MOST_LINE_BYTES: usize = 1024;

@@ -1,9 +1,9 @@
-//! The progress of a replay: a bar on standard error if that is a terminal, otherwise nothing.
+//! The progress of a replay. If standard error is a terminal, the progress is a bar. Otherwise no progress is shown.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-/// A bar for a replay of `length` instructions. `show` is false if the guest's console goes to the same terminal: the
-/// two would mix.
+/// A bar for a replay of `length` instructions. `show` is false if the guest's console goes to the same terminal,
+/// because the bar would mix with the console's output.
 pub fn bar(length: u64, show: bool) -> ProgressBar {
     let target = if show { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(length), target);

@@ -1,4 +1,4 @@
-//! The parts that all recorded runs share, whether recorded from the first instruction or later.
+//! The code that all recorded runs share, whether they are recorded from the first instruction or later.
 
 use std::path::Path;
 
@@ -96,8 +96,8 @@ pub fn record_to_end<U: Unit>(
     recording.checkpoints(args.options()).run(inputs).map(drop)
 }
 
-/// Reports how a recorded run ended, and returns the exit code. If the run went on after a panic, a note in the
-/// recording tells it. Removes a recording that is not to be kept.
+/// Reports how a recorded run ended, and returns the exit code. If the run went on after a panic, writes a note about
+/// the panic into the recording. Removes the recording if `--keep-on` says so.
 pub fn report<U: Unit>(
     machine: &Machine<U>,
     output: &Path,

@@ -8,19 +8,19 @@ use machine::position::{Count, Moment};
 
 /// Receives the events of a run.
 pub trait RunListener {
-    /// The run has reached this guest time.
+    /// Called when the run has reached this guest time.
     fn comes_to(&mut self, _time_ns: u64) {}
 
-    /// The guest prints these bytes on its console. At this moment the run's count is `at`.
+    /// Called when the guest prints these bytes on its console. `at` is the run's count at this moment.
     fn prints(&mut self, at: u64, bytes: &[u8]);
 
-    /// Whether the run must pause: see [`Inputs::pauses`].
+    /// Whether the run must pause ([`Inputs::pauses`]).
     fn pauses(&mut self) -> bool {
         false
     }
 }
 
-/// Inputs, and a listener that is told about events and output.
+/// Inputs with a listener, whose functions are called at events and output.
 pub struct WithListener<I, L> {
     pub inner: I,
     pub listener: L,

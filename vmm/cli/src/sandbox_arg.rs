@@ -20,7 +20,7 @@ pub struct SandboxArgs {
 }
 
 impl SandboxArgs {
-    /// Gives up all access that is not in `needs`, unless the user opted out. No other thread may run yet.
+    /// Gives up all access that is not in `needs`, unless the user gave `--no-sandbox`. No other thread may run yet.
     pub fn lock_in(self, needs: &Needs) -> Result<(), Error> {
         if self.no_sandbox {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Statistics of a run, a recording or a replay, for benchmarks: in total, and at each `MARK` line that the guest
-//! prints.
+//! Statistics of a run, a recording or a replay, for benchmarks. The statistics are for the whole run, and for each
+//! point at which the guest prints a line `MARK`.
 
 use std::fs::File;
 use std::io::Write;
@@ -40,7 +40,7 @@ struct Stats<'a> {
 #[derive(Serialize)]
 struct MarkLine {
     text: String,
-    /// Instructions, if they are known.
+    /// The number of instructions executed before this line, if instructions are counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     insns: Option<u64>,
     cpu_ns: u64,
@@ -51,7 +51,7 @@ struct MarkLine {
 pub struct Marks(Option<Arc<Mutex<Found>>>);
 
 struct Found {
-    /// The file for the statistics, made early, while the process may still make files.
+    /// The file for the statistics. The file is made before the process enters the sandbox, where it cannot make files.
     file: File,
     line: Vec<u8>,
     marks: Vec<MarkLine>,

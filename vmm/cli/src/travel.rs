@@ -1,4 +1,4 @@
-//! Opens a recording at a position, for the verbs that look at one.
+//! Opens a recording at a position, for verbs that show a recording at a position.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Waits while a timeline moves: after a second a bar shows the progress, and ^C stops the movement.
+//! Waits while a timeline moves. After a second a bar shows the progress, and ^C stops the movement.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use crate::progress;
 /// A wait shorter than this needs no progress bar.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The bar and the interrupt for a user who waits. The clock decides only when the bar is shown; no movement depends on
-/// the clock.
+/// The bar and the interrupt for a user who waits. The host's clock decides only when the bar is shown. No movement
+/// depends on the clock.
 pub struct Wait {
     interrupt: Interrupt,
     meter: Meter,
@@ -23,7 +23,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// Begins waiting for this timeline, and catches ^C: see [`Interrupt::catch`].
+    /// Begins waiting for this timeline, and catches ^C ([`Interrupt::catch`]).
     pub fn on(timeline: &Timeline) -> Result<Wait, Error> {
         let interrupt = Interrupt::catch()?;
         Ok(Wait { interrupt, meter: timeline.meter(), begun: Instant::now(), bar: None })
@@ -37,7 +37,7 @@ impl Wait {
         self.interrupt.poll()
     }
 
-    /// Removes the bar. ^C is still caught.
+    /// Removes the bar. ^C stays caught, by the returned value.
     pub fn over(mut self) -> Interrupt {
         self.clear();
         self.interrupt.clone()
@@ -50,7 +50,7 @@ impl Wait {
             bar.set_message("replaying");
             bar
         });
-        // Movements follow one another, and each has its own length.
+        // The bar is used for several movements one after the other, and each has its own length.
         if bar.length() != Some(at_most) {
             bar.set_length(at_most);
         }

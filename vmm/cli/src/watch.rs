@@ -1,12 +1,13 @@
-//! `--control` and `--record-when`: a request to record the guest from now on, while it runs.
+//! `--control` and `--record-when`: a recording that begins while the guest runs, when a client asks for it or a text
+//! appears.
 //!
 //! ```text
 //!   ttvm control ── socket ──► a thread ──► Watch ◄── Watcher, which hears the machine: pauses the run when it is asked to
 //! ```
 //!
-//! The machine waits neither for the thread nor for a client: the machine only reads a flag. A client sends one line,
-//! and gets one line. A client that does not send its line within `PATIENCE` is disconnected, so other clients wait no
-//! longer than `PATIENCE`.
+//! The machine's thread only reads a flag, so it waits neither for the socket's thread nor for a client. A client sends
+//! one line, and gets one line as answer. A client that does not send its line within `PATIENCE` is disconnected, so
+//! other clients wait no longer than `PATIENCE`.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -28,7 +29,7 @@ use crate::run_listener::RunListener;
 const MAX_LINE_BYTES: usize = 64;
 /// How long a client may take to send its line.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a client waits for a recording to begin. In a run that is stopped, no recording begins.
+/// How long a client waits until the recording begins. If the run is stopped, the recording does not begin.
 const BEGINNING: Duration = Duration::from_secs(30);
 
 /// The beginning of an answer to a successful request.
@@ -41,7 +42,7 @@ pub const FAILED: &str = "failed ";
 pub struct Watch(Arc<Shared>);
 
 struct Shared {
-    /// The folder for a recording, if the run may be recorded.
+    /// The folder for the recording. `None` if the run cannot be recorded.
     folder: Option<PathBuf>,
     /// Whether the run must pause, so that a recording can begin.
     asked: AtomicBool,
@@ -148,7 +149,7 @@ pub fn serve(listener: Listener, watch: Watch) -> Result<(), Error> {
         sandbox::enter(ThreadKind::Doorkeeper);
         loop {
             match listener.accept() {
-                // A client's failure does not matter to the run.
+                // Ignores an error of the client, because the run must go on.
                 Ok(stream) => drop(answer(stream, &watch)),
                 Err(error) => {
                     log::warn!("{error}; `ttvm control` does not work for this run any more");
@@ -166,7 +167,7 @@ fn answer(mut stream: Stream, watch: &Watch) -> std::io::Result<()> {
         Ok(text) => format!("{OK}{text}\n"),
         Err(why) => format!("{FAILED}{why}\n"),
     };
-    // The answer fits into the socket's buffer, which is empty.
+    // Writing does not wait, because the answer fits into the socket's empty buffer.
     stream.write_all(answer.as_bytes())
 }
 
@@ -195,7 +196,7 @@ fn read_line(stream: &mut Stream) -> std::io::Result<Vec<u8>> {
 /// Pauses the run when a recording must begin.
 pub struct Watcher {
     watch: Watch,
-    /// Recording begins at this text on the console.
+    /// The text on the console at which the recording begins, if any.
     text: Option<AwaitedText>,
 }
 

@@ -1,4 +1,4 @@
-//! Consoles whose reader goes away, and signals: a recording still gets its end.
+//! Tests that a recording gets its end record, even if the console's reader goes away or a signal ends the run.
 
 mod common;
 
@@ -56,7 +56,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Asserts that the recording has its end, and that its replay shows this on the console.
+/// Asserts that the recording has its end record, and that its replay prints `console`.
 fn assert_whole(directory: &Path, console: &str) {
     assert!(open(&directory.join("r.ttvm")).log.end.is_some());
     let (code, shown, told) = common::ttvm(directory, &["replay", "r.ttvm", "--verify"]);
@@ -96,7 +96,7 @@ fn a_reader_that_does_not_read_cannot_keep_a_signal_from_ending_the_run() {
     let directory = directory();
     let mut child = command(directory.path(), &RECORD).spawn().unwrap();
     typed_and_echoed(&mut child, b'a');
-    // A thread types more keys than a pipe holds, because the recorder does not read while it waits.
+    // More keys are typed than a pipe holds. The recorder does not read while it waits, so a separate thread types.
     let mut keys = child.stdin.take().unwrap();
     let typing = std::thread::spawn(move || keys.write_all(&[b'x'; 400_000]));
     let log = directory.path().join("r.ttvm/events.log");
@@ -136,7 +136,7 @@ fn on_a_terminal_that_is_closed(directory: &Path, is_its_own: bool) -> Child {
         assert!(child.try_wait().unwrap().is_none(), "it ended before it made its terminal raw");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    // No message contains this key.
+    // The echo of this key can be recognised, because no message contains this key.
     master.write_all(b"~").unwrap();
     let mut byte = [0];
     while byte != *b"~" {
@@ -157,7 +157,7 @@ fn on_a_terminal(directory: &Path) -> (Child, File) {
     (child, master)
 }
 
-/// Waits until the terminal echoes typed keys, as with a shell, or does not.
+/// Waits until the terminal echoes typed keys (`echoes` is true), as with a shell, or does not echo them.
 fn wait_for_mode(terminal: &File, echoes: bool) {
     while tcgetattr(terminal).unwrap().local_flags.contains(LocalFlags::ECHO) != echoes {
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -170,7 +170,7 @@ fn a_terminal_is_put_back_by_a_stop_and_taken_again_when_the_run_goes_on() {
     let directory = directory();
     let (mut child, mut terminal) = on_a_terminal(directory.path());
     let pid = Pid::from_raw(child.id() as i32);
-    // The run is stopped by a signal, by a key, and by a signal that no program can catch. After each stop, a shell
+    // The test stops the run by a signal, by a key, and by a signal that no program can catch. After each stop, a shell
     // restores the terminal.
     for way in ["SIGTSTP", "Ctrl-A z", "SIGSTOP"] {
         let cooked = tcgetattr(&terminal).unwrap();

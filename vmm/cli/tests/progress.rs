@@ -1,4 +1,4 @@
-//! The progress that a user sees at a terminal.
+//! Tests the progress bar that a user sees at a terminal.
 
 use std::fs::File;
 use std::io::Read;
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use tiny_guest::{LONG_ROUND_STEPS, record, record_long, typed_bytes};
 
-/// The interpreter needs more than a second for half of these rounds.
+/// The number of rounds of the guest. The interpreter needs more than a second for half of these rounds.
 const ROUNDS: u32 = 600;
 
 #[test]

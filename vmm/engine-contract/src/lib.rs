@@ -28,19 +28,19 @@ use cpu::Stop;
 
 pub use statistics::{Landings, Statistics};
 
-/// When to leave the guest, in addition to requests of the bus and to counts.
+/// When the engine leaves the guest. The bus's requests and limits of the instruction count also make the engine leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
     /// Only at the exits at which the bus ends a run.
     AtExits,
-    /// In real time: at the first exit after `due`. Without an exit, at any place after `force`.
+    /// After some real time: at the first exit after `due`. If no exit comes, at any place after `force`.
     After {
         /// Time from now after which the engine leaves at the next exit.
         due: Duration,
         /// Time from now after which the engine leaves without an exit.
         force: Duration,
-        /// Whether a replay must find the place after `force` again. To find it, the machine compares the
-        /// written pages; engines need no extra work.
+        /// Whether a replay must find the place of a forced stop again. The machine then also notes which pages were
+        /// written. Engines need no extra work.
         note: bool,
     },
     /// At a landing place, before the next exit.
@@ -56,14 +56,15 @@ pub enum Leave {
 pub struct LandingPlace {
     /// Linear address of the next instruction.
     pub rip: u64,
-    /// The general registers at the place, folded (`cpu::fold_registers`).
+    /// A hash of the general registers at the place (`cpu::fold_registers`).
     pub registers: u64,
     /// The guest's retired conditional branches at the place ([`cpu::Cpu::branches`]), if they were counted. An engine
     /// that also counts branches finds the place by this number; other engines ignore the number.
     pub branches: Option<u64>,
     /// Whether the machine has already rejected the guest's current place.
     pub not_here: bool,
-    /// First bytes of the hash of the CPU's state at the place: for the machine, not for the engine.
+    /// The first bytes of the hash of the CPU's state at the place. The machine compares these bytes, and engines
+    /// ignore them.
     pub cpu_hash: [u8; 8],
     /// The digest of RAM at the place. The machine compares the digest, and engines ignore it.
     pub ram_digest: [u8; 16],
@@ -72,11 +73,11 @@ pub struct LandingPlace {
 /// Why an engine left the guest. The guest stands between two instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The stop that the software CPU reports.
+    /// The guest stopped for this reason.
     Stop(Stop),
-    /// Time was up, and no exit came.
+    /// The time `force` was over, and no exit came.
     Forced,
-    /// The guest may be at the landing place.
+    /// The guest's registers are equal to the landing place's registers, so the guest may be there.
     LandingPlace,
     /// The guest went beyond the landing place: it has passed the place's count of branches. The guest's
     /// requests after the place were not served. The guest's state cannot be used: restore the earlier

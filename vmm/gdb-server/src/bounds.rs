@@ -1,7 +1,8 @@
-//! Break- and watchpoints that stop only in one process or one address space.
+//! Breakpoints and watchpoints (points) that stop only in one process or one address space.
 //!
-//! At each hit the kernel's running task identifies the process. So a process keeps its points when it executes another
-//! program, which has other page tables. A kernel thread that borrows the process's page tables does not count.
+//! At each hit the kernel's running task identifies the process. So a point still stops in the process after the
+//! process executes another program with other page tables. A point does not stop in a kernel thread that uses the
+//! process's page tables.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -18,17 +19,17 @@ const MAX_NAME_BYTES: usize = 15;
 /// The restriction of a point.
 #[derive(Clone, Debug)]
 pub(super) enum Only {
-    /// While these page tables are in use, by the physical address of their root. If the kernel is known, a program's
-    /// own tables and the kernel's tables for it count as the same.
+    /// Stop only while the page tables with this physical address of their root are in use. If the kernel is known, a
+    /// program's tables and the kernel's tables for this program count as the same.
     Tables(u64, Option<Arc<Tasks>>),
-    /// While the process with this number runs.
+    /// Stop only while the process with this number runs.
     Process(u32, Arc<Tasks>),
-    /// While a process or thread with this name runs.
+    /// Stop only while a process or thread with this name runs.
     Named(String, Arc<Tasks>),
 }
 
 impl Only {
-    /// Whether the restriction allows a stop where the machine stands.
+    /// Whether the restriction allows a stop at the machine's present place.
     fn holds(&self, machine: &Machine<machine::position::Instructions>) -> bool {
         match self {
             Only::Tables(root, None) => address_space(machine) == *root,
@@ -40,7 +41,7 @@ impl Only {
         }
     }
 
-    /// Restricts to a name, cut to the length that the kernel stores.
+    /// A restriction to a name, which is cut to the length that the kernel stores.
     pub fn named(name: &str, tasks: Arc<Tasks>) -> Only {
         let mut end = name.len().min(MAX_NAME_BYTES);
         while !name.is_char_boundary(end) {

@@ -1,5 +1,5 @@
-//! The functions of a program that a run is to return from, by the return addresses on the stack. This module
-//! detects when the program has left these functions.
+//! The functions of a program from which a run must return. A function is identified by the place of its return address
+//! on the stack. This module detects when the program has left these functions.
 
 use cpu::{AddressKind, SegReg, Traps, WatchKind, Watchpoint};
 
@@ -8,15 +8,15 @@ use history::timeline::{Filter, Stops};
 use machine::Machine;
 use machine::position::Instructions;
 
-/// Bytes of the stack that are searched for return addresses.
+/// The number of bytes of the stack that are searched for return addresses.
 const STACK_BYTES: usize = 4096;
 const WORD_BYTES: u64 = 8;
 /// The largest number of watched return addresses.
 const MOST_WATCHED: usize = 8;
-/// The lengths of calls through a register or memory, and their opcode.
+/// The lengths in bytes of calls through a register or memory. The next constant is their opcode.
 const INDIRECT_CALL_BYTES: [u64; 5] = [2, 3, 4, 6, 7];
 const INDIRECT: u8 = 0xff;
-/// The length of a call to a fixed address, and its opcode.
+/// The length in bytes of a call to a fixed address. The next constant is its opcode.
 const CALL_BYTES: u64 = 5;
 const CALL: u8 = 0xe8;
 const RSP: u8 = 4;
@@ -42,7 +42,8 @@ impl StackWords {
     }
 }
 
-/// The functions of a program that a run is to return from, by the places of their return addresses.
+/// The functions of a program from which a run must return. A function is identified by the place of its return address
+/// on the stack.
 #[derive(Clone, Debug)]
 pub(super) struct Frames {
     thread: Level,
@@ -55,8 +56,8 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// The functions of the running thread. A function that `returns_to` an address has just been entered, or runs
-    /// already. `None` in the kernel.
+    /// The functions of the running thread. The innermost function returns to the address `returns_to`. If `is_entry`
+    /// is true, the program has just entered this function. `None` in the kernel.
     pub fn of(
         thread: &Level,
         words: &StackWords,
@@ -88,12 +89,13 @@ impl Frames {
         self.thread.executes_another(self.tables, machine)
     }
 
-    /// Whether [`Self::at_once`] watches this place in addition to the points.
+    /// Whether [`Self::at_once`] watches this place on the stack, and no watchpoint in `points` does.
     pub fn are_watched_at(&self, place: u64, points: &Stops) -> bool {
         self.places.contains(&place) && !is_watched(points, place)
     }
 
-    /// Stops when the kernel returns to the program after the functions have certainly been left.
+    /// Stops for a fast run. The machine stops when the kernel returns to the program and the program has certainly
+    /// left the functions.
     pub fn seldom(&self) -> Stops {
         let frames = self.clone();
         let are_left =
@@ -102,7 +104,8 @@ impl Frames {
         Stops { traps, trap_filter: Some(are_left), ..Stops::default() }
     }
 
-    /// Stops also at the first call or return after the landing.
+    /// Stops for a slow run. The machine also stops at the first call or return after the program has left the
+    /// functions by a jump.
     pub fn at_once(&self, points: &Stops) -> Stops {
         let mut stops = self.seldom();
         for &place in self.places.iter().filter(|place| !is_watched(points, **place)) {
@@ -137,7 +140,8 @@ impl Frames {
         machine.cpu().core().reg64(RSP).wrapping_sub(place).wrapping_sub(1) < STACK_BYTES as u64
     }
 
-    /// Whether a call or a return has just accessed this place after the innermost function was left.
+    /// Whether a call or a return has just accessed this place on the stack, after the program left the innermost
+    /// function.
     fn are_left_at(&self, place: u64, machine: &Machine<Instructions>) -> bool {
         let core = machine.cpu().core();
         let (rip, stack) = (core.rip, core.reg64(RSP));
@@ -167,7 +171,7 @@ fn is_64_bit(thread: &Level, machine: &Machine<Instructions>) -> bool {
     processor.is_some_and(|processor| processor.state().segments[SegReg::Cs as usize].long())
 }
 
-/// Whether one of the user's watchpoints touches a word.
+/// Whether one of the user's watchpoints covers a part of the word at `place`.
 fn is_watched(points: &Stops, place: u64) -> bool {
     points.watches.iter().any(|watch| {
         let Watchpoint { address, length, .. } = watch.point;

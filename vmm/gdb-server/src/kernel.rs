@@ -20,10 +20,11 @@ use history::timeline::{Cause, Kernels, number};
 use machine::Machine;
 use machine::position::Instructions;
 
-/// After a failed search the kernel is not searched for again within this distance.
+/// After a failed search, the session does not search for the kernel again within this number of steps.
 const LOOKED_FOR_STEPS: u64 = 50_000_000;
 
-/// A description of the event where a machine stands, with the name of the kernel if there are several.
+/// A description of the event at a machine's present place. If there are several kernels, the description names the
+/// kernel.
 pub(super) fn told_at(
     machine: &Machine<Instructions>,
     cause: Cause,
@@ -36,7 +37,7 @@ pub(super) fn told_at(
 }
 
 impl GdbTarget<'_> {
-    /// The kernel's symbols now.
+    /// The symbols of the kernel that the guest runs now.
     pub(super) fn symbols(&mut self) -> Result<Arc<Symbols>, NoKernel> {
         self.timeline.symbols()
     }
@@ -72,12 +73,13 @@ impl GdbTarget<'_> {
         KnownTasks::of_kernel(self.timeline.machine(), &symbols)
     }
 
-    /// Does the same as [`Self::tasks`], for callers at each step: without a kernel it rarely searches again.
+    /// As [`Self::tasks`], for callers that call it at each step. If no kernel was found, it searches again only after
+    /// [`LOOKED_FOR_STEPS`].
     pub(super) fn known_tasks(&mut self) -> Option<Arc<Tasks>> {
         if self.tasks.is_none() && self.has_looked_near() { None } else { self.tasks().ok() }
     }
 
-    /// Whether a search near here has found no kernel.
+    /// Whether a search has found no kernel within [`LOOKED_FOR_STEPS`] of this place.
     fn has_looked_near(&self) -> bool {
         let here = self.timeline.position();
         self.stepping.no_kernel_at.is_some_and(|at| at.0.abs_diff(here.0) < LOOKED_FOR_STEPS)
@@ -121,7 +123,8 @@ impl GdbTarget<'_> {
         number(word).or_else(named).ok_or_else(unknown)
     }
 
-    /// A description of the event where the machine stands, with the names of places if they are known already.
+    /// A description of the event at the machine's present place. Addresses get names if the symbols have been read
+    /// already.
     pub(super) fn told(&self, cause: Cause) -> String {
         told_at(self.timeline.machine(), cause, self.several_kernels())
             .unwrap_or_else(|| cause.told(self.timeline.last_symbols()))
@@ -133,9 +136,9 @@ impl GdbTarget<'_> {
     }
 
     /// Writes files with symbols, types and frames, and returns the gdb commands that load them. The files are for the
-    /// kernel and its modules, or only for the modules. `loaded` writes no files: gdb has loaded the newest files and
-    /// no longer needs the earlier ones. `module NAME` lists the addresses of a module's sections. Never reads a file
-    /// that a client names.
+    /// kernel and its modules, or only for the modules. The argument `loaded` writes no files. This argument says that
+    /// gdb has loaded the newest files and no longer needs the earlier files. The argument `module NAME` lists the
+    /// addresses of a module's sections. The command never reads a file that a client names.
     pub(super) fn symbol_commands(&mut self, argument: &str) -> Result<String, Refusal> {
         if argument == "loaded" {
             self.symbol_files.keep_loaded();
@@ -159,7 +162,7 @@ impl GdbTarget<'_> {
             _ => self.symbol_files.write("kernel", &symbols, &debug)?,
         };
         if debug.sections().iter().any(|(name, _)| *name == ".debug_frame") {
-            // This file comes last, because gdb takes unwind information from the first file that has the address.
+            // This file comes last, because gdb takes unwind information from the first file that covers the address.
             answer +=
                 &self.symbol_files.write("programs", &Symbols::default(), &DebugInfo::end_at_programs())?;
         }

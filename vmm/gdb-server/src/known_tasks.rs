@@ -1,4 +1,5 @@
-//! The location of the last seen kernel's processes. After kexec another kernel has another location.
+//! The location of the processes of the kernel that the session saw last. After kexec, another kernel has another
+//! location.
 
 use std::sync::Arc;
 
@@ -8,11 +9,11 @@ use guest_symbols::tasks::{NoTasks, Tasks};
 use machine::Machine;
 use machine::position::Instructions;
 
-/// The functions in which threads begin, in newer and older kernels.
+/// The function in which new threads begin: its name in newer kernels, and its name in older kernels.
 const BEGINS_OF_THREADS: [&str; 2] = ["ret_from_fork_asm", "ret_from_fork"];
 
 pub(super) struct KnownTasks {
-    /// The kernel's boot; `None` if nothing distinguishes it from others.
+    /// The kernel's boot. `None` if the kernel has no symbols of variables, so that boots cannot be distinguished.
     boot: Option<Boot>,
     pub tasks: Arc<Tasks>,
     /// The first instruction of new threads.

@@ -1,10 +1,11 @@
-//! Functions that a program leaves without their return: by `longjmp`, by an exception, or from a signal handler. A run
-//! to a return address ends where the program lands. A successful `exec` ends such a run, too.
+//! Functions that a program leaves without a return: by `longjmp`, by an exception, or from a signal handler. A run to
+//! a return address ends at the landing, which is the place to which the program jumps. A successful `exec` ends such a
+//! run, too.
 //!
-//! The jump itself cannot be detected. The program's next action after the landing can: it calls a function
-//! or returns, and so accesses a return address on the stack from above. Watching the stack makes a run slow,
-//! so a long run stops watching after a while. Then the run checks the stack whenever the kernel returns to
-//! the program. The landing is found afterwards, in steps from the last place that was certainly before it.
+//! The jump itself cannot be detected. But the next call or return after the landing can be detected, because it
+//! accesses one of the watched return addresses on the stack. Watching the stack makes a run slow, so a long run stops
+//! watching after [`WATCHED_STEPS`]. From then on, the run checks the stack pointer whenever the kernel returns to the
+//! program. Afterwards, single steps from the last place that was certainly before the landing find the landing.
 
 use std::ops::Range;
 
@@ -19,7 +20,7 @@ use history::timeline::{Cause, Filter, Stops, TravelStop};
 use machine::Machine;
 use machine::position::Instructions;
 
-/// Instructions during which return addresses are watched.
+/// The number of instructions at the beginning of a run during which return addresses are watched.
 const WATCHED_STEPS: u64 = 500_000;
 /// The largest number of instructions between setting the stack pointer and the jump.
 const STEPS_TO_JUMP: u32 = 64;
@@ -65,8 +66,8 @@ impl GdbTarget<'_> {
         Stop::Elsewhere
     }
 
-    /// Goes back to the landing after `begun`, from the first call or return after functions were left
-    /// without a return. Does not move and returns `None` if there was no landing.
+    /// Goes back to the landing after `begun`. The timeline is at the first stop after the program may have left the
+    /// functions. Does not move and returns `None` if there was no landing.
     fn go_back_to_landing(
         &mut self,
         frames: &Frames,
@@ -125,7 +126,8 @@ impl GdbTarget<'_> {
         if stop != Stop::Step || jumped || self.timeline.position() >= part.end {
             return Ok(stop);
         }
-        // The stack pointer is set before the jump.
+        // A jump sets the stack pointer some instructions before the jump itself, so this steps on to the jump's
+        // target.
         let here = self.level();
         let (mut from, mut steps) = (here.rip, 0);
         let mut is_before = |machine: &Machine<Instructions>| {

@@ -1,5 +1,5 @@
-//! A thread's place in the guest: the thread, whether it runs a program or the kernel, and its stack depth. This
-//! distinguishes an interrupt handler or another thread from the code that gdb steps through.
+//! A thread's place in the guest: the thread, whether it runs a program or the kernel, and its stack pointer. By such a
+//! place ([`Level`]), a step distinguishes the stepped code from interrupt handlers and other threads.
 //!
 //! The kernel's pointer to the running task identifies a thread. If the kernel is unknown, CR3 and the base
 //! of FS identify a program's thread. Inside an unknown kernel, the processor and the stack pointer identify a thread.
@@ -17,7 +17,8 @@ use machine::processor::Processor;
 
 /// The privilege level of programs.
 const PROGRAM: u8 = 3;
-/// How far a handler may move the stack pointer of the interrupted code. The kernel emulates calls that way.
+/// The largest number of bytes by which a handler may move the stack pointer of the interrupted code. A handler of the
+/// kernel that emulates a call moves it.
 const MOVED_BYTES: u64 = 16;
 const RDX: u8 = 2;
 const RSP: u8 = 4;
@@ -25,8 +26,8 @@ const RSP: u8 = 4;
 const CONTEXT_RSP: u64 = 160;
 const CONTEXT_RIP: u64 = 168;
 const SYSCALL_BYTES: u64 = 2;
-/// A program may jump out of a signal handler. Then the program's stack pointer is higher than before the
-/// signal, by less than this.
+/// A program may jump out of a signal handler. Then the program's stack pointer is at most this number of bytes higher
+/// than before the signal.
 const JUMPED_BYTES: u64 = 1 << 16;
 
 /// A thread of the guest.
@@ -38,7 +39,7 @@ pub(super) struct Thread {
     local: u64,
 }
 
-/// A thread's place.
+/// A thread's place: the thread, its processor, its instruction pointer and its stack pointer.
 #[derive(Clone, Debug)]
 pub(super) struct Level {
     pub thread: Thread,
@@ -88,14 +89,15 @@ impl Level {
         }
     }
 
-    /// Moves the thread's place to where the machine stands.
+    /// Sets the thread's place to the machine's present place.
     pub fn move_to(&mut self, machine: &Machine<Instructions>) {
         let core = machine.cpu().core();
         (self.is_program, self.rip, self.stack) = (core.cpl == PROGRAM, core.rip, core.reg64(RSP));
         self.processor = machine.cpu().seat();
     }
 
-    /// Reads memory as the thread sees it. Returns the number of bytes that could be read from the start.
+    /// Reads memory through the thread's page tables. Returns the number of bytes that could be read, from the first
+    /// byte on.
     pub fn read(&self, machine: &Machine<Instructions>, address: u64, to: &mut [u8]) -> usize {
         let processor = machine.processor_at(self.processor);
         processor.map_or(0, |processor| machine.read(processor.state().cr3, address, to))
@@ -116,7 +118,7 @@ impl Level {
         }
     }
 
-    /// Whether the machine stands behind the last step of a turn in which the thread ran.
+    /// Whether a turn has just ended whose last step the thread executed.
     pub fn ran_until_here(&self, machine: &Machine<Instructions>) -> bool {
         let ended = machine.cpu().hits().iter().find_map(|hit| match hit {
             cpu::Hit::Trap(cpu::Trap::Turn(processor)) => Some(*processor),
@@ -128,7 +130,7 @@ impl Level {
         })
     }
 
-    /// Whether something other than the processor and the stack pointer identifies the thread.
+    /// Whether the thread is identified by its task, or by CR3 and FS, and not only by processor and stack pointer.
     fn is_known(&self) -> bool {
         self.thread.task.is_some() || self.is_program
     }
@@ -138,7 +140,8 @@ impl Level {
         machine.cpu().core().cpl == PROGRAM && self.runs(machine)
     }
 
-    /// The page tables in use. If the kernel is known, a program and its system calls count as the same tables.
+    /// The page tables in use. If the kernel is known, the result is the same while a program runs and while the kernel
+    /// runs for it.
     pub fn tables(&self, machine: &Machine<Instructions>) -> u64 {
         let parked = machine.processor_at(self.processor).filter(|_| !self.runs(machine));
         let guest: &dyn GuestView = parked.as_ref().map_or(machine, |parked| parked);
@@ -146,7 +149,7 @@ impl Level {
         self.tasks.as_ref().map_or_else(tables, |tasks| tasks.address_space(guest))
     }
 
-    /// Whether the thread runs a program on other page tables: it has called `exec`.
+    /// Whether the thread runs a program on other page tables than `tables`, because it has called `exec`.
     pub fn executes_another(&self, tables: u64, machine: &Machine<Instructions>) -> bool {
         self.thread.task.is_some() && self.is_program_of_thread(machine) && self.tables(machine) != tables
     }
@@ -159,8 +162,8 @@ impl Level {
             && self.runs(machine)
     }
 
-    /// Whether a handler or system call that was entered here has led to a signal handler instead. The kernel has saved
-    /// this place for the signal handler's return.
+    /// Whether the thread is now at the beginning of a signal handler, after a handler or system call was entered at
+    /// this place. The kernel has saved this place for the signal handler's return.
     pub fn is_signalled(&self, machine: &Machine<Instructions>) -> bool {
         let core = machine.cpu().core();
         let context = core.reg64(RDX);
@@ -169,7 +172,8 @@ impl Level {
             let read = core.peek(context.wrapping_add(offset), &mut bytes);
             (read == bytes.len()).then(|| u64::from_le_bytes(bytes))
         };
-        // The saved address lies behind a system call, or before it if the call is restarted.
+        // After a system call, the saved address is the address after the instruction, or the instruction itself if the
+        // call is restarted.
         let is_here = |rip: u64| rip.wrapping_sub(self.rip) <= SYSCALL_BYTES;
         self.is_program
             && core.cpl == PROGRAM
@@ -178,13 +182,14 @@ impl Level {
             && word(CONTEXT_RIP).is_some_and(is_here)
     }
 
-    /// Whether a return from the kernel has just left a signal handler, to this place or farther out.
+    /// Whether a return from the kernel has just left a signal handler, and has returned to this place or to a caller
+    /// of this place.
     pub fn is_behind_signal(&self, machine: &Machine<Instructions>) -> bool {
         let core = machine.cpu().core();
         core.cpl == PROGRAM && core.reg64(RSP).wrapping_sub(self.stack) < JUMPED_BYTES && self.runs(machine)
     }
 
-    /// Whether an event has just been delivered here that no instruction asked for.
+    /// Whether an interrupt or exception has just been delivered at this place that no instruction asked for.
     pub fn was_interrupted(&self, machine: &Machine<Instructions>) -> bool {
         Interrupted::now(machine).is_some_and(|at| {
             at.is_program == self.is_program
@@ -193,7 +198,7 @@ impl Level {
         })
     }
 
-    /// Whether an event or a system call has just entered the kernel from here.
+    /// Whether an interrupt, an exception or a system call has just entered the kernel from this place.
     pub fn was_left(&self, machine: &Machine<Instructions>) -> bool {
         let from_here = match Interrupted::now(machine) {
             Some(at) => at.is_program == self.is_program && (at.is_program || is_near(at.stack, self.stack)),
@@ -203,8 +208,8 @@ impl Level {
         from_here && self.runs(machine)
     }
 
-    /// Whether the thread's own last instruction, at which the machine stands, certainly led here. A delivery moves the
-    /// stack pointer by a frame, or by more if it changes stacks.
+    /// Whether the thread's own instruction at the machine's present place certainly led to this place. A delivery
+    /// moves the stack pointer by a frame, or by more if it changes stacks.
     pub fn came_from(&self, machine: &Machine<Instructions>) -> bool {
         let core = machine.cpu().core();
         let is_next = self.rip.wrapping_sub(core.rip) <= LONGEST_BYTES;
@@ -240,7 +245,7 @@ impl Level {
         }
     }
 
-    /// The thread's number and name, for people.
+    /// The thread's number and name as text for people. `None` if the kernel is unknown.
     pub fn name(&self, machine: &Machine<Instructions>) -> Option<String> {
         let (thread, _) = self.tasks.as_ref()?.at(machine, self.thread.task?)?;
         Some(format!("{} ({})", thread.id, thread.name))
@@ -299,12 +304,12 @@ impl Interrupted {
     }
 }
 
-/// INT3: kernels put one into their own code while they change it.
+/// The vector of INT3. A kernel puts INT3 into its own code while it changes the code.
 const BREAKPOINT: u8 = 3;
-/// SYSRET, which returns only from system calls.
+/// The encodings of SYSRET, which returns only from system calls.
 pub(super) const SYSRET: [&[u8]; 2] = [&[0x0f, 0x07], &[0x48, 0x0f, 0x07]];
 const IRET: [&[u8]; 3] = [&[0xcf], &[0x48, 0xcf], &[0x66, 0xcf]];
-/// The longest instruction.
+/// The largest size of an instruction in bytes.
 pub(super) const LONGEST_BYTES: u64 = 15;
 const LONG_MODE_ACTIVE: u64 = 1 << 10;
 /// The exceptions that push an error code (SDM vol. 3, table 6-1).

@@ -16,17 +16,17 @@
 //! }
 //! ```
 //!
-//! [`GdbTarget`] makes a timeline a [`DebugTarget`]. [`serve`] gives each gdb its own timeline (`sessions.rs`): start
-//! there.
+//! [`GdbTarget`] implements [`DebugTarget`] with a timeline. [`serve`] gives each gdb its own timeline (`sessions.rs`).
+//! Start reading with `serve`.
 //!
 //! - `monitor.rs` has the commands that gdb does not know. `processes.rs`, `threads.rs` and `kernel.rs` have the
 //!   commands about the guest's kernel, and `symbol_files.rs` writes files for gdb.
-//! - `bounds.rs` restricts points to one process.
+//! - `bounds.rs` restricts breakpoints and watchpoints to one process.
 //! - `steps.rs` and `steps_back.rs` let a step follow its thread. `temporary.rs` does the same for the breakpoints that
 //!   gdb sets for a step.
 //! - `leaving.rs` and `frames.rs` end a run if a program leaves a function without its return.
 //!
-//! This crate does not implement gdb's protocol, and never changes a recording: gdb's changes go to a scratch fork
+//! This crate does not implement gdb's protocol, and never changes the recorded run. gdb's changes go to a fork
 //! ([`history::timeline`]).
 
 #![forbid(unsafe_code)]
@@ -73,21 +73,22 @@ use machine::error::Error;
 use machine::position::Instructions;
 use views::visible::visible;
 
-/// A timeline for gdb. gdb's changes never reach the recorded past.
+/// A timeline as a debug target for gdb. gdb's changes never affect the recorded run.
 pub struct GdbTarget<'a> {
     timeline: &'a mut Timeline,
     breakpoints: Vec<u64>,
     watchpoints: Vec<gdb::Watchpoint>,
     /// gdb's conditions of the breakpoints, by address.
     filters: BTreeMap<u64, Filter>,
-    /// Restrictions of break- and watchpoints to processes.
+    /// Restrictions of breakpoints and watchpoints to processes.
     bounds: Bounds,
-    /// gdb's own breakpoints.
+    /// The breakpoints that gdb sets by itself, for example to step over a call.
     temporary: Temporary,
     stepping: Stepping,
     /// The number of the processor that gdb shows.
     shown_processor: usize,
-    /// The processor to which the stop of the current movement belongs, if it is not the one in the seat.
+    /// The processor to which the stop of the current movement belongs, if it is not the processor in the seat. The
+    /// processor whose turn it is has the seat.
     stopped_on: Option<usize>,
     /// The direction of the current movement.
     direction: Direction,
@@ -96,19 +97,19 @@ pub struct GdbTarget<'a> {
     symbol_files: SymbolFiles,
     /// The guest's threads, if gdb shows them.
     shown_threads: Option<ShownThreads>,
-    /// The thread that gdb's user has selected since the last stop, if gdb has said so. gdb 18 does not name it when it
-    /// reads memory.
+    /// The thread that gdb's user has selected since the last stop, if gdb has said so. gdb 18 does not name this
+    /// thread when it reads memory.
     looked_at: Option<gdb::Thread>,
-    /// Named positions.
+    /// The user's marks: positions with names.
     marks: BTreeMap<String, Instructions>,
     /// The hits of the last list, for the user to choose from.
     hits: Vec<Hit>,
     /// A message for gdb's user, which is shown when the guest next stops.
     message: Option<String>,
-    /// A message for a user without our commands, which is shown at the connection.
+    /// A message for a user whose gdb has not loaded ttvm's commands. The message is shown when gdb connects.
     greeting: Option<String>,
-    /// Whether the last command came from a script. No person sees the answer to a script, so the message
-    /// waits.
+    /// Whether the last command came from a script. No person sees the answer to a script, so `message` waits for the
+    /// next command of a person.
     unseen: bool,
     progress: progress::Settings,
 }
@@ -152,7 +153,7 @@ impl<'a> GdbTarget<'a> {
         self
     }
 
-    /// Lets a gdb without our commands show, once, that this file has them.
+    /// Shows the name of this file once to a gdb that has not loaded ttvm's commands. The file has these commands.
     pub fn with_commands(mut self, file: &Path) -> GdbTarget<'a> {
         self.greeting = Some(format!(
             "ttvm: this gdb lacks the tt commands; to load them, enter: source {}",
@@ -161,18 +162,19 @@ impl<'a> GdbTarget<'a> {
         self
     }
 
-    /// Hands the points in force to the timeline.
+    /// Sets the breakpoints and watchpoints that are in force in the timeline.
     fn points_changed(&mut self) {
         self.timeline.set_stops(self.points());
     }
 
-    /// The processor with this thread, if it is a processor's.
+    /// The number of the processor that gdb shows as this thread. `None` if gdb shows a guest's thread that does not
+    /// run.
     fn processor_of(&self, thread: gdb::Thread) -> Option<usize> {
         let processor = thread.checked_sub(FIRST_CPU)? as usize;
         (processor < self.timeline.machine().processors()).then_some(processor)
     }
 
-    /// Refuses to change a thread that does not execute the next step.
+    /// Returns an error unless the thread executes the next step. Only such a thread can be changed.
     fn must_have_seat(&self, thread: gdb::Thread) -> Result<(), Refusal> {
         let seat = self.timeline.machine().cpu().seat();
         match self.processor_of(thread) {
@@ -209,7 +211,7 @@ impl<'a> GdbTarget<'a> {
         self.shown_processor = self.stopped_processor();
         let is_temporary = |address| self.temporary.filter(address).is_some();
         match stop {
-            // gdb moved a certain thread, and ignores such stops in other threads.
+            // gdb has moved one thread, and would ignore such a stop in another thread.
             Ok(Stop::Step) if before != self.shown_processor => Ok(self.goes_on_elsewhere()),
             Ok(Stop::Breakpoint(at)) if before != self.shown_processor && is_temporary(at) => {
                 Ok(self.goes_on_elsewhere())
@@ -234,7 +236,7 @@ impl<'a> GdbTarget<'a> {
     fn points(&self) -> Stops {
         let watch = |point: &gdb::Watchpoint| Watch {
             point: engine_watchpoint(point),
-            // gdb ignores a write that changes nothing, so it is not reported.
+            // gdb ignores a write that does not change the watched value, so the target does not report such a write.
             changes_only: point.kind == gdb::WatchKind::Write,
             comparison: None,
         };
@@ -249,7 +251,7 @@ impl<'a> GdbTarget<'a> {
         }
     }
 
-    /// The breakpoints and watchpoints in force. Temporary breakpoints are left out, because they concern only the
+    /// The breakpoints and watchpoints in force. Temporary breakpoints are left out, because gdb set them only for the
     /// stepped code.
     fn points_of_user(&self) -> Stops {
         let mut points = self.points();
@@ -257,7 +259,7 @@ impl<'a> GdbTarget<'a> {
         points
     }
 
-    /// The condition of a breakpoint: gdb's and that of its temporary breakpoint.
+    /// The condition of a breakpoint: gdb's condition, and the restriction if the breakpoint is temporary.
     fn condition(&self, address: u64) -> Option<Filter> {
         let condition = self.filters.get(&address);
         let Some(temporary) = self.temporary.filter(address) else { return condition.cloned() };
@@ -494,13 +496,13 @@ impl DebugTarget for GdbTarget<'_> {
         self.unseen = command == "position";
         self.temporary.is_shown = true;
         let before = self.timeline.position();
-        // gdb does not print an error's text better than this, and scripts must recognise errors.
+        // An error is answered as text with this beginning, by which scripts recognise errors.
         let answer = self.obey(command, poll).unwrap_or_else(|refusal| format!("error: {refusal}\n"));
         if self.timeline.position() != before {
             (self.shown_processor, self.looked_at) = (self.timeline.machine().cpu().seat(), None);
         }
         self.timeline.settle_meanwhile();
-        // Names, messages and console text are the guest's, and gdb prints them on a terminal.
+        // Names, messages and console text come from the guest, and gdb prints the answer on a terminal.
         Ok(visible(&answer).into_owned())
     }
 

@@ -1,5 +1,5 @@
-//! `monitor` commands, for features that gdb has no commands for. `gdb/commands/tt.py` turns them into gdb commands,
-//! which also clear gdb's caches.
+//! `monitor` commands, for features that gdb has no commands for. `gdb/commands/tt.py` defines gdb commands that use
+//! these `monitor` commands, and also clear gdb's caches.
 
 use std::fmt::Write;
 
@@ -21,7 +21,8 @@ use views::guest_kernel::GuestKernels;
 
 /// The largest number of hits in one list.
 const MAX_LISTED: usize = 1000;
-/// A symbol's size may include the gap to the next symbol. Of a large symbol only the first word is used.
+/// The largest size in bytes of a variable that a name stands for. A symbol's size may include the gap to the next
+/// symbol. So of a large symbol only the first word is used.
 const MAX_VARIABLE_BYTES: u64 = 8;
 /// The largest number of bytes of physical memory shown at once.
 const MAX_PHYSICAL_BYTES: u64 = 1 << 16;
@@ -158,7 +159,8 @@ impl GdbTarget<'_> {
         Ok(answer)
     }
 
-    /// Resolves a position. Marks and listed hits belong to this session.
+    /// Resolves a position. Besides the usual notations, the text may be a mark or the number of a listed hit of this
+    /// session.
     fn place(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<Instructions, Refusal> {
         if let Some(name) = text.strip_prefix("mark:") {
             let none = || Refusal::new(format!("there is no mark '{name}'"));
@@ -205,7 +207,7 @@ impl GdbTarget<'_> {
         Ok(found + &self.when())
     }
 
-    /// Runs with other stops than gdb's own points.
+    /// Runs with other stops than gdb's breakpoints and watchpoints.
     fn run(
         &mut self,
         stops: &Stops,
@@ -265,8 +267,8 @@ impl GdbTarget<'_> {
         Ok((self.stops_of(text, end, poll)?, Instructions(0), end))
     }
 
-    /// The stops for a condition up to a place. The condition may use the names of the guest's kernels. The
-    /// filters behind the condition choose threads and processors.
+    /// The stops for a condition up to a place. The condition may use the names of the guest's kernels. The filters
+    /// after the condition choose threads and processors.
     fn stops_of(&mut self, text: &str, until: Instructions, poll: &mut Poll<'_>) -> Result<Stops, Refusal> {
         let (condition, filters) = Filters::behind(text).map_err(Refusal::new)?;
         if filters.longer_ns.is_some() {
@@ -309,8 +311,8 @@ impl GdbTarget<'_> {
         until: Instructions,
         poll: &mut Poll<'_>,
     ) -> Result<Stops, Refusal> {
-        // Most conditions have only numbers. So this function first tries without the guest's symbols, which take time
-        // to find.
+        // Most conditions have only numbers. So the function first parses without the guest's symbols, because finding
+        // symbols takes time.
         stops_of(text, &NoNames).or_else(|_| {
             let kernels = self.timeline.names(until, poll).map_err(refused)?;
             kernels.stops(|names| stops_of(text, names))
@@ -407,7 +409,7 @@ impl GdbTarget<'_> {
     fn leave_fork(&mut self) -> Result<String, Refusal> {
         match self.timeline.leave_fork().map_err(refused)? {
             Some(_) => {
-                // The message about a fork that no longer exists.
+                // The waiting message is about a fork that no longer exists.
                 self.message = None;
                 Ok(format!("back in the recorded history: {}", self.when()))
             }

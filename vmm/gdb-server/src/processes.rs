@@ -1,5 +1,5 @@
-//! `monitor ps`, `monitor threads`, `monitor mappings` and `monitor break-in`. These commands list the
-//! guest's processes, show them as gdb's threads, list their mapped files, and stop in one process only.
+//! `monitor ps`, `monitor threads`, `monitor mappings` and `monitor break-in`. These commands list the guest's
+//! processes, show the guest's threads as threads of gdb, list mapped files, and restrict breakpoints to one process.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl GdbTarget<'_> {
         Ok(text)
     }
 
-    /// Shows the guest's threads to gdb, or only the CPU again.
+    /// Switches whether gdb shows the guest's threads or only the processors.
     pub(super) fn set_threads(&mut self, argument: &str) -> Result<String, Refusal> {
         if let Some(number) = argument.strip_prefix("look-at ") {
             let number = number.parse().map_err(|_| Refusal::new("write: monitor threads look-at NUMBER"))?;
@@ -108,7 +108,7 @@ impl GdbTarget<'_> {
         })
     }
 
-    /// A description of the thread on each processor, as far as the kernel is known.
+    /// For each processor, a description of its running thread. Empty if the kernel is unknown.
     pub(super) fn running_threads(&mut self) -> Vec<String> {
         // Without `monitor threads on`, gdb shows one processor without its thread.
         let is_wanted = self.shown_threads.is_some() || self.timeline.machine().processors() > 1;
@@ -125,7 +125,8 @@ impl GdbTarget<'_> {
         Ok(ShownThreads::new(tasks, frame))
     }
 
-    /// If gdb shows threads, lists the current kernel's threads. After kexec this is another kernel.
+    /// If gdb shows threads, lists the current kernel's threads. After kexec the current kernel is another kernel than
+    /// before.
     pub(super) fn show_threads_of_kernel(&mut self) {
         if self.shown_threads.is_none() {
             return;

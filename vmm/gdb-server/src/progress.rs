@@ -1,15 +1,15 @@
-//! The progress of a movement, for the person who waits at gdb. The clock only decides when to report; the movement
-//! does not depend on it.
+//! The progress of a movement, for the person who waits at gdb. The host's clock only decides when to report the
+//! progress. The movement does not depend on the clock.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use history::timeline::Meter;
 
-/// A listener besides gdb.
+/// A function that receives progress messages, in addition to gdb.
 pub(super) type Listener = Rc<dyn Fn(String)>;
 
-/// How often to report the progress, and the receiver besides gdb.
+/// How often to report the progress, and the function that receives the messages in addition to gdb.
 pub(super) struct Settings {
     pub every: Duration,
     pub listener: Option<Listener>,
@@ -17,7 +17,7 @@ pub(super) struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        // A shorter wait does not need a report.
+        // A movement of less than two seconds needs no report.
         Settings { every: Duration::from_secs(2), listener: None }
     }
 }

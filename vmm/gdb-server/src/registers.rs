@@ -1,13 +1,12 @@
-//! The CPU's state in gdb's terms, and back.
+//! Converts the CPU's state to gdb's registers and back.
 //!
-//! Some registers cannot be changed. Control registers determine how code and page tables are read, and gdb
-//! does not know the hidden parts of segment registers. Control registers and hidden parts only change
-//! together with the rest of the machine.
+//! Some registers cannot be changed. Control registers determine how code and page tables are read, and gdb does not
+//! know the hidden parts of segment registers. So a debugger cannot change control registers and hidden parts.
 
 use cpu::{CpuState, SegReg};
 use gdb::{Refusal, Registers};
 
-/// The CPU's state in gdb's terms.
+/// Converts the CPU's state to gdb's registers.
 pub(super) fn to_gdb(state: &CpuState) -> Registers {
     let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] = state.gpr;
     let selector = |register: SegReg| state.segments[register as usize].selector;
@@ -89,7 +88,7 @@ pub(super) fn from_gdb(state: &CpuState, new: &Registers) -> Result<CpuState, Re
         new.r11, new.r12, new.r13, new.r14, new.r15,
     ];
     if new.rip != old.rip {
-        // A CPU that gets another RIP no longer waits.
+        // A halted CPU that gets another RIP runs again.
         (state.halted, state.interrupt_shadow, state.mov_ss_shadow) = (false, false, false);
         state.rip = new.rip;
     }
@@ -142,7 +141,7 @@ fn stack_register(state: &CpuState, n: usize) -> [u8; 10] {
     bytes
 }
 
-/// Two bits for each physical register: valid, zero, special, empty (SDM vol. 1, 8.1.7).
+/// The x87 tag word, with two bits for each physical register: valid, zero, special or empty (SDM vol. 1, 8.1.7).
 fn full_tag_word(state: &CpuState) -> u16 {
     (0..8).fold(0, |word, n| {
         let (exponent, mantissa) = (state.fpu.sign_exponents[n] & 0x7fff, state.fpu.mantissas[n]);

@@ -1,8 +1,8 @@
 //! Several gdbs on one recording. Each gdb has its own timeline, and so its own position.
 //!
-//! A timeline is prepared before its gdb connects. The reason: a gdb waits two seconds for its first answer, and
-//! reaching the end of a recording without checkpoints takes longer. Until a gdb connects, the timeline prepares fast
-//! backward steps.
+//! A timeline is opened and moved to its start position before its gdb connects. A gdb waits only two seconds for its
+//! first answer, and reaching the end of a recording without checkpoints takes longer. Until a gdb connects, the
+//! timeline takes snapshots for fast backward steps.
 
 use std::any::Any;
 use std::io::{PipeReader, pipe};
@@ -23,7 +23,7 @@ use machine::position::Instructions;
 use recording::Recording;
 use sandbox::ThreadKind;
 
-/// The largest number of sessions at once. Each session has its own guest RAM.
+/// The largest number of sessions at once. Each session needs memory for its own copy of the guest's RAM.
 pub const MAX_SESSIONS: usize = 8;
 
 /// The interval between progress reports of a movement.
@@ -47,15 +47,15 @@ pub struct Options {
 /// An event of the server.
 #[derive(Clone, Debug)]
 pub enum Report {
-    /// A gdb can connect: this is the argument of its `target remote`.
+    /// A gdb can connect. The text is the argument for gdb's `target remote`.
     Ready(String),
-    /// A session has begun; sessions are counted from 1.
+    /// The session with this number has begun. The first session has number 1.
     Began(usize),
     /// A progress report of a long movement in this session.
     Moving(usize, String),
     /// A session has ended.
     Ended(usize, SessionEnd),
-    /// Another gdb connected while there were [`MAX_SESSIONS`], and was refused with a message.
+    /// Another gdb connected while there were [`MAX_SESSIONS`] sessions, and was refused with a message.
     TurnedAway,
 }
 
@@ -67,8 +67,9 @@ enum News {
     Panicked(Box<dyn Any + Send>),
 }
 
-/// Serves gdbs on a recording, as long as it gets connections, or only one. The listener need not be open yet: it opens
-/// before the first gdb is let in. `report` is called on the calling thread, whose rights the sessions do not have.
+/// Serves gdbs on a recording, as long as it gets connections, or only one. The listener need not be open yet. The
+/// function opens it before it accepts the first gdb. `report` is called on the calling thread, because the threads of
+/// sessions have fewer rights in the sandbox.
 pub fn serve(
     recording: &Recording<Instructions>,
     listener: &Listener,
@@ -79,7 +80,7 @@ pub fn serve(
     let (sender, news) = channel();
     std::thread::scope(|scope| {
         let (mut begun, mut running, mut waiting) = (0, 0, false);
-        // Closed when a session ends and there is room again.
+        // The pipe whose closing tells the refusing thread that a session has ended and there is room again.
         let mut full = None;
         loop {
             if running < MAX_SESSIONS {
@@ -106,7 +107,7 @@ pub fn serve(
                         Ok(Err(error)) => News::Failed(error),
                         Err(panic) => News::Panicked(panic),
                     };
-                    // The receiver is gone after it has heard of a failure.
+                    // Sending fails only if the receiver has ended after a failure.
                     let _ = sender.send(last);
                 });
                 waiting = true;
@@ -134,7 +135,7 @@ struct Sessions<'a> {
     recording: &'a Recording<Instructions>,
     listener: &'a Listener,
     options: &'a Options,
-    /// The first timeline is ready.
+    /// Completed when the first timeline is ready.
     first: Once,
 }
 
@@ -175,7 +176,8 @@ impl Sessions<'_> {
     }
 }
 
-/// Tells the thread that starts sessions. That thread is gone after it has heard of a failure.
+/// Sends a report to the thread that starts sessions. Ignores a failure, because this thread ends after a session
+/// fails.
 fn tell(news: &Sender<News>, report: Report) {
     let _ = news.send(News::Told(report));
 }

@@ -1,9 +1,9 @@
 //! Steps that follow their thread. Interrupts, faults and other threads during a step are not shown, except for
 //! breakpoints and watchpoints that they hit. `steps_back.rs` does the same backward.
 //!
-//! A step of the CPU is one of three kinds. After a delivery, the run continues until a handler returns to
-//! the same [`Level`]. After a switch to another thread, the run continues until the kernel switches back.
-//! After the thread's own instruction, the step is done.
+//! Each step of the CPU is a delivery (of an interrupt or exception), a switch to another thread, or an instruction of
+//! the stepped thread. After a delivery, the run continues until a handler returns to the same [`Level`]. After a
+//! switch, the run continues until the kernel switches back. After the thread's own instruction, gdb's step is done.
 //!
 //! A fault or an interrupt may not return to the same place, but to a signal handler or to code that repairs
 //! a fault. The thread continues in that code, so the step ends there.
@@ -23,7 +23,7 @@ use machine::position::Instructions;
 /// How many instructions of a thread to execute.
 pub(super) enum Steps<'a> {
     One,
-    /// Further ones as long as the function returns true after each.
+    /// Instructions as long as the function returns true after each instruction.
     While(&'a mut dyn FnMut(&Machine<Instructions>) -> bool),
 }
 
@@ -36,11 +36,11 @@ impl Steps<'_> {
     }
 }
 
-/// How passing over other code ended.
+/// How a run through handlers or other threads ended.
 pub(super) enum Passed {
     /// The thread runs again.
     Back,
-    /// Something else stopped the machine.
+    /// Something else stopped the machine, such as a breakpoint.
     Stopped(Stop),
 }
 
@@ -59,7 +59,8 @@ impl GdbTarget<'_> {
         Ok(self.pass_what_program_asked(&here, poll)?.unwrap_or(stop))
     }
 
-    /// Executes one instruction of the processor that gdb shows, and what comes before on the others.
+    /// Executes one instruction of the processor that gdb shows. The turns of other processors that come before are
+    /// executed too.
     fn step_of_processor(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
         let processor = self.shown_processor;
         if self.is_parked() {
@@ -143,8 +144,8 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Executes instructions of the running thread while RIP is in a range. A system call of a program counts as one
-    /// instruction, and so does a signal handler.
+    /// Executes instructions of the running thread while RIP is in a range. A program's system call counts as one
+    /// instruction, and a signal handler counts as one instruction too.
     pub(super) fn steps_in_range(
         &mut self,
         range: &Range<u64>,
@@ -200,7 +201,8 @@ impl GdbTarget<'_> {
         self.end_of_pass(thread, stop)
     }
 
-    /// If a program's step from `before` led into the kernel or to a signal handler, continues until it has returned.
+    /// If a program's step from `before` led into the kernel or to a signal handler, continues until the program runs
+    /// on.
     fn pass_what_program_asked(
         &mut self,
         before: &Level,
@@ -252,7 +254,8 @@ impl GdbTarget<'_> {
         self.pass(here, back, points, poll)
     }
 
-    /// Runs until `back` stops the machine and the thread runs, unless the points stop it or the thread ends.
+    /// Runs until the stops `back` stop the machine and the thread runs. Ends earlier if one of `points` stops the
+    /// machine or the thread ends.
     fn pass(
         &mut self,
         here: &Level,
@@ -271,7 +274,7 @@ impl GdbTarget<'_> {
             _ => false,
         };
         if is_back {
-            // The step may have ended the turn.
+            // The step may have ended the turn of the thread's processor.
             let runs = here.runs(machine);
             return if runs { Ok(Passed::Back) } else { self.pass_others(here, points, poll) };
         }
@@ -286,8 +289,7 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Runs until `back` or one of the points stops the machine, or until the thread's end, but no more than a number
-    /// of steps.
+    /// Runs until `back` or one of `points` stops the machine, or until the thread ends, but at most a number of steps.
     pub(super) fn pass_run(
         &mut self,
         here: &Level,
@@ -337,7 +339,7 @@ impl GdbTarget<'_> {
         here.switches(self.timeline.machine()).is_some_and(|(places, _)| places.contains(&address))
     }
 
-    /// Stops because the thread has ended. The machine stands where the next thread has been chosen.
+    /// Stops because the thread has ended. The machine is at the place where the kernel has chosen the next thread.
     fn ended(&mut self, thread: &Level) -> Stop {
         let name = thread.name(self.timeline.machine()).unwrap_or_default();
         self.message = Some(format!("The thread {name} has ended: it ran here last."));
@@ -369,41 +371,41 @@ impl GdbTarget<'_> {
         self.shown_processor != self.timeline.machine().cpu().seat()
     }
 
-    /// Does the same as [`Self::level`], with the kernel knowledge of `other`.
+    /// As [`Self::level`], but identifies the thread by the kernel's tasks in `other`.
     pub(super) fn level_with(&self, other: &Level) -> Level {
         Level::of(self.timeline.machine(), other.tasks())
     }
 }
 
-/// Every delivery of an event.
+/// The traps at every delivery of an interrupt or exception.
 pub(super) fn deliveries() -> Traps {
     Traps { vectors: (0..=u8::MAX).collect(), ..Traps::default() }
 }
 
-/// Ends of turns, if a filter accepts them.
+/// Stops at the ends of turns for which the filter is true.
 pub(super) fn turns(filter: Filter) -> Stops {
     let traps = Traps { turns: true, ..Traps::default() };
     Stops { traps, trap_filter: Some(filter), ..Stops::default() }
 }
 
-/// Returns from handlers, if a filter accepts them.
+/// Stops at the returns from handlers for which the filter is true.
 fn returns(filter: Filter) -> Stops {
     let traps = Traps { returns: true, ..Traps::default() };
     Stops { traps, trap_filter: Some(filter), ..Stops::default() }
 }
 
-/// Writes to the kernel's pointer to the running task.
+/// A watchpoint for writes to the kernel's pointer to the running task.
 pub(super) fn switch(place: u64) -> Watchpoint {
     Watchpoint { space: AddressKind::Linear, address: place, length: 8, kind: WatchKind::Write }
 }
 
-/// A write to the pointer after which this task runs.
+/// A watch for writes to this pointer that make `task` the running task.
 pub(super) fn switch_to(place: u64, task: u64) -> Watch {
     let comparison = Some(Comparison { relation: Relation::Equal, value: task });
     Watch { point: switch(place), changes_only: false, comparison }
 }
 
-/// A user's points together with the stops of a movement.
+/// The user's breakpoints and watchpoints, together with the stops that a movement needs.
 pub(super) fn with(points: &Stops, mut more: Stops) -> Stops {
     more.breakpoints.clone_from(&points.breakpoints);
     more.filters.clone_from(&points.filters);

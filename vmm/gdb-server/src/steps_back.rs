@@ -1,7 +1,8 @@
 //! Steps backward that follow their thread: the mirror image of `steps.rs`.
 //!
-//! If the step to undo leaves a handler or switches to the thread, a search finds the place where the thread
-//! was left. If breakpoints or watchpoints are set, a search looks for hits between that place and the present place.
+//! If the step to undo returns from a handler or switches to the thread, a search finds the place where the thread
+//! stopped running before. If breakpoints or watchpoints are set, a search looks for hits between that place and the
+//! present place.
 
 use cpu::{AddressKind, CodeSize, SystemCalls, Traps, WatchKind, Watchpoint};
 use gdb::{Poll, Refusal, Stop};
@@ -13,9 +14,9 @@ use history::timeline::{Breakpoint, Cause, Filter, Stops, TravelStop};
 use machine::Machine;
 use machine::position::Instructions;
 
-/// The system call at the end of a signal handler.
+/// The number of the system call at the end of a signal handler.
 const RT_SIGRETURN: u64 = 15;
-/// Instructions before a jump that are searched for a write to the stack pointer.
+/// The number of instructions before a jump that are searched for a write to the stack pointer.
 const STEPS_TO_JUMP: u64 = 40;
 const RSP: u8 = 4;
 
@@ -23,12 +24,13 @@ const RSP: u8 = 4;
 enum Undone {
     /// An instruction of the thread, or another end of a backward step.
     Own(TravelStop),
-    /// A return to the place where the thread had been left. The machine stands there.
+    /// A return to the place where the thread had been left. The machine is now at this place.
     Return {
-        /// The thread's processor at that place, which may have executed the last step before it.
+        /// The thread's processor at the place where the thread had been left. This processor may have executed the
+        /// last step before the place.
         processor: usize,
     },
-    /// Nothing: the thread began here.
+    /// No step was undone, because the thread began here.
     Begin,
     /// The user interrupted the step.
     Interrupted,
@@ -69,7 +71,8 @@ impl GdbTarget<'_> {
         stop
     }
 
-    /// Undoes one instruction of the processor that gdb shows, and what comes behind on the others.
+    /// Undoes one instruction of the processor that gdb shows. The steps of other processors after this instruction are
+    /// undone too.
     fn step_back_of_processor(&mut self, poll: &mut Poll<'_>) -> Result<Stop, Refusal> {
         let processor = self.shown_processor;
         let begun = self.timeline.snapshot().map_err(refused)?;
@@ -176,7 +179,7 @@ impl GdbTarget<'_> {
         })
     }
 
-    /// The machine stands before the step with which the thread was left.
+    /// The result for a machine that is right before the step with which the thread was left.
     fn left_here(&self) -> Undone {
         Undone::Return { processor: self.timeline.machine().cpu().seat() }
     }
@@ -218,9 +221,9 @@ impl GdbTarget<'_> {
         Ok(Stop::HistoryStart)
     }
 
-    /// From before a return of a handler to `there`, goes back to the handler's beginning. Stays and returns
-    /// [`TravelStop::Start`] if the code was no handler. Returns a breakpoint hit if the thread began at
-    /// that place.
+    /// From before a return of a handler to `there`, goes back to the handler's beginning. If the code was no handler,
+    /// does not move and returns [`TravelStop::Start`]. If the thread began at that place, returns a hit of a
+    /// breakpoint.
     fn left_for_handler(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<TravelStop, Refusal> {
         let here = self.timeline.snapshot().map_err(refused)?;
         let level = there.clone();
@@ -286,7 +289,7 @@ impl GdbTarget<'_> {
     ) -> Result<TravelStop, Refusal> {
         let thread = there.clone();
         let traps = Traps { returns: true, ..Traps::default() };
-        // The handler's return address lies directly below the frame.
+        // The handler's return address is directly below the frame.
         let begins = Filter::new(move |machine: &Machine<Instructions>| {
             machine.cpu().core().reg64(RSP).wrapping_add(8) == frame && thread.is_program_of_thread(machine)
         });
@@ -308,9 +311,9 @@ impl GdbTarget<'_> {
         })
     }
 
-    /// The machine stands before a program's jump to `there`. If the jump switched stacks, goes back to the last call
-    /// that was made with the stack pointer of `there`. So undoing a `longjmp` leads to the call of the function that
-    /// `longjmp` left. For any other jump the machine stays.
+    /// The machine must be right before a program's jump to `there`. If the jump switched stacks, goes back to the last
+    /// call that was made with the stack pointer of `there`. So undoing a `longjmp` leads to the call of the function
+    /// that `longjmp` left. For any other jump the machine stays.
     fn back_over_jump(
         &mut self,
         there: &Level,
@@ -368,7 +371,8 @@ impl GdbTarget<'_> {
         Ok(has_switched)
     }
 
-    /// Whether the next step delivers an event that no instruction asked for, and its handler returns to `there`.
+    /// Whether the next step delivers an interrupt or exception that no instruction asked for, and its handler returns
+    /// to `there`.
     fn begins_handler(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<bool, Refusal> {
         let here = self.level_with(there);
         let begin = self.timeline.snapshot().map_err(refused)?;
@@ -376,7 +380,7 @@ impl GdbTarget<'_> {
         let stop = self.timeline.step_forward().map_err(refused)?;
         let mut is_event = matches!(stop, TravelStop::Hit(_))
             && self.timeline.look_as_stepped(|machine| here.was_interrupted(machine));
-        // The kernel also returns to itself without an event, so an old event may match by chance.
+        // The kernel also returns to itself without an interrupt or exception, so an earlier one may match by chance.
         if is_event && !there.is_program {
             let level = here.clone();
             self.timeline.set_stops(Stops {
@@ -391,8 +395,8 @@ impl GdbTarget<'_> {
         Ok(is_event)
     }
 
-    /// While another thread runs, goes back to where `there` ran last. Stays and returns [`TravelStop::Start`] if it
-    /// never ran.
+    /// While another thread runs, goes back to the place where the thread of `there` ran last. If the thread never ran,
+    /// does not move and returns [`TravelStop::Start`].
     fn left_for_others(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<TravelStop, Refusal> {
         let here = self.timeline.snapshot().map_err(refused)?;
         let Some((places, task)) = there.switches(self.timeline.machine()) else {
@@ -402,7 +406,7 @@ impl GdbTarget<'_> {
         self.timeline.set_stops(Stops { watches: vec![switch_to(place, task)], ..Stops::default() });
         let mut stop = self.timeline.run_backward(poll).map_err(refused)?;
         if matches!(stop, TravelStop::Hit(_)) {
-            // Go from the start of the thread's last run forward to the next switch.
+            // Goes from the start of the thread's last run forward to the next switch.
             self.timeline.set_stops(Stops::default());
             self.timeline.step_forward().map_err(refused)?;
             self.timeline.set_stops(Stops { watches: vec![switch(place).into()], ..Stops::default() });
@@ -442,7 +446,7 @@ impl GdbTarget<'_> {
         let level = self.level();
         let entries = Traps { system_calls: SystemCalls::All, turns: true, ..deliveries() };
         let mut marks = Stops { traps: entries, ..Stops::default() };
-        // The thread was left by the end of a turn, or by the step behind this place.
+        // The thread was left by the end of a turn, or by the step after this place.
         let is_here = move |machine: &Machine<Instructions>| {
             (left_at.0..=left_at.0 + 1).contains(&machine.moment().count.0)
         };
@@ -467,7 +471,7 @@ impl GdbTarget<'_> {
     }
 }
 
-/// Accepts a write to the kernel's pointer to the running task if this task ran before.
+/// A filter for writes to the kernel's pointer to the running task. The filter is true if `task` ran before the write.
 fn switches_from(task: u64) -> Filter {
     Filter::new(move |machine: &Machine<Instructions>| {
         let is_from = |hit: &cpu::Hit| matches!(hit, cpu::Hit::Watch(hit) if hit.old == Some(task));
@@ -500,7 +504,7 @@ fn sets_stack(machine: &Machine<Instructions>) -> bool {
     }
 }
 
-/// The first bytes of the next instruction.
+/// The first four bytes of the next instruction.
 fn code(machine: &Machine<Instructions>) -> [u8; 4] {
     let mut code = [0; 4];
     machine.cpu().core().peek(machine.cpu().rip(), &mut code);

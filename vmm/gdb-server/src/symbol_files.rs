@@ -14,7 +14,8 @@ pub(super) struct SymbolFiles {
     /// The folder for the files, if not the host's folder for temporary files.
     folder: Option<PathBuf>,
     files: Option<TempDir>,
-    /// The files that gdb has loaded. gdb reads the files' unwind information only at its first use.
+    /// The files that gdb has loaded. The files must stay, because gdb reads their unwind information only at its first
+    /// use.
     loaded: Option<TempDir>,
     /// The number of files made in this session.
     count: usize,
@@ -26,15 +27,15 @@ impl SymbolFiles {
         self.folder = Some(folder.to_path_buf());
     }
 
-    /// Keeps the newest files, which gdb has loaded. Drops the files that gdb loaded before.
+    /// Notes that gdb has loaded the newest files. Removes the files that gdb had loaded before.
     pub fn keep_loaded(&mut self) {
         if let Some(files) = self.files.take() {
             self.loaded = Some(files);
         }
     }
 
-    /// Writes a file. The file stays until gdb has loaded others or the session ends. Returns the command
-    /// that loads the file.
+    /// Writes a file. The file stays until gdb has loaded newer files or the session ends. Returns the command that
+    /// loads the file.
     pub fn write(&mut self, name: &str, symbols: &Symbols, debug: &DebugInfo) -> Result<String, Refusal> {
         let failed =
             |error: std::io::Error| Refusal::new(format!("cannot write a file with symbols: {error}"));

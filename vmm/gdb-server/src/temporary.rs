@@ -1,11 +1,12 @@
-//! Temporary breakpoints. gdb sets temporary breakpoints for a step over a call, `finish` or `until`. Each
-//! temporary breakpoint stops only the thread that was stepped. At a return address it stops only after
-//! the function has returned.
+//! Temporary breakpoints. gdb sets temporary breakpoints for a step over a call, `finish` or `until`. A temporary
+//! breakpoint stops only the thread that the user steps. At a return address it stops only after the function has
+//! returned.
 //!
-//! gdb does not tell which breakpoints are its own. With `gdb/commands/tt.py` the user's addresses are known, and all
-//! other breakpoints are temporary. Without these commands, one of two signs must do. In the first, gdb sets the
-//! breakpoint between two movements, and does not show the place between them. In the second, the breakpoint is at a
-//! return address on the stack, and gdb sets it before a movement forward.
+//! gdb does not say which breakpoints it set by itself. The commands in `gdb/commands/tt.py` send the addresses of the
+//! user's breakpoints, and all other breakpoints are temporary. Without these commands, a breakpoint counts as
+//! temporary in two cases. In the first, gdb sets the breakpoint between two movements, and does not show the place
+//! between these movements to its user. In the second, the breakpoint is at a return address on the stack, and gdb sets
+//! it before a movement forward.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +19,7 @@ use machine::position::Instructions;
 
 const RSP: u8 = 4;
 
-/// gdb's own breakpoints, and their restrictions.
+/// The breakpoints that gdb sets by itself, and their restrictions.
 #[derive(Default)]
 pub(super) struct Temporary {
     /// The addresses of the user's breakpoints, if gdb has sent them.
@@ -35,7 +36,7 @@ pub(super) struct Temporary {
 struct Bound {
     thread: Level,
     filter: Filter,
-    /// The functions that a program returns from before it reaches the breakpoint.
+    /// The functions from which a program must return before the breakpoint stops it.
     frames: Option<Frames>,
 }
 
@@ -88,21 +89,21 @@ impl Temporary {
         self.bound.values().next().map(|bound| bound.thread.clone())
     }
 
-    /// The functions that a program is to return from.
+    /// The functions from which a program must return before a temporary breakpoint stops it.
     pub fn frames(&self) -> Option<&Frames> {
         self.bound.values().find_map(|bound| bound.frames.as_ref())
     }
 
-    /// Forgets a removed breakpoint.
+    /// Notes that gdb has removed a breakpoint.
     pub fn forget(&mut self, address: u64) {
         self.bound.remove(&address);
         self.fresh.remove(&address);
     }
 }
 
-/// Accepts only the thread at `here`. If a function `returns` to the address, accepts only the state after
-/// the return. At a function's entry (`is_entry`), when going back, accepts only the frame of the thread or
-/// one of its callers.
+/// A filter that is true only in the thread of `here`. If `returns` is true, the address is a return address, and the
+/// filter is true only after the return. If `is_entry` is true, a backward run goes to a function's entry. Then the
+/// filter is true only in the thread's present frame or in a caller's frame.
 fn in_thread(here: Level, returns: bool, is_entry: bool) -> Filter {
     Filter::new(move |machine| {
         let stack = machine.cpu().core().reg64(RSP);

@@ -16,10 +16,11 @@ use machine::processor::Processor;
 use views::visible::in_a_line;
 
 /// gdb's number for the kernel's thread 0, the idle thread. No process has such a large number (`PID_MAX_LIMIT` of
-/// Linux). All threads whose own numbers would be processors' numbers count from here.
+/// Linux). Small numbers are the numbers of processors in gdb. So a thread whose number could be a processor's number
+/// gets its own number plus this constant.
 const FIRST: gdb::Thread = 1 << 22;
 
-/// The guest's threads, as gdb sees them.
+/// The guest's threads that gdb shows.
 pub(super) struct ShownThreads {
     tasks: Arc<Tasks>,
     frame: SwitchFrame,
@@ -32,7 +33,7 @@ struct Sleeper {
     number: u32,
     /// The address of the thread's `task_struct`.
     task: u64,
-    /// The page tables that it would run on; `None` for a kernel thread, which runs on any.
+    /// CR3 while the thread runs. `None` for a kernel thread, which runs on any page tables.
     cr3: Option<u64>,
     description: String,
 }
@@ -48,7 +49,7 @@ impl ShownThreads {
         Arc::ptr_eq(&self.tasks, tasks)
     }
 
-    /// Lists all threads now that no processor executes.
+    /// Lists all threads that no processor executes at this place.
     pub fn list(&mut self, machine: &Machine<Instructions>) -> Vec<SleepingThread> {
         let processes = self.tasks.list(machine);
         let running =
@@ -72,7 +73,8 @@ impl ShownThreads {
         Ok(Registers { cr3, ..in_kernel(&to_gdb(&machine.cpu().state()), saved) })
     }
 
-    /// Reads memory as a listed thread sees it. Returns the number of bytes that could be read from the start.
+    /// Reads memory through a listed thread's page tables. Returns the number of bytes that could be read, from the
+    /// first byte on.
     pub fn read(&self, machine: &Machine<Instructions>, number: u32, address: u64, to: &mut [u8]) -> usize {
         self.sleeper(number).map_or(0, |sleeper| machine.read(self.tables(machine, sleeper), address, to))
     }
@@ -86,7 +88,7 @@ impl ShownThreads {
     }
 }
 
-/// What gdb shows of a processor besides its number: the running thread, if it is known.
+/// The text that gdb shows after a processor's number: the running thread, if it is known.
 pub(super) fn running_on(processor: &Processor<'_, Instructions>, tasks: Option<&Tasks>) -> String {
     let thread = tasks.and_then(|tasks| tasks.current(processor));
     match thread {
@@ -98,7 +100,7 @@ pub(super) fn running_on(processor: &Processor<'_, Instructions>, tasks: Option<
 
 /// gdb's number of the kernel's thread `id`.
 fn number_of(id: u32, processors: usize) -> gdb::Thread {
-    // With several processors, all threads count from the same number.
+    // With several processors, all threads get their number plus `FIRST`.
     if processors == 1 && id > FIRST_CPU { id } else { FIRST + id }
 }
 

@@ -1,4 +1,4 @@
-//! The stops of runs along a recording: all stops are found, wherever snapshots and checkpoints lie.
+//! Tests that runs of a timeline find all hits, wherever the recording has snapshots and checkpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -80,7 +80,7 @@ fn of_all_writes_those_are_found_behind_which_memory_has_the_value() {
     let recording = recording(directory.path(), "r.ttvm", &[]);
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     let all_writes = all(&mut timeline, watching(&[writes(STIRRED, STIRRED_BYTES)]));
-    // The address that is written most often.
+    // Finds the address that the guest writes most often.
     let mut times = BTreeMap::new();
     for hit in &all_writes {
         let Cause::Watch { address, .. } = hit.cause else { panic!("{hit:?}") };
@@ -159,7 +159,7 @@ fn a_hit_exactly_where_something_can_be_restored_is_found() {
     let mut timeline = Timeline::open_with(&bare, 1).unwrap();
     let (stops, hits) = seldom(&mut timeline);
     let far = timeline.end().number();
-    // Some of these distances belong to an approach, which keeps a snapshot 128 steps before its target.
+    // A walk takes its last snapshot 128 steps before its goal, so some of these distances are near 128.
     let snapshots_at = [0, 1, 127, 128, 129, 1024, far];
     check_both_ways(&mut timeline, &stops, &hits, &snapshots_at);
     // Checkpoints before the step, after it, and on both sides.
@@ -211,7 +211,8 @@ fn a_scratch_fork_has_no_past() {
     assert_eq!(timeline.position(), here - 1);
 }
 
-/// gdb asks for the message at the guest's next stop.
+/// gdb asks for the message about a fork at the guest's next stop. The message must be gone if the fork no longer
+/// exists.
 #[test]
 fn a_fork_that_was_left_is_no_news() {
     let directory = tempfile::tempdir().unwrap();
@@ -259,7 +260,7 @@ fn a_breakpoint_exactly_where_something_can_be_restored_is_found() {
             let stop = timeline.run_backward(&mut || false).unwrap();
             assert_eq!((stop, timeline.position()), (TravelStop::Hit(hit.cause), hit.before));
         }
-        // Runs from each hit to the one before it, wherever snapshots were left.
+        // Runs backward from each hit to the previous hit, wherever there are snapshots.
         timeline.seek(timeline.end(), &mut || false).unwrap();
         for hit in hits.iter().rev().take(200) {
             timeline.run_backward(&mut || false).unwrap();

@@ -1,4 +1,5 @@
-//! The layout of RAM in guest-physical space: below the 32-bit device hole, the rest from 4 GiB up.
+//! The layout of RAM in guest-physical space. RAM begins at 0 and ends at most at the 32-bit device hole. The rest of
+//! RAM begins at 4 GiB.
 
 /// The upper limit of RAM below the 32-bit device hole.
 pub const LOW_RAM_LIMIT: u64 = 0xC000_0000;
@@ -20,7 +21,7 @@ impl RamLayout {
         RamLayout { low_bytes, high_bytes: size_bytes - low_bytes }
     }
 
-    /// Total size.
+    /// The size of all RAM in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.low_bytes + self.high_bytes
     }
@@ -32,7 +33,7 @@ impl RamLayout {
             .filter(|range| range.2 != 0)
     }
 
-    /// RAM offset of a guest-physical address, `None` outside RAM.
+    /// The RAM offset of a guest-physical address. `None` if the address is outside RAM.
     #[inline(always)]
     pub fn offset_of(&self, gpa: u64) -> Option<u64> {
         if gpa < self.low_bytes {

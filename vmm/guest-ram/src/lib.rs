@@ -16,10 +16,10 @@
 //! All `unsafe` code of the software engine's memory path is in this crate. No Rust reference to guest memory is ever
 //! formed: scalars move through raw pointer reads and writes, byte ranges through copies.
 //!
-//! Every page has flags ([`PageFlags`]). One flag tells whether the page was written since the flag was last
-//! cleared, for checkpoints. Another flag tells whether the CPU holds data derived from the page, such as
-//! decoded code or page-table walks. A write from outside the CPU to such a page is queued. The CPU drops the
-//! derived data before it executes the next instruction ([`GuestRam::take_foreign_writes`]).
+//! Every page has flags ([`PageFlags`]). One flag, for checkpoints, tells whether the page was written since the flag
+//! was last cleared. Another flag tells whether the CPU holds data derived from the page, such as decoded code or
+//! page-table walks. A write from outside the CPU to such a page is queued. The CPU drops the derived data before it
+//! executes the next instruction ([`GuestRam::take_foreign_writes`]).
 //!
 //! The CPU owns [`GuestRam`]. Devices and the host's side of a run have a [`RamView`] of the same memory.
 //! `GuestRam` and `RamView` can change threads. The mapping lives as long as one of them.
@@ -39,7 +39,7 @@ use vm_memory::{GuestAddress, GuestRegionMmap};
 /// memory, because memory in use lies between the freed parts.
 pub fn return_freed_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: any thread may call this at any time.
+    // SAFETY: any thread may call `malloc_trim` at any time.
     unsafe {
         nix::libc::malloc_trim(0);
     }
@@ -63,15 +63,15 @@ impl std::error::Error for RamError {}
 /// guest-physical addresses.
 pub struct GuestRam {
     memory: GuestMemory,
-    /// Points into the mapping that `flags` keeps.
+    /// The first byte of the mapping. `flags` keeps the mapping alive.
     base: *mut u8,
     size_bytes: usize,
     layout: RamLayout,
     flags: PageFlags,
 }
 
-// SAFETY: `base` points into a private anonymous mapping, which `flags` keeps while `self` lives. All access
-// to RAM is by value copies. Only one thread at a time uses a `GuestRam`, which is not `Sync`.
+// SAFETY: `base` points into a private anonymous mapping, which `flags` keeps alive as long as `self`. All access to
+// RAM is by value copies. Only one thread at a time uses a `GuestRam`, which is not `Sync`.
 unsafe impl Send for GuestRam {}
 
 macro_rules! scalar_access {
@@ -141,12 +141,13 @@ impl GuestRam {
         &self.flags
     }
 
-    /// Pages with derived data that devices, loaders or a debugger wrote since the last call.
+    /// The numbers of pages that devices, loaders or a debugger wrote since the last call. Only pages from which the
+    /// CPU holds derived data are listed.
     pub fn take_foreign_writes(&self) -> Vec<u64> {
         self.flags.take_foreign_writes()
     }
 
-    /// Address in this process of the page at a RAM offset. Panics if that page does not lie inside RAM.
+    /// The address in this process of the page at a RAM offset. Panics if the page does not lie inside RAM.
     pub fn host_address(&self, page_offset: u64) -> u64 {
         self.pointer(page_offset, PAGE_SIZE as usize) as u64
     }
@@ -179,22 +180,22 @@ impl GuestRam {
         unsafe { pointer.cast::<[u8; 16]>().read_unaligned() }
     }
 
-    /// Copies bytes out of RAM.
+    /// Copies bytes from RAM at `offset` to `to`.
     pub fn read_bytes(&self, offset: u64, to: &mut [u8]) {
         let from = self.pointer(offset, to.len());
         // SAFETY: `from` is valid for `to.len()` bytes; guest RAM never overlaps a Rust slice.
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
     }
 
-    /// Copies bytes into RAM without touching page flags.
+    /// Copies bytes into RAM at `offset`, without changing page flags.
     pub fn write_bytes(&self, offset: u64, from: &[u8]) {
         let to = self.pointer(offset, from.len());
         // SAFETY: `to` is valid for `from.len()` bytes; guest RAM never overlaps a Rust slice.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
     }
 
-    /// Copies bytes into RAM like a device's write: pages become dirty, and the CPU is told if it holds data derived
-    /// from them.
+    /// Copies bytes into RAM as a device does. The pages become dirty. Pages from which the CPU holds derived data are
+    /// queued as foreign writes.
     pub fn replace_bytes(&self, offset: u64, from: &[u8]) {
         self.write_bytes(offset, from);
         self.flags.foreign_write(offset, from.len() as u64);
@@ -223,8 +224,8 @@ fn guest_region(
     flags: &PageFlags,
 ) -> Result<GuestRegionMmap<PageTracker>, String> {
     let tracker = PageTracker::new(flags.clone(), offset);
-    // SAFETY: `RamLayout::ranges` yields disjoint ranges inside the mapping at `base`. Each region's tracker has
-    // `flags`, which keep the mapping.
+    // SAFETY: `RamLayout::ranges` yields disjoint ranges inside the mapping at `base`. Each region's tracker holds
+    // `flags`, which keep the mapping alive.
     let region = unsafe {
         MmapRegionBuilder::new_with_bitmap(length as usize, tracker)
             .with_raw_mmap_pointer(base.add(offset as usize))
@@ -238,7 +239,7 @@ fn guest_region(
 /// than many small pages.
 fn ask_for_huge_pages(base: *mut u8, size: usize) {
     let Some(address) = std::ptr::NonNull::new(base) else { return };
-    // SAFETY: the range is a mapping of ours, and the advice changes nothing that a program can see.
+    // SAFETY: the range is a mapping of this crate, and the advice does not change its contents.
     let advised = unsafe { madvise(address.cast(), size, MmapAdvise::MADV_HUGEPAGE) };
     // Without huge pages the guest is only slower.
     let _ = advised;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
 use vm_memory::{GuestMemoryMmap, MmapRegion};
 
-/// Bytes in a page of the flags, whatever page sizes the guest maps with.
+/// Bytes in a page that has its own flags. The guest may map larger pages.
 pub const PAGE_SIZE: u64 = 4096;
 
 /// Shared flags of all pages, indexed by RAM page number (RAM offset / 4096).
@@ -16,11 +16,11 @@ pub struct PageFlags(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     flags: Box<[AtomicU8]>,
-    /// For each group of pages, whether one of them may be dirty. Most groups never have a dirty page.
+    /// For each group of pages, whether a page of the group may be dirty. Most groups never have a dirty page.
     groups: Box<[AtomicBool]>,
     any_foreign: AtomicBool,
     foreign_writes: Mutex<Vec<u64>>,
-    /// The host's mapping. Every user of RAM has the flags, and so keeps the mapping alive.
+    /// The host's mapping of RAM. Every user of RAM holds `Shared`, so the mapping lives as long as its users.
     _mapping: MmapRegion<()>,
 }
 
@@ -34,7 +34,8 @@ impl PageFlags {
     pub const CODE: u8 = 2;
     /// The CPU holds address translations read from this page.
     pub const PAGE_TABLE: u8 = 4;
-    /// The flags for derived data. A write to a page with such a flag must do more than set `DIRTY`.
+    /// The flags of pages from which the CPU holds derived data. A write to such a page must also make the CPU drop
+    /// this data.
     pub const DERIVED: u8 = Self::CODE | Self::PAGE_TABLE;
 
     pub(crate) fn new(pages: usize, mapping: MmapRegion<()>) -> PageFlags {
@@ -58,7 +59,7 @@ impl PageFlags {
         self.0.flags[page as usize].load(Relaxed)
     }
 
-    /// Whether any of `bits` is set.
+    /// Whether the page has any of the flags in `bits`.
     #[inline(always)]
     pub fn has(&self, page: u64, bits: u8) -> bool {
         self.get(page) & bits != 0
@@ -98,7 +99,7 @@ impl PageFlags {
         flags.store(flags.load(Relaxed) & !bits, Relaxed);
     }
 
-    /// Whether [`PageFlags::take_foreign_writes`] would return anything.
+    /// Whether [`PageFlags::take_foreign_writes`] would return a page.
     #[inline(always)]
     pub fn any_foreign_writes(&self) -> bool {
         self.0.any_foreign.load(Relaxed)

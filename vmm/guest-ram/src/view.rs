@@ -7,7 +7,7 @@ use crate::pages::GuestMemory;
 
 /// RAM of a guest whose CPU belongs to another structure or another thread.
 ///
-/// A view's accesses are `vm-memory`'s, which are volatile copies. A write through a view marks the page dirty, and is
+/// A view accesses RAM through `vm-memory`, by volatile copies. A write through a view marks the page dirty, and is
 /// queued for the CPU as a foreign write.
 #[derive(Clone)]
 pub struct RamView {
@@ -35,15 +35,15 @@ impl RamView {
         self.layout.size_bytes()
     }
 
-    /// Copies bytes into RAM like a device. The bytes must not cross the end of the low part of RAM. Panics
-    /// if the bytes do not lie inside RAM.
+    /// Copies bytes into RAM at `offset`, as a device does. The bytes must not cross the end of the low part of RAM.
+    /// Panics if the bytes do not lie inside RAM.
     pub fn write_bytes(&self, offset: u64, from: &[u8]) {
         let gpa = GuestAddress(self.layout.gpa_of(offset));
         self.memory.write_slice(from, gpa).expect("the caller's offset lies inside RAM");
     }
 
-    /// Copies bytes out of RAM. The bytes must not cross the end of the low part of RAM. Panics if the
-    /// bytes do not lie inside RAM.
+    /// Copies bytes from RAM at `offset` to `to`. The bytes must not cross the end of the low part of RAM. Panics if
+    /// the bytes do not lie inside RAM.
     pub fn read_bytes(&self, offset: u64, to: &mut [u8]) {
         let gpa = GuestAddress(self.layout.gpa_of(offset));
         self.memory.read_slice(to, gpa).expect("the caller's offset lies inside RAM");

@@ -1,8 +1,8 @@
 //! One boot of a kernel: its release, its addresses, and how it was started.
 //!
-//! A guest may start a second kernel by kexec, or a crash kernel after a panic. Both kernels may be the same
-//! build. KASLR moves each boot to other addresses. Without KASLR, the parameters from the loader tell boots
-//! apart.
+//! A guest may start a second kernel by kexec, or a crash kernel after a panic. Both kernels may be the same build.
+//! KASLR moves each boot to other addresses. Without KASLR, two boots differ in the parameters that the loader gave the
+//! kernel.
 //!
 //! Follows Linux 6.1 to 7.2: `init/version-timestamp.c`, `arch/x86/kernel/head64.c`,
 //! `arch/x86/kernel/kexec-bzimage64.c`, `Documentation/arch/x86/boot.rst`. Guest memory is not trusted: every length
@@ -11,13 +11,14 @@
 use super::guest_view::{GuestView, KernelView};
 use super::symbols::Symbols;
 
-/// The variable with the kernel's first message, `Linux version 6.1.0 (...) #1 SMP ...`, and the longest accepted
-/// message.
+/// The variable with the kernel's first message (`Linux version 6.1.0 (...) #1 SMP ...`). The next constant is the size
+/// in bytes of the longest accepted message.
 const BANNER: &str = "linux_banner";
 const BANNER_BYTES: usize = 512;
-/// The index of the banner's word that is the release.
+/// The index of the word with the release in the kernel's first message.
 const RELEASE_WORD: usize = 2;
-/// The variable with the loader's parameters, and the bytes that never change: from `type_of_loader` to `cmd_line_ptr`.
+/// The variable with the loader's parameters. Of this variable, the bytes from `type_of_loader` to `cmd_line_ptr` never
+/// change.
 const PARAMETERS: &str = "boot_params";
 const LOADER_AT: u64 = 0x210;
 const LOADER_BYTES: usize = 28;

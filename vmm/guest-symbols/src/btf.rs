@@ -9,7 +9,7 @@ use super::guest_view::is_text;
 
 /// The magic number of type information.
 const MAGIC: u16 = 0xeb9f;
-/// Anonymous structures are searched to this depth.
+/// The largest depth of nested anonymous structures in which a field is found.
 const MAX_DEPTH: usize = 8;
 /// The longest accepted name, `KSYM_NAME_LEN` of Linux.
 const MAX_NAME_BYTES: usize = 512;
@@ -34,11 +34,13 @@ const DECLARATION_TAG: u32 = 17;
 const TYPE_TAG: u32 = 18;
 const ENUM64: u32 = 19;
 
-/// Type information of the kernel or a module. A module's numbers and names continue where the kernel's end.
+/// Type information of the kernel or a module. A module's types are numbered after the last type of the kernel, and the
+/// offsets of its names begin after the kernel's names.
 pub struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// Offset of each record in `types`. The first record has number 1, or the number after the last one of `base`.
+    /// Offset of each record in `types`. The first record has number 1, or in a module the number after the last record
+    /// of `base`.
     records: Vec<u32>,
     base: Option<&'a Btf<'a>>,
 }
@@ -255,8 +257,8 @@ impl<'a> Btf<'a> {
         Some(Type { name: self.name(record.name), shape })
     }
 
-    /// The type that another type is built from: a pointer's target, an array's element, a function's result. `None`
-    /// for a type that is not built from another.
+    /// The number of the type that another type is built from: a pointer's target, an array's element, a function's
+    /// result. `None` for a type that is not built from another type.
     pub fn leads_to(&self, number: u32) -> Option<u32> {
         let record = self.record(number)?;
         match record.kind {
@@ -266,7 +268,7 @@ impl<'a> Btf<'a> {
         }
     }
 
-    /// All types that a type refers to.
+    /// The numbers of all types that a type refers to.
     pub fn references(&self, number: u32) -> Vec<u32> {
         let mut found: Vec<u32> = self.leads_to(number).into_iter().collect();
         match self.full(number).map(|found| found.shape) {
@@ -279,7 +281,8 @@ impl<'a> Btf<'a> {
         found
     }
 
-    /// The bits of an integer that is narrower than its bytes, as the old encoding of bit fields has them.
+    /// The number of bits of an integer type with fewer bits than its bytes have. The old encoding of bit fields has
+    /// such types. `None` for other types.
     pub fn narrow_bits(&self, number: u32) -> Option<u8> {
         let record = self.record(number).filter(|record| record.kind == INT)?;
         let Shape::Integer { size, bits, is_bool: false, .. } = self.integer(&record)? else { return None };
@@ -308,7 +311,8 @@ impl<'a> Btf<'a> {
         Member { name: self.name(name), kind, bit_offset, bit_size: (width != 0).then_some(width) }
     }
 
-    /// The parts of a record, each of this many words and padded with zeroes to three words.
+    /// The parts of a record, such as the members of a structure. A part has `words` words, and is padded with zeroes
+    /// to three words.
     fn parts(&self, record: &Record<'a>, words: usize) -> impl Iterator<Item = [u32; 3]> + use<'a> {
         let (start, types) = (record.rest, record.types);
         (0..record.count).map_while(move |number| {
@@ -320,7 +324,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// The bytes of the strings from an offset on.
+    /// The bytes of the string table from an offset on.
     fn text(&self, at: u32) -> Option<&'a [u8]> {
         let mut at = at as usize;
         if let Some(base) = self.base {
@@ -390,10 +394,10 @@ struct Record<'a> {
     name: u32,
     kind: u32,
     count: usize,
-    /// For structures: bit fields are possible. For enumerations: values may be negative.
+    /// In a structure: whether it may have bit fields. In an enumeration: whether values may be negative.
     flag: bool,
     size: u32,
-    /// Offset of the part that depends on the kind.
+    /// Offset in `types` of the parts after the record's first three words.
     rest: usize,
 }
 
@@ -403,7 +407,7 @@ impl Record<'_> {
     }
 }
 
-/// The kind of a record, from its second word. Linux 7 uses these bits; earlier versions leave two of them zero.
+/// The kind of a record, from its second word. Before Linux 7, the two highest of these bits are zero.
 fn kind_of(info: u32) -> u32 {
     info >> 24 & 0x7f
 }

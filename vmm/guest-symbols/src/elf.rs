@@ -1,9 +1,9 @@
-//! An ELF file with symbols and debug information, for gdb: for `symbol-file` or `add-symbol-file`, or as the program
-//! itself.
+//! An ELF file with symbols and debug information. gdb loads the file with `symbol-file` or `add-symbol-file`, or as
+//! the program to debug.
 //!
-//! The file's sections are allocated but hold no bytes (`SHT_NOBITS`), as after `objcopy --only-keep-debug`.
-//! So debuggers read memory from the target. Local symbols come first, in groups by module. Each group begins
-//! with a file symbol that has the module's name. The crate `object` writes the file's structures.
+//! The file's sections are allocated but hold no bytes (`SHT_NOBITS`), as after `objcopy --only-keep-debug`. So
+//! debuggers read memory from the guest, and not from the file. Local symbols come first, in groups by module. Each
+//! group begins with a file symbol that has the module's name. The crate `object` writes the file's structures.
 
 use std::iter;
 
@@ -24,10 +24,10 @@ use super::symbols::{Symbol, Symbols};
 /// symbols, their names, the sections' names, and debug information.
 const MAX_SECTIONS: usize = SHN_LORESERVE as usize - 4 - 8;
 
-/// The kernel's names have some megabytes, and the offsets have 32 bits.
+/// The reason why offsets of names fit into 32 bits. A kernel's names have some megabytes.
 const FITS: &str = "names are shorter than four gigabytes";
 
-/// A symbol. The offset of the symbol's name is known once all names are.
+/// A symbol for the file. The offset of the symbol's name is known only when all names have been collected.
 struct NamedSym {
     name: StringId,
     sym: Sym,
@@ -45,8 +45,8 @@ pub fn with_debug_info(symbols: &Symbols, debug: &DebugInfo) -> Vec<u8> {
     bytes
 }
 
-/// Writes the file. The two groups of calls to the writer determine the order in the file: the first group reserves all
-/// room, the second writes.
+/// Writes the file. The two groups of calls to the writer determine the order in the file. The first group reserves
+/// space for all parts, the second group writes the parts.
 fn write<'a>(symbols: &'a Symbols, debug: &'a DebugInfo, writer: &mut Writer<'a>) {
     let sections = &symbols.sections()[..symbols.sections().len().min(MAX_SECTIONS)];
     let section_names: Vec<StringId> =
@@ -121,7 +121,7 @@ fn kernel_section(name: u32, section: &Section) -> SectionHeader {
     }
 }
 
-/// A section with debug information, which is in the file but not in memory.
+/// A section with debug information, which is in the file but is not loaded into memory.
 fn debug_section(name: u32, place: u64, bytes: &[u8]) -> SectionHeader {
     SectionHeader {
         sh_name: name,

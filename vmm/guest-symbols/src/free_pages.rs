@@ -2,7 +2,8 @@
 //!
 //! Linux keeps free memory in blocks of 2^n pages. Each zone of each node has a list of the blocks of every size and
 //! kind. A list links the first `struct page` of each block to the next. These structures lie in one large table
-//! (`vmemmap`), in the order of the pages. Pages in the per-CPU lists are not counted as free: they are few.
+//! (`vmemmap`), in the order of the pages. Pages in the per-CPU lists are free too, but this module leaves them out,
+//! because they are few.
 //!
 //! Follows Linux 5.10 to 7.2: `include/linux/mmzone.h`, `mm/page_alloc.c`, `arch/x86/include/asm/page_types.h`. Guest
 //! memory is not trusted: circular lists are detected, and every list has a limit.
@@ -18,9 +19,9 @@ use super::tasks::{NoTasks, field};
 
 /// `MAX_NUMNODES` of the largest usual kernels.
 const MAX_NODES: u64 = 1024;
-/// Limit on all blocks and lists that are read.
+/// The largest number of blocks and lists that are read.
 const MAX_BLOCKS: usize = 1 << 22;
-/// Limit on the length of arrays of zones, sizes and kinds.
+/// The largest length of the arrays of zones, block sizes and kinds.
 const MAX_ELEMENTS: u64 = 64;
 /// No block has more than 2^MAX_ORDER pages.
 const MAX_ORDER: u32 = 20;
@@ -109,8 +110,8 @@ impl Lists {
         })
     }
 
-    /// The numbers of the first pages of a list's blocks, as far as the list can be followed. `room` limits how many
-    /// more blocks may be read.
+    /// The numbers of the first pages of a list's blocks, as far as the list can be followed. `room` is the number of
+    /// blocks that may still be read, and is reduced.
     fn blocks(&self, memory: KernelView<'_>, head: u64, room: &mut usize) -> Vec<u64> {
         let (mut found, mut seen, mut at) = (Vec::new(), BTreeSet::new(), head);
         while *room > 0
@@ -128,7 +129,8 @@ impl Lists {
     }
 }
 
-/// The addresses of the nodes. Kernels for machines with several nodes have a table of pointers, others have one node.
+/// The addresses of the nodes. Kernels for machines with several nodes have a table of pointers. Other kernels have one
+/// node.
 fn nodes(
     memory: KernelView<'_>,
     address_of: &dyn Fn(&'static str) -> Option<u64>,
@@ -146,7 +148,7 @@ fn size(btf: &Btf<'_>, structure: &'static str) -> Result<u64, Missing> {
     size.ok_or(Missing::Field { structure, field: "size" })
 }
 
-/// An array field: of structures, or of arrays of list heads.
+/// The location of an array field, whose elements are structures or arrays of list heads.
 fn array(btf: &Btf<'_>, structure: &'static str, name: &'static str) -> Result<Array, Missing> {
     let missing = Missing::Field { structure, field: name };
     let found = || {

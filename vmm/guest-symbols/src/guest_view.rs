@@ -1,15 +1,16 @@
-//! The guest as this crate sees it, and the address space of its kernel. The view also works while a program runs that
-//! must not see the kernel.
+//! The trait through which this crate reads a guest, and the address space of the guest's kernel. Reading the kernel's
+//! memory also works while a program runs whose page tables do not map the kernel.
 //!
-//! Kernels that isolate page tables (PTI) run programs on tables with almost no kernel mappings. The root of these
-//! tables lies one page above the root of the kernel's tables (`arch/x86/entry/calling.h`, `PTI_USER_PGTABLE_BIT`).
+//! Kernels that isolate page tables (PTI) run programs on tables with almost no kernel mappings. The root of a
+//! program's tables is one page above the root of the kernel's tables (`arch/x86/entry/calling.h`,
+//! `PTI_USER_PGTABLE_BIT`).
 
 /// The address bit that is set in the root of a program's tables and clear in the root of the kernel's, if both exist.
 pub const USER_ROOT_BIT: u64 = 1 << 12;
-/// The bits of CR3 that are an address.
+/// The bits of CR3 that are the physical address of the topmost page table.
 const ROOT: u64 = 0x000f_ffff_ffff_f000;
 
-/// A stopped guest. Reading a guest changes nothing: reads set no accessed bits and reach no devices.
+/// A stopped guest. A read does not change the guest: it sets no accessed bits and reaches no devices.
 pub trait GuestView {
     /// The current CR3.
     fn cr3(&self) -> u64;
@@ -20,10 +21,10 @@ pub trait GuestView {
     }
 
     /// Reads at a virtual address through the page tables of `cr3`, ignoring access rights. Returns the number of bytes
-    /// that could be read from the start.
+    /// that could be read, from the first byte on.
     fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize;
 
-    /// The physical address of a virtual address, by the page tables of `cr3`.
+    /// The physical address of a virtual address, by the page tables of `cr3`. `None` if the address is not mapped.
     fn physical(&self, cr3: u64, address: u64) -> Option<u64>;
 }
 
@@ -56,13 +57,14 @@ impl<'a> KernelView<'a> {
         (cr3 & USER_ROOT_BIT != 0).then_some(KernelView { guest, cr3: cr3 & !USER_ROOT_BIT })
     }
 
-    /// Both views, the current one first. An address in neither view is not in the kernel's memory.
+    /// The view through the current page tables, and then the view through the kernel's page tables, if these are
+    /// others.
     pub fn all(guest: &'a dyn GuestView) -> impl Iterator<Item = KernelView<'a>> {
         [KernelView::current(guest)].into_iter().chain(KernelView::behind_user(guest))
     }
 
-    /// The result of `find` in the current view, or else in the other view. If `find` fails in both
-    /// views, the last error.
+    /// The result of `find` in the first view of [`KernelView::all`] in which `find` succeeds. If `find` fails in all
+    /// views, returns the last error.
     pub(crate) fn first_with<T, E>(
         guest: &'a dyn GuestView,
         find: impl Fn(KernelView<'a>) -> Result<T, E>,
@@ -74,7 +76,7 @@ impl<'a> KernelView<'a> {
         }
     }
 
-    /// Reads at a virtual address. Returns the number of bytes that could be read from the start.
+    /// Reads at a virtual address. Returns the number of bytes that could be read, from the first byte on.
     pub fn read(&self, address: u64, to: &mut [u8]) -> usize {
         self.guest.read(self.cr3, address, to)
     }

@@ -29,9 +29,9 @@
 //! ```
 //!
 //! The search first looks for the token index and its token table, because hardly any other data looks like these two.
-//! Then the search looks for the names, which lie before the token table. Markers that agree with the names must follow
-//! the names. Then the search tries the offsets at the two possible places: the offsets must give ascending addresses.
-//! Kernels that store 64-bit addresses instead of offsets are not supported.
+//! Then the search looks for the names, which are before the token table. Markers must follow the names and agree with
+//! their lengths. Then the search tries the two possible places of the offsets. The offsets must give ascending
+//! addresses. Kernels that store 64-bit addresses instead of offsets are not supported.
 
 use std::ops::Range;
 
@@ -39,9 +39,9 @@ use super::guest_view::{KernelView, is_text};
 
 /// The longest name, in bytes: `KSYM_NAME_LEN` of Linux.
 pub const MAX_NAME_BYTES: usize = 512;
-/// Limit on symbols, for the kernel and for all modules each.
+/// The largest number of symbols of the kernel, and also of all modules together.
 pub const MAX_SYMBOLS: usize = 1 << 20;
-/// Limit on bytes of names, for the kernel and for all modules each.
+/// The largest number of bytes of the names of the kernel's symbols, and also of the modules' symbols.
 pub const MAX_NAMES_BYTES: usize = 64 << 20;
 
 /// The address range of the kernel's image, wherever KASLR puts it (`Documentation/x86/x86_64/mm.rst`).
@@ -54,12 +54,12 @@ const OVERLAP_BYTES: usize = 16 << 20;
 const PAGE_BYTES: usize = 4096;
 /// The alignments of the tables: before Linux 7.0, and from 7.0 on.
 const ALIGNMENTS: [usize; 2] = [8, 4];
-/// Limit on the candidates for a token index.
+/// The largest number of places that the search tries as token index.
 const MAX_TOKEN_TABLES: usize = 16;
-/// Every kernel has more symbols than this.
+/// The least number of symbols of a kernel.
 const MIN_SYMBOLS: usize = 64;
-/// Limit on the steps of all attempts to read names. A kernel needs one step for each symbol, and some for each place
-/// among the names that looks like the symbol count.
+/// The largest number of steps of all attempts to read names. A kernel needs one step for each symbol, and some for
+/// each place among the names that looks like the symbol count.
 const MAX_NAME_STEPS: usize = 1 << 28;
 
 /// A symbol as stored in a table.
@@ -75,7 +75,7 @@ pub struct RawSymbol {
     pub class: u8,
 }
 
-/// Whether a class means code.
+/// Whether a symbol's class means code.
 pub(crate) fn is_code(class: u8) -> bool {
     matches!(class, b't' | b'T')
 }
@@ -114,7 +114,7 @@ pub fn tables_in(bytes: &[u8], address: u64) -> Option<Vec<RawSymbol>> {
 /// The token table.
 struct Tokens<'a> {
     texts: Vec<&'a [u8]>,
-    /// From the start of the texts to the end of the index.
+    /// The range in the searched bytes from the start of the texts to the end of the index.
     range: Range<usize>,
 }
 
@@ -171,14 +171,14 @@ fn symbols(bytes: &[u8], address: u64, tokens: &Tokens<'_>, steps: &mut usize) -
     })
 }
 
-/// The number at `at`, if it can be a number of symbols.
+/// The number at offset `at`, if it can be the number of a kernel's symbols.
 fn count_at(bytes: &[u8], at: usize) -> Option<usize> {
     let count = u32_at(bytes, at)? as usize;
     (MIN_SYMBOLS..=MAX_SYMBOLS).contains(&count).then_some(count)
 }
 
-/// The ranges of `count` names after the number at `number_at`. Markers that agree with the names must follow, before
-/// the tokens.
+/// The ranges of the `count` names that follow the number at offset `number_at`. `None` unless markers that agree with
+/// the names follow before the tokens.
 fn names_at(
     bytes: &[u8],
     number_at: usize,
@@ -224,7 +224,7 @@ fn offsets(bytes: &[u8], start: usize, count: usize) -> Option<impl Iterator<Ite
 }
 
 /// Computes addresses from a table of offsets and the base that follows the table. Returns `None` if the addresses
-/// cannot be a kernel's. The base must lie in the kernel's image, and the addresses must ascend from the base.
+/// cannot be a kernel's. The base must be in the range of kernel images, and the addresses must ascend from the base.
 fn from_base(bytes: &[u8], start: usize, count: usize) -> Option<Vec<u64>> {
     let offsets = offsets(bytes, start, count)?;
     let base = u64_at(bytes, start + (4 * count).next_multiple_of(8)).filter(|base| IMAGE.contains(base))?;
@@ -270,7 +270,7 @@ fn expand(
         }
         let (&class, name) = text.split_first()?;
         room = room.checked_sub(text.len())?;
-        // `nm` prints a question mark for an unknown class: `__nosave_begin` of some kernels.
+        // `nm` prints a question mark for a symbol of an unknown class, such as `__nosave_begin` in some kernels.
         if !(class.is_ascii_alphabetic() || class == b'?') || name.is_empty() {
             return None;
         }

@@ -34,18 +34,18 @@
 //! - [`modules`] walks the list of modules, by the kernel's type information ([`btf`]).
 //! - [`elf`] makes a file for gdb with the symbols of the kernel and its modules, with types and frames ([`dwarf`]).
 //!   The file has no source lines and nothing about user programs.
-//! - [`vmlinux`] finds how far a kernel with debug information was moved.
+//! - [`vmlinux`] finds the distance between the addresses in a kernel's file and in the guest.
 //! - [`tasks`] lists processes, and [`switched_out`] finds the registers of threads that do not run.
 //! - [`mappings`] lists the files that a process has mapped.
 //! - [`module_sections`] finds the sections of a module's file in memory.
 //! - [`orc`] unwinds the stack.
 //! - [`messages`] reads the kernel's log, and [`reports`] finds panics, oopses and warnings in it.
-//! - [`vmcoreinfo`] reads the kernel's note for other tools.
-//! - [`boot`] tells apart the kernels that a guest starts one after the other by kexec.
+//! - [`vmcoreinfo`] reads the note in which the kernel describes itself to other tools.
+//! - [`boot`] distinguishes the kernels that a guest starts one after the other by kexec.
 //! - [`free_pages`] finds unused memory.
 //!
-//! kallsyms, BTF and ORC are parsed by hand, because they lie in a guest's live memory and not in files. ELF files are
-//! written with `object`, DWARF with `gimli`.
+//! This crate parses kallsyms, BTF and ORC itself, because these tables are in a guest's memory and not in files. The
+//! crate `object` writes ELF files, and `gimli` writes DWARF.
 //!
 //! Follows Linux 6.1 to 7.2: `scripts/kallsyms.c`, `kernel/kallsyms.c`, `kernel/module/kallsyms.c`,
 //! `Documentation/bpf/btf.rst`. Guest memory is not trusted: every length has a limit.

@@ -1,8 +1,8 @@
 //! The files that a process has mapped: the file lines of `/proc/PID/maps`, read from the process's `mm_struct`.
 //!
-//! Up to Linux 6.0 a process's areas are in a list. From 6.1 on they are in a maple tree. A node has ascending pivots,
-//! and each pivot ends the range of the slot with the same number. Slots point to further nodes or, in a leaf, to
-//! areas. A pointer to a node has the node's kind in its low bits.
+//! Up to Linux 6.0 a process's areas are in a list. From 6.1 on they are in a maple tree. A node has slots and
+//! ascending pivots. Each pivot is the last address of the slot with the same number. Slots point to further nodes or,
+//! in a leaf, to areas. A pointer to a node has the node's kind in its low bits.
 //!
 //! Follows Linux 5.10 to 7.2: `include/linux/mm_types.h`, `include/linux/maple_tree.h`, `fs/d_path.c`. Guest memory is
 //! not trusted: nodes, areas and the parts of paths have limits.
@@ -17,13 +17,13 @@ use super::modules::{Missing, types};
 use super::symbols::Symbols;
 use super::tasks::field;
 
-/// Limit on the areas of a process: Linux allows this many.
+/// The largest number of areas of a process. Linux has the same limit by default.
 const MAX_AREAS: usize = 1 << 16;
-/// Limit on the nodes of a tree.
+/// The largest number of nodes of a tree that are read.
 const MAX_NODES: usize = 1 << 16;
-/// Limit on the depth of a tree.
+/// The largest depth of a tree.
 const MAX_DEPTH: usize = 16;
-/// Limit on the names and mount points of one path.
+/// The largest number of names and mount points of one path.
 const MAX_PARTS: usize = 512;
 /// The longest path, `PATH_MAX`.
 const MAX_PATH_BYTES: usize = 4096;
@@ -31,13 +31,13 @@ const MAX_PATH_BYTES: usize = 4096;
 const MAX_NAME_BYTES: usize = 256;
 /// Read, write, execute and `VM_MAYSHARE`, in `vm_area_struct::vm_flags`.
 const RIGHTS: [(u64, char, char); 4] = [(1, 'r', '-'), (2, 'w', '-'), (4, 'x', '-'), (0x80, 's', 'p')];
-/// Offsets are counted in pages.
+/// The kernel stores file offsets in pages of 2^12 bytes.
 const PAGE_BITS: u32 = 12;
 
 /// A mapped part of a file in a process's address space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// The addresses.
+    /// The range of virtual addresses.
     pub range: Range<u64>,
     /// The access rights, as in `/proc/PID/maps`: `r-xp`.
     pub rights: String,
@@ -54,7 +54,7 @@ impl fmt::Display for Mapping {
     }
 }
 
-/// The layout of a kernel's mappings. The layout is constant while the kernel runs.
+/// The layout of the kernel's structures that describe mappings. The layout is constant while the kernel runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mappings {
     mm: u64,
@@ -82,8 +82,8 @@ pub struct Mappings {
 enum Areas {
     /// Offsets of the first area in `struct mm_struct`, and of the next in `struct vm_area_struct`.
     List { first: u64, next: u64 },
-    /// Offset of the root of a tree in `struct mm_struct`, and the layouts of its nodes: range nodes, and range nodes
-    /// with gaps.
+    /// `root` is the offset of the tree's root in `struct mm_struct`. `range` is the layout of range nodes, and
+    /// `with_gaps` the layout of range nodes with gaps.
     Tree { root: u64, range: Node, with_gaps: Node },
 }
 
@@ -258,7 +258,7 @@ impl Areas {
                 slot if !is_leaf && depth > 0 => {
                     self.walk(memory, slot, end, depth - 1, walk);
                 }
-                // Other entries are the tree's own marks.
+                // Other values in a slot are marks of the tree itself, and not areas.
                 slot if is_leaf && slot & 3 == 0 && walk.found.len() < MAX_AREAS => walk.found.push(slot),
                 _ => {}
             }

@@ -1,5 +1,5 @@
-//! The messages of the guest's kernel (`dmesg`), read from the ring buffer in its memory. The ring buffer
-//! also has messages that no console has shown.
+//! The messages of the guest's kernel (`dmesg`), read from the ring buffer in its memory. The ring buffer also has
+//! messages that the kernel did not print on a console.
 //!
 //! ```text
 //! descriptors    one for each message, by the message's number: the state, and where the text is in the ring of texts
@@ -16,7 +16,7 @@ use super::guest_view::{GuestView, KernelView};
 use super::modules::{Missing, types};
 use super::symbols::Symbols;
 
-/// Limits, as powers of two: the number of descriptors, and the bytes of texts.
+/// Limits, as base-2 logarithms: of the number of descriptors, and of the number of bytes of texts.
 const MAX_COUNT_BITS: u64 = 22;
 const MAX_SIZE_BITS: u64 = 30;
 /// The states, in a descriptor's two highest bits, in which its message is complete: committed and finalized.
@@ -25,7 +25,7 @@ const STATE_SHIFT: u32 = 62;
 const NUMBER: u64 = (1 << STATE_SHIFT) - 1;
 /// A block begins with its message's number.
 const BLOCK_HEAD_BYTES: u64 = 8;
-/// The level lies above five bits of flags.
+/// The level is above five bits of flags in its byte.
 const LEVEL_SHIFT: u32 = 5;
 
 /// A message.
@@ -60,12 +60,12 @@ pub struct Kept {
     pub sequence: u64,
     /// The address of the state of the message's descriptor.
     pub state_at: u64,
-    /// The message's number in the descriptor's state, without the state bits.
+    /// The message's number as the descriptor's state word has it, without the state bits.
     pub id: u64,
 }
 
 impl Kept {
-    /// The message's state, if the word at `state_at` has this value. `None` if the word belongs to another message.
+    /// The message's state, if `word` is the value at `state_at`. `None` if the word belongs to another message.
     pub fn state_of(&self, word: u64) -> Option<State> {
         (word & NUMBER == self.id).then_some(match word >> STATE_SHIFT {
             1 => State::Committed,
@@ -78,7 +78,7 @@ impl Kept {
 /// The state of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// The message is being written, or its place is free for another.
+    /// The message is being written, or its descriptor is free for another message.
     Unwritten,
     /// The message is complete, but the kernel may reopen it to add text.
     Committed,
@@ -86,7 +86,7 @@ pub enum State {
     Finalized,
 }
 
-/// All messages that the kernel with these symbols still keeps, the oldest first.
+/// All messages in the ring buffer of the kernel with these symbols, the oldest first.
 pub fn of_kernel(guest: &dyn GuestView, symbols: &Symbols) -> Result<Vec<Message>, Missing> {
     let kept = KernelLog::of_kernel(guest, symbols)?.kept(guest).ok_or(Missing::Symbol("prb"))?;
     Ok(kept.into_iter().map(|kept| kept.message).collect())
@@ -113,7 +113,7 @@ impl KernelLog {
         Ok(KernelLog { pointer, layout })
     }
 
-    /// All messages that the kernel still keeps, the oldest first. `None` if the ring buffer is not mapped.
+    /// All messages in the ring buffer, the oldest first. `None` if the ring buffer is not mapped.
     pub fn kept(&self, guest: &dyn GuestView) -> Option<Vec<Kept>> {
         KernelView::all(guest).find_map(|view| Some(self.ring(view)?.messages()))
     }
@@ -249,7 +249,7 @@ impl<'a> Ring<'a> {
         Some(Kept { message, sequence, state_at: descriptor.wrapping_add(self.layout.state), id: number })
     }
 
-    /// The text of a block between two positions. Positions grow without wrapping.
+    /// The text of a block between two positions in the ring. Positions grow without wrapping.
     fn text(&self, begin: u64, next: u64, length: u64) -> Option<String> {
         // An odd position means a message without text.
         if begin & 1 != 0 {

@@ -2,7 +2,8 @@
 //! contents of `/sys/module/NAME/sections`, read from `struct module_sect_attrs`.
 //!
 //! Follows Linux 5.10 to 7.2: `kernel/module/sysfs.c`. The group of attributes is an array of pointers that ends with a
-//! null pointer. The address is beside the attribute, or from Linux 6.14 on in `bin_attribute::private`.
+//! null pointer. Before Linux 6.14, a section's address is stored beside its attribute. From 6.14 on, it is in
+//! `bin_attribute::private`.
 
 use super::btf::Btf;
 use super::guest_view::{GuestView, KernelView};
@@ -57,7 +58,7 @@ struct Layout {
     attribute_name: u64,
     /// Offset of the address, from the start of `struct bin_attribute`.
     address: u64,
-    /// The per-CPU variables, in a kernel for several CPUs: offsets of address and size.
+    /// Offsets of the address and size of the per-CPU variables in `struct module`. `None` in a kernel for one CPU.
     percpu: Option<(u64, u64)>,
 }
 

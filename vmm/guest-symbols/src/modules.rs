@@ -1,9 +1,9 @@
 //! The loaded modules, and their symbols.
 //!
-//! The modules are in a list whose head is the kernel's variable `modules`. The offsets of the fields of
-//! `struct module` depend on the kernel's configuration. So the offsets come from the kernel's type
-//! information, between `__start_BTF` and `__stop_BTF`. Supported are Linux 6.1 (`core_layout` and
-//! `init_layout`) and, from 6.4 on, the array `mem`.
+//! The modules are in a list whose head is the kernel's variable `modules`. The offsets of the fields of `struct
+//! module` depend on the kernel's configuration. So the offsets come from the kernel's type information, between
+//! `__start_BTF` and `__stop_BTF`. Supported are the fields of Linux 6.1 (`core_layout` and `init_layout`) and the
+//! array `mem` of Linux 6.4 and later.
 
 use object::LittleEndian;
 use object::elf::{SHN_UNDEF, Sym64};
@@ -41,7 +41,7 @@ pub enum Missing {
     /// tables have no variables (no `CONFIG_KALLSYMS_ALL`).
     #[error("the kernel's symbols do not include '{0}'")]
     Symbol(&'static str),
-    /// There is no type information at its place.
+    /// There is no type information where the kernel should have it.
     #[error("the kernel's type information (CONFIG_DEBUG_INFO_BTF) cannot be read")]
     Types,
     /// The head of the list is not in memory.
@@ -103,7 +103,7 @@ pub(super) fn types_of_modules(
     addresses(memory, head, list).into_iter().filter_map(read).collect()
 }
 
-/// Reads all modules. A broken list gives the modules before the break.
+/// Reads all modules. If the list is broken, returns the modules before the break.
 pub fn loaded(memory: KernelView<'_>, kernel: &[RawSymbol]) -> Result<Vec<Module>, Missing> {
     let address_of =
         |name: &'static str| kernel.iter().find(|symbol| symbol.name == name).map(|found| found.address);
@@ -114,8 +114,8 @@ pub fn loaded(memory: KernelView<'_>, kernel: &[RawSymbol]) -> Result<Vec<Module
     Ok(layout.walk(memory, head))
 }
 
-/// The addresses of the structures in the list at `head`, linked by the field at `list`. A broken list gives the
-/// structures before the break.
+/// The addresses of the structures in the list at `head`, linked by the field at `list`. If the list is broken, returns
+/// the structures before the break.
 pub(super) fn addresses(memory: KernelView<'_>, head: u64, list: u64) -> Vec<u64> {
     let (mut found, mut at) = (Vec::new(), head);
     for _ in 0..MAX_MODULES {
@@ -225,7 +225,7 @@ impl Default for ReadBudget {
     }
 }
 
-/// Reads an entry of a symbol table. Undefined symbols and symbols that only the linker uses give `None`.
+/// Reads an entry of a symbol table. Returns `None` for undefined symbols and for symbols that only the linker uses.
 fn symbol(
     memory: KernelView<'_>,
     entry: &Sym64<LittleEndian>,
@@ -245,7 +245,8 @@ fn symbol(
     (!for_the_linker).then_some(RawSymbol { name, address, size, class })
 }
 
-/// `struct module_layout core_layout, init_layout`: code, constants, data that becomes constant, data.
+/// The regions in `struct module_layout core_layout, init_layout`. Each region has code, constants, data that becomes
+/// constant, and data, in this order.
 fn regions_6_1(btf: &Btf<'_>) -> Option<Vec<Region>> {
     let (module, inner) = (btf.structure("module")?, btf.structure("module_layout")?);
     let region = |field: &str, names: [&'static str; 3]| {

@@ -1,8 +1,8 @@
-//! Unwinds the kernel's stack by the kernel's own tables (ORC). For each range of code they describe the caller's stack
-//! pointer, and the places of saved registers.
+//! Unwinds the kernel's stack by the kernel's own tables (ORC). For each range of code, the tables describe how to
+//! compute the caller's stack pointer and where registers are saved.
 //!
-//! The kernel's own tables lie between symbols, `__start_orc_unwind_ip` and others; a module's are in its `struct
-//! mod_arch_specific`. There is a table of addresses, each relative to its own place, and a table of entries:
+//! The kernel's own tables are between symbols such as `__start_orc_unwind_ip`. A module's `struct mod_arch_specific`
+//! points to its tables. There is a table of addresses, each relative to its own place, and a table of entries:
 //!
 //! ```text
 //! i16 sp_offset, i16 bp_offset, u16: sp_reg 4 bits, bp_reg 4 bits, then
@@ -10,8 +10,8 @@
 //!                                     from 6.4    type 3 bits (the same from 2 on)
 //! ```
 //!
-//! Linux 7 has renumbered the registers. `null_orc_entry`, the kernel's entry for calls to address 0, uses the stack
-//! pointer and so shows which numbers are used.
+//! Linux 7 has renumbered the registers. The kernel's entry for calls to address 0, `null_orc_entry`, uses the stack
+//! pointer. The number of the stack pointer in this entry shows which numbers the kernel uses.
 //!
 //! Follows Linux 6.1 to 7.2: `arch/x86/include/asm/orc_types.h`, `arch/x86/kernel/unwind_orc.c`,
 //! `arch/x86/include/asm/ptrace.h`. Guest memory is not trusted: tables and walks have limits.
@@ -25,9 +25,9 @@ use super::modules::{self, Missing, types};
 use super::sections::{Access, Section};
 use super::symbols::Symbols;
 
-/// Limit on entries. A kernel with its modules has fewer entries.
+/// The largest number of entries. A kernel with its modules has fewer entries.
 const MAX_ENTRIES: u64 = 1 << 22;
-/// Limit on frames.
+/// The largest number of frames in a backtrace.
 pub const MAX_FRAMES: usize = 256;
 /// The size of an entry in memory.
 const ENTRY_BYTES: usize = 6;
@@ -57,8 +57,8 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// An address inside the function. A call may be the last instruction of a function, so a return address may lie
-    /// behind the function's end.
+    /// An address inside the function. A call may be the last instruction of a function, so a return address may be the
+    /// address after the function's end.
     pub fn inside(&self) -> u64 {
         self.address.wrapping_sub(u64::from(self.is_return))
     }
@@ -79,7 +79,7 @@ pub enum End {
     Program(u64),
     /// The walk ends at the base of the stack: of a kernel thread, or at the kernel's first code.
     Stack,
-    /// The kernel's tables have nothing for this code, or memory is not readable.
+    /// The kernel's tables do not describe this code, or memory is not readable.
     Lost,
 }
 
@@ -112,13 +112,13 @@ pub(super) struct Entry {
     pub kind: Kind,
 }
 
-/// What lies below the caller's stack pointer.
+/// The data on the stack directly below the caller's stack pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Call,
     Registers,
     InterruptFrame,
-    /// Nothing, or unknown.
+    /// No data, or unknown data.
     None,
 }
 
@@ -157,7 +157,8 @@ impl Format {
     }
 
     /// Converts a register's number to the number up to Linux 6. The numbers of Linux 7.2 are in its
-    /// `arch/x86/include/asm/orc_types.h`. In these numbers, 1 is RAX, which earlier kernels have no number for.
+    /// `arch/x86/include/asm/orc_types.h`. In the numbers of Linux 7.2, 1 is RAX, for which earlier kernels have no
+    /// number.
     fn register(self, number: u16) -> u16 {
         match number {
             _ if !self.is_renumbered => number,
@@ -175,7 +176,7 @@ impl Format {
 /// The number of the stack pointer in Linux 7.
 const RENUMBERED_SP: u16 = 3;
 
-/// The entry for code that the tables do not have: assumes a frame pointer.
+/// The entry for code that the tables do not describe. The entry assumes that the code uses a frame pointer.
 const FRAME_POINTER: Entry = Entry {
     sp_offset: 16,
     bp_offset: -16,
@@ -210,7 +211,7 @@ impl Entry {
 /// The tables of a kernel or a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Table {
-    /// The start of each entry's code, ascending.
+    /// The first address of each entry's code, in ascending order.
     addresses: Vec<u64>,
     entries: Vec<Entry>,
 }
@@ -249,11 +250,11 @@ impl Table {
     }
 }
 
-/// The tables of a kernel with its modules, as of one position. The tables also unwind at any other position
-/// where the kernel and these modules are loaded.
+/// The tables of a kernel with its modules, read at one position of the run. The tables also unwind at any other
+/// position where the kernel and these modules are loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unwinder {
-    /// Ranges of code and their tables. The kernel's comes first.
+    /// Ranges of code and their tables. The kernel's range comes first.
     tables: Vec<(Range<u64>, Arc<Table>)>,
 }
 
@@ -297,7 +298,7 @@ impl Unwinder {
                 Ok(returned) => is_return = returned,
                 Err(end) => break end,
             }
-            // Stacks grow down. A step that changes nothing would repeat for ever.
+            // Stacks grow down. A step that changes no register would repeat for ever.
             if walk.registers == now {
                 break End::Lost;
             }
@@ -342,7 +343,7 @@ fn of_modules(
         Some((view.text(at.wrapping_add(name), modules::MAX_MODULE_NAME_BYTES)?, Arc::new(table)))
     };
     let modules = modules::addresses(view, symbols.address_of("modules")?, list);
-    // A table also has entries for freed init code, whose place other modules may have now.
+    // A table also has entries for freed init code. Other modules may now use the memory of this code.
     let code = |(name, table): (String, Arc<Table>)| {
         let is_its = move |section: &&Section| {
             section.access == Access::Code && section.name.ends_with(&format!(".text.{name}"))
@@ -401,7 +402,7 @@ impl Walk<'_> {
             register::BP => self.read(plus(now.rbp, entry.bp_offset))?,
             _ => next.rbp,
         };
-        // The tables know nothing about the caller's other registers.
+        // The tables do not describe the caller's other registers.
         self.whole = entry.kind == Kind::Registers;
         self.registers = next;
         Ok(entry.kind == Kind::Call)

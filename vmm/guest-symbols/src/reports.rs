@@ -1,7 +1,7 @@
 //! Panics, oopses, BUG, WARNING, KASAN and lockdep reports of a kernel, found by their first lines.
 //!
 //! An oops has several lines that could each begin a report ("BUG: kernel NULL pointer dereference", then "Oops: 0000
-//! [#1]"). A [`Sifter`] takes one line after the other, and tells for each whether a report begins there.
+//! [#1]"). A [`Sifter`] takes one line after the other, and says for each line whether the line begins a report.
 //!
 //! Follows Linux 6.1 to 7.2: `kernel/panic.c`, `arch/x86/kernel/{dumpstack,traps}.c`, `arch/x86/mm/fault.c`,
 //! `mm/kasan/report.c`, `kernel/locking/lockdep.c`.
@@ -11,7 +11,7 @@ use std::fmt::{Display, Formatter};
 /// The kind of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The kernel has stopped.
+    /// The kernel panicked, and has stopped.
     Panic,
     /// The kernel met an exception that it cannot handle.
     Oops,
@@ -38,7 +38,7 @@ impl Display for Kind {
     }
 }
 
-/// The beginnings of lines, and the reports that they begin. The first match counts.
+/// The beginnings of lines that begin reports, with the kinds of these reports. The first match counts.
 const BEGINNINGS: [(&str, Kind); 33] = [
     ("Kernel panic - not syncing", Kind::Panic),
     ("BUG: unable to handle", Kind::Oops),
@@ -76,7 +76,7 @@ const BEGINNINGS: [(&str, Kind); 33] = [
 ];
 /// Lockdep warnings whose beginnings name a state: "WARNING: HARDIRQ-safe -> HARDIRQ-unsafe lock order detected".
 const LOCK_ORDER: [&str; 2] = ["lock order detected", "lock dependency detected"];
-/// The end of an oops.
+/// The beginning of the line that ends an oops.
 const END_OF_TRACE: &str = "---[ end trace";
 /// The number of an oops, in one of its lines: "[#1]".
 const NUMBERED: &str = "[#";
@@ -89,7 +89,8 @@ pub struct Sifter {
 }
 
 impl Sifter {
-    /// The report that begins with this line, if any. Lines come without the kernel's time.
+    /// The kind of the report that begins with this line. `None` if no report begins. The line must not have the
+    /// kernel's time.
     pub fn begins(&mut self, line: &str) -> Option<Kind> {
         if line.starts_with(END_OF_TRACE) {
             self.oops = None;
@@ -103,7 +104,7 @@ impl Sifter {
                 *has_number |= numbered;
                 return None;
             }
-            // KASAN adds details about an exception.
+            // Inside an oops, this line of KASAN is a detail of the oops and not a report of its own.
             (Kind::Kasan, Some(_)) if line.starts_with("KASAN: ") => return None,
             _ => {}
         }

@@ -1,5 +1,5 @@
-//! The sections of the kernel and its modules. Every symbol in gdb belongs to a section, which determines whether it is
-//! code.
+//! The sections of the kernel and its modules. Every symbol in gdb belongs to a section. The section determines whether
+//! gdb takes the symbol for code.
 //!
 //! The kernel marks the ends of most sections with symbols. The space between two marked sections is split where
 //! code and data meet.
@@ -9,11 +9,11 @@ use super::kallsyms::{IMAGE, RawSymbol, is_code};
 /// The use of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Execute.
+    /// Code, which is executed.
     Code,
-    /// Read.
+    /// Constants, which are only read.
     Constants,
-    /// Read and write.
+    /// Data, which is read and written.
     Data,
 }
 
@@ -43,8 +43,8 @@ impl Section {
     }
 }
 
-/// Sections of the kernel, and the symbols at their ends (`arch/x86/kernel/vmlinux.lds.S`). If two overlap, the first
-/// one listed gets the space.
+/// Sections of the kernel, and the symbols at their ends (`arch/x86/kernel/vmlinux.lds.S`). If two sections overlap,
+/// the first section in this list gets the space.
 const MARKED: [(&str, &str, &str, Access); 6] = [
     (".text", "_text", "_etext", Access::Code),
     (".rodata", "__start_rodata", "__end_rodata", Access::Constants),
@@ -103,7 +103,7 @@ fn unmarked(symbols: &[RawSymbol], marked: &[Section]) -> Vec<Section> {
     parts.iter().zip(ends).enumerate().filter_map(section).collect()
 }
 
-/// Code or data between marked sections, up to the next part or the limit.
+/// A part of the space between marked sections, with only code or only data.
 struct Part {
     start: u64,
     limit: u64,
@@ -117,7 +117,7 @@ impl Part {
     }
 }
 
-/// Sorts sections by address. Drops the second of two that overlap.
+/// Sorts sections by address. Drops the second of two sections that overlap.
 pub(super) fn without_overlaps(mut sections: Vec<Section>) -> Vec<Section> {
     sections.sort_by_key(|section| section.start);
     let mut end = 0;

@@ -50,7 +50,7 @@ impl Symbol {
 /// The symbols of a kernel, at one position of its run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbols {
-    /// By address. At the same address the global symbols come first.
+    /// The symbols, ordered by address. Among symbols with the same address, global symbols come first.
     symbols: Vec<Symbol>,
     by_name: ByName,
     sections: Vec<Section>,
@@ -65,7 +65,7 @@ pub struct Symbols {
 struct ByName(OnceLock<Vec<(u64, u32)>>);
 
 impl PartialEq for ByName {
-    /// Always equal, because the list follows from the symbols.
+    /// Returns true, because the list is determined by the symbols, which are compared too.
     fn eq(&self, _: &ByName) -> bool {
         true
     }
@@ -147,8 +147,8 @@ impl Symbols {
         Symbols { symbols, by_name: ByName::default(), sections, modules: names, without_modules: None }
     }
 
-    /// A symbol by its name. If several symbols have the name, the kernel's symbols come before modules',
-    /// then global symbols come first, then the lowest address.
+    /// A symbol by its name. If several symbols have the name, prefers a symbol of the kernel to a symbol of a module.
+    /// Among these, prefers a global symbol, and then the symbol with the lowest address.
     pub fn named(&self, name: &str) -> Option<&Symbol> {
         self.all_named(name).next()
     }
@@ -183,7 +183,7 @@ impl Symbols {
         };
         let mut loaded: Vec<_> = self.modules.iter().enumerate().map(module).collect();
         if let Some(first) = loaded.first_mut() {
-            // From this line on, the module of a section does not matter.
+            // The code after this line does not use the module of a section, so one module gets all sections.
             let of_kernel = |section: &&Section| kallsyms::IMAGE.contains(&section.start);
             first.sections = self.sections.iter().filter(|section| !of_kernel(section)).cloned().collect();
         }

@@ -2,9 +2,10 @@
 //!
 //! All processes are in a list that begins with `init_task`, and the threads of each process are in a list of their
 //! own. The running task is in a per-CPU variable: `current_task`, or a part of `pcpu_hot` from Linux 6.2 to 6.14. A
-//! CPU's copy is at the variable's address plus the CPU's `__per_cpu_offset`. Up to Linux 6.14 this address counts from
-//! zero; in later versions it lies in the kernel's image. The offsets of fields come from the kernel's type
-//! information. A process has page tables of its own; a kernel thread borrows the previous task's page tables.
+//! CPU's copy is at the variable's address plus the CPU's `__per_cpu_offset`. Up to Linux 6.14, the variable's address
+//! is an offset from zero. In later versions it is an address in the kernel's image. The offsets of fields come from
+//! the kernel's type information. A process has its own page tables. A kernel thread uses the page tables of the task
+//! that ran before it.
 //!
 //! Follows Linux 6.1 to 7.2: `include/linux/sched.h`, `include/linux/sched/signal.h`, `arch/x86/include/asm/percpu.h`.
 //! Guest memory is not trusted: circular lists are detected, and every list has a limit.
@@ -16,21 +17,22 @@ use super::guest_view::{GuestView, KernelView, USER_ROOT_BIT, page_table_root};
 use super::modules::{Missing, types};
 use super::symbols::{NoKernel, Symbols};
 
-/// Limit on all processes and threads.
+/// The largest number of processes and threads that are read.
 const MAX_TASKS: usize = 1 << 16;
 /// `TASK_COMM_LEN`.
 const NAME_BYTES: usize = 16;
 /// `PF_KTHREAD` of `task_struct::flags`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
-/// `TASK_REPORT`, and the letters of its bits from the lowest on. The first letter of the list means that no
-/// bit is set.
+/// `TASK_REPORT`: the bits of a task's state that have letters. The next constant has the letters, from the lowest bit
+/// on. The first letter means that no bit is set.
 const REPORTED_STATES: u64 = 0x7f;
 const STATE_LETTERS: &[u8] = b"RSDTtXZP";
 /// `TASK_IDLE`: the task waits, and does not count as load.
 const IDLE: u64 = 0x402;
-/// `TASK_DEAD`: the thread gives up the CPU for the last time.
+/// `TASK_DEAD`: the thread has ended and never runs again.
 const DEAD: u64 = 0x80;
-/// `X86_FEATURE_PTI`: page tables are isolated. The word of `cpuinfo_x86::x86_capability`, and the bit.
+/// `X86_FEATURE_PTI`: page tables are isolated. The numbers are the index of the word in `cpuinfo_x86::x86_capability`,
+/// and the bit in this word.
 const ISOLATED: (u64, u32) = (7, 11);
 
 /// A process's page tables.
@@ -41,7 +43,7 @@ pub enum AddressSpace {
     Own(u64),
     /// A kernel thread has no page tables of its own.
     KernelThread,
-    /// An exiting process has given its page tables back, or they cannot be found.
+    /// The process is exiting and has released its page tables, or the page tables cannot be found.
     None,
 }
 
@@ -80,7 +82,7 @@ pub struct Process {
 /// The processes at one position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Processes {
-    /// The processes, in the kernel's order: by their start.
+    /// The processes, in the order of the kernel's list, which is the order of their starts.
     pub all: Vec<Process>,
     /// The running or interrupted thread; `None` if unknown.
     pub current: Option<Thread>,
@@ -269,7 +271,8 @@ impl Tasks {
         Some(Thread { id: word(self.layout.pid)?, process: word(self.layout.tgid)?, name, task })
     }
 
-    /// The process with its first thread at an address, and what is wrong with the list of its threads, if anything.
+    /// The process whose first thread has its `task_struct` at an address. Also returns the fault of its list of
+    /// threads, if there is one.
     fn process(
         &self,
         memory: KernelView<'_>,
@@ -326,8 +329,8 @@ pub(super) fn field(btf: &Btf<'_>, structure: &'static str, name: &'static str) 
     found.map(|field| field.offset).ok_or(Missing::Field { structure, field: name })
 }
 
-/// The addresses of a list's nodes, as far as the list can be followed, and what is wrong with the list, if anything.
-/// `room` limits how many more nodes may be read.
+/// The addresses of a list's nodes, as far as the list can be followed, and the list's fault, if there is one. `room`
+/// is the number of nodes that may still be read, and is reduced.
 fn list(memory: KernelView<'_>, head: u64, room: &mut usize) -> (Vec<u64>, Option<&'static str>) {
     let (mut nodes, mut seen, mut at) = (Vec::new(), BTreeSet::new(), head);
     loop {

@@ -12,9 +12,9 @@ pub const NAME: &str = "VMCOREINFO";
 /// Bytes before the text. A note begins with the size of its name, the size of its contents, and its type, which is
 /// zero here. The NUL-terminated name follows, padded to four bytes.
 const HEADER_BYTES: usize = 12 + 12;
-/// The beginning of every such text.
+/// The beginning of the text in every kernel.
 const BEGINNING: &[u8] = b"OSRELEASE=";
-/// The text fits into a page.
+/// The largest size of the text in bytes. The kernel limits the text to a page.
 const MAX_BYTES: usize = 4096;
 
 /// The text in the note of the kernel with these symbols.

@@ -1,10 +1,10 @@
-//! A kernel's file with symbols, such as the `vmlinux` of Debian's `-dbg` packages. This module finds how far the
-//! guest's kernel was moved from the addresses in the file (KASLR).
+//! A kernel's file with symbols, such as the `vmlinux` of Debian's `-dbg` packages. This module finds the distance
+//! between the addresses in the file and in the guest (KASLR).
 //!
 //! Only the symbol table is read, by the crate `object`. A kernel with debug information has hundreds of megabytes, so
 //! no other part of the file is loaded. The file may be hostile. The size of the loaded parts is checked here, because
-//! a sparse file can be larger than memory. To check that the file is of this very kernel, the module compares all
-//! functions whose names occur once in both.
+//! a sparse file can be larger than memory. To check that the file belongs to the guest's kernel, the module compares
+//! the addresses of all functions whose names occur once in both.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,11 +22,12 @@ use object::{LittleEndian, ReadRef};
 use super::kallsyms::IMAGE;
 use super::symbols::Symbols;
 
-/// The largest table that is read.
+/// The largest size in bytes of a table that is read.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
-/// Symbols of both the file and the kernel. These symbols give the distance between the two.
+/// Symbols that both the file and the kernel have. The difference of such a symbol's addresses is the distance between
+/// file and kernel.
 const LANDMARKS: [&str; 3] = ["_stext", "_text", "startup_64"];
-/// A file with fewer common functions is not a kernel's.
+/// A file that has fewer functions in common with the guest's kernel does not count as a kernel.
 const MIN_COMMON: usize = 64;
 /// The percentage of functions that must be at the expected address.
 const MIN_AGREEING_PERCENT: usize = 99;
@@ -36,16 +37,17 @@ const MIN_AGREEING_PERCENT: usize = 99;
 pub enum Match {
     /// The file belongs to this kernel.
     Kernel(Placement),
-    /// The file is not a kernel's.
+    /// The file is not a kernel.
     NoKernel,
 }
 
 /// The addresses of a file's sections in the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// The distance in bytes from the file's addresses up to the guest's.
+    /// The number of bytes to add to the file's addresses to get the guest's addresses.
     pub distance: u64,
-    /// The sections at fixed addresses, by name and address: per-CPU variables, whose addresses are offsets.
+    /// The sections that are not moved, by name and address. Such sections have the per-CPU variables, whose addresses
+    /// are offsets.
     pub fixed: Vec<(String, u64)>,
 }
 
@@ -129,7 +131,7 @@ type Functions = BTreeMap<Vec<u8>, Option<u64>>;
 /// The loaded contents of a file.
 pub(super) struct Contents {
     functions: Functions,
-    /// See [`Placement`].
+    /// See [`Placement::fixed`].
     fixed: Vec<(String, u64)>,
 }
 
@@ -204,7 +206,7 @@ fn texts(table: &[u8]) -> StringTable<'_> {
     StringTable::new(table, 0, table.len() as u64)
 }
 
-/// Refuses parts of a file that are too large to load.
+/// Returns an error if a part of a file is too large to load.
 fn limited(size_bytes: u64) -> io::Result<()> {
     if size_bytes > MAX_TABLE_BYTES { Err(bad("a table in it is too large")) } else { Ok(()) }
 }

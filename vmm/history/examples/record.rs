@@ -26,9 +26,9 @@ pub fn record(kernel: &Path, name: &Path) -> Result<String, Box<dyn Error>> {
         debug_exit: Some(0x501),
         ..MachineOptions::default()
     };
-    // The default date and seed are always the same, so this guest does the same each time.
+    // The default date and seed are fixed, so each run of this example records the same.
     let mut guest = Recordable::new(&options, PowerOn::default())?;
-    // The text is typed as soon as the guest listens. A real console would be `host::LiveInputs`; any type
+    // The script types the text as soon as the guest reads the console. A real console is `host::LiveInputs`. Any type
     // can implement `Inputs`.
     let mut console = Script::new(&[("", "hello")]);
     // Checkpoints make travelling fast. Checkpoints are files in the recording.

@@ -25,7 +25,8 @@ pub fn run_backwards(name: &Path, condition: &str) -> Result<Vec<String>, Box<dy
     timeline.stop_at(condition)?;
     let mut found = Vec::new();
     while found.len() < 3 {
-        // `run_backward` stops before the instruction that hit. `run_forward` stops behind that instruction.
+        // `run_backward` stops before the instruction that makes the condition true. `run_forward` would stop after
+        // this instruction.
         let TravelStop::Hit(cause) = timeline.run_backward(&mut never)? else { break };
         let (here, rip) = (timeline.position(), timeline.registers().rip);
         found.push(format!("instruction {here} at {rip:#x}: {}", cause.told(None)));

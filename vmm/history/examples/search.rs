@@ -7,7 +7,7 @@ use std::path::Path;
 use history::machine::position::Instructions;
 use history::never;
 
-/// Largest number of places in a list.
+/// The largest number of places that the example lists.
 const MOST: usize = 1000;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -24,7 +24,8 @@ pub fn search(name: &Path, condition: &str) -> Result<Vec<String>, Box<dyn Error
     let mut timeline = history::open(name)?;
     timeline.stop_at(condition)?;
     let (first, last) = (Instructions(0), timeline.end());
-    // `look` runs where the machine stands at each place. Here `look` takes the time and a register.
+    // The search calls `look` at each place, with the machine at this place. Here `look` returns the time and a
+    // register.
     let look = |machine: &history::machine::Machine<Instructions>, hit: history::timeline::Hit| {
         let (ns, rax) = (machine.moment().time_ns, machine.cpu().state().gpr[0]);
         format!("instruction {} after {ns} ns: {}, rax {rax:#x}", hit.before, hit.cause.told(None))

@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 pub fn seek(name: &Path, place: &str) -> Result<String, Box<dyn Error>> {
     // The timeline begins at the first instruction.
     let mut timeline = history::open(name)?;
-    // `never` is for callers who do not interrupt a long movement. Going back works like going forward.
+    // `go_to` calls `never` to ask whether to stop, and `never` always answers no. Going back works like going forward.
     timeline.go_to(place.parse()?, &mut never)?;
     let (here, registers) = (timeline.position(), timeline.registers());
     let mut code = [0; 8];

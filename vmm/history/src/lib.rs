@@ -17,9 +17,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Start with [`open`] and [`timeline`], which is time travel. [`replay`] runs a recording again and compares.
-//! [`recount`] counts a recording of exits in instructions, which a timeline needs. [`cut`] makes a small recording
-//! of a recording's end. [`recording::Recordable`] makes recordings. `TRAVEL.md` has the design.
+//! Start with [`open`] and [`timeline`], which is time travel. [`replay`] runs a recording again and compares the run
+//! with the log. A timeline needs positions in instructions. [`recount`] makes a log with such positions for a
+//! recording that counts exits. [`cut`] makes a small recording of a recording's end. [`recording::Recordable`] makes
+//! recordings. `TRAVEL.md` has the design.
 //!
 //! `vmm/history/examples` has programs that record a guest, go to a place, run backwards and search. These
 //! examples need no KVM, no terminal and no gdb.

@@ -1,4 +1,4 @@
-//! Time travel for programs: opens a recording by its path, and looks at the machine.
+//! Time travel for programs: opens a recording by its path, and reads the machine's registers and memory.
 //!
 //! `vmm/history/examples` has whole programs.
 
@@ -20,8 +20,9 @@ pub fn open(path: impl AsRef<Path>) -> Result<Timeline, Error> {
     Timeline::open(&open_recording(path, |_| {})?)
 }
 
-/// Opens a recording whose positions are counts of instructions. If the instructions must be counted first,
-/// `progress` gets the number of exits so far. [`Recording::recounted`] then has the log that counts exits.
+/// Opens a recording so that its positions are counts of instructions. A recording that counts exits is recounted
+/// first, and `progress` gets the number of exits replayed so far. [`Recording::recounted`] then has the original log,
+/// which counts exits.
 pub fn open_recording(
     path: impl AsRef<Path>,
     progress: impl FnMut(Exits),
@@ -38,16 +39,16 @@ pub fn never() -> bool {
 }
 
 impl Timeline {
-    /// Goes to a place in a notation like `end`, `37%`, `12.5s` or `insn:1000`. Distances count from the recording's
-    /// start or end.
+    /// Goes to a place in a notation like `end`, `37%`, `12.5s` or `insn:1000`. A distance such as `+10ms` is from the
+    /// recording's start, and one such as `-10ms` from its end.
     pub fn go_to(&mut self, place: PositionSpec, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         let target = self.resolve_outside(place, poll)?;
         self.seek(target, poll)
     }
 
-    /// Makes runs and searches stop at this condition: see [`crate::timeline::CONDITIONS`]. The condition may name
-    /// symbols of the guest's kernels. After kexec, a name means a place in each kernel, and counts only while that
-    /// kernel runs.
+    /// Makes runs and searches stop where this condition is true. [`crate::timeline::CONDITIONS`] lists the notations.
+    /// The condition may name symbols of the guest's kernels. If the guest runs several kernels (kexec), a name means
+    /// an address in each kernel. A hit at such an address counts only while its kernel runs.
     pub fn stop_at(&mut self, condition: &str) -> Result<(), Error> {
         let stops = match condition.parse::<Condition>() {
             Ok(Condition(stops)) => stops,
@@ -67,9 +68,9 @@ impl Timeline {
         self.machine().cpu().state()
     }
 
-    /// Reads memory at a virtual address, as the guest would see it with full rights. Returns the number of
-    /// bytes read. The number is smaller than the buffer if a page is not mapped.
-    /// [`machine::Machine::read_physical`] reads by physical addresses.
+    /// Reads memory at a virtual address, ignoring access rights. Returns the number of bytes read. The number is
+    /// smaller than the buffer if a page is not mapped. [`machine::Machine::read_physical`] reads by physical
+    /// addresses.
     pub fn read_memory(&self, address: u64, to: &mut [u8]) -> usize {
         self.machine().cpu().core().peek(address, to)
     }

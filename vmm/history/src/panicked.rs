@@ -1,4 +1,4 @@
-//! Tells whether the guest's kernel has panicked, from the machine's present state.
+//! Finds out from the machine's present state whether the guest's kernel has panicked.
 
 use guest_symbols::messages;
 use guest_symbols::reports::{Kind, Sifter, without_time};
@@ -8,11 +8,11 @@ use machine::unit::Unit;
 
 /// The command line of a crash kernel contains this text. Only a panic starts a crash kernel.
 const CRASH_KERNEL: &str = "elfcorehdr=";
-/// The largest kernel command line.
+/// The largest size in bytes of a kernel's command line.
 const COMMAND_LINE_BYTES: usize = 4096;
 
-/// The first line of the last panic that the machine shows, on its console or in its kernel's log. A running crash
-/// kernel means that the kernel before it panicked.
+/// The first line of the last panic on the console or in the kernel's log. A running crash kernel means that the kernel
+/// before it panicked.
 pub fn last_panic<U: Unit>(machine: &Machine<U>) -> Option<String> {
     panic_on_console(machine).or_else(|| {
         let symbols = Symbols::of_guest(machine).ok()?;

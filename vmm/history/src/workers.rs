@@ -1,19 +1,19 @@
 //! Workers: threads on all cores, each of which replays intervals of a recording one after the other.
 //!
-//! The interval between two checkpoints is the unit of parallel work. A worker owns a machine. A free worker
-//! takes the next interval, looks through it, and sends the rows in batches through a bounded channel. The
-//! caller gets the rows in the order of the intervals, whichever worker was faster. Workers that are far
-//! ahead wait, so memory is bounded.
+//! The interval between two checkpoints is the unit of parallel work. A worker owns a machine. A free worker takes the
+//! next interval, replays it, and sends its results (rows) in batches through a bounded channel. The caller gets the
+//! rows in the order of the intervals, whichever worker was faster. Workers that are far ahead of the caller wait, so
+//! memory is bounded.
 //!
 //! ```text
 //!  interval      0   1   2   3
 //!  its worker    A   B   B   A
 //! ```
 //!
-//! A free worker takes the next interval. Each worker has a bounded channel. Here the caller reads A's channel up to
-//! the end of interval 0, then B's for intervals 1 and 2, then A's again.
+//! A free worker takes the next interval. Each worker has its own channel. In this example, the caller first reads A's
+//! channel up to the end of interval 0. Then it reads B's channel for intervals 1 and 2, and then A's channel again.
 //!
-//! A [`Task`] defines the intervals and a worker's job along each: [`crate::timeline`] searches them, and
+//! A [`Task`] defines the intervals and a worker's job in each interval: [`crate::timeline`] searches them, and
 //! [`crate::replay::verify`] compares them.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -24,7 +24,7 @@ use std::time::Duration;
 use machine::error::Error;
 use sandbox::ThreadKind;
 
-/// Rows that a worker sends at once.
+/// The largest number of rows in a batch.
 const BATCH_ROWS: usize = 128;
 /// The largest number of a worker's batches that wait for the caller. A worker with this many unread batches
 /// waits, too.
@@ -32,15 +32,15 @@ const WAITING_BATCHES: usize = 64;
 /// How long the caller waits for workers before it asks again whether to stop.
 const WAIT: Duration = Duration::from_millis(10);
 
-/// Asks whether to stop.
+/// A function that returns true if the work must stop.
 pub type Poll<'a> = dyn FnMut() -> bool + 'a;
 
-/// Takes a row. Returns whether to continue.
+/// A function that receives a row. Returns whether to continue.
 pub(crate) type TakeRow<'a, T> = dyn FnMut(T) -> bool + 'a;
 
-/// The job that workers do along the intervals of a recording.
+/// The job of the workers in the intervals of a recording.
 pub(crate) trait Task: Sync {
-    /// A worker: it has a machine and replays.
+    /// A worker, which has a machine and replays.
     type Worker: Send;
     /// A result within an interval.
     type Row: Send;
@@ -51,7 +51,7 @@ pub(crate) trait Task: Sync {
     fn intervals(&self) -> usize;
     /// The number of rows that the caller needs. After this many rows, the workers stop.
     fn enough(&self) -> usize;
-    /// The place where a worker enters an interval.
+    /// The place up to which the search is complete when a worker begins the interval.
     fn begin_of(&self, interval: usize) -> Self::Place;
     /// An idle worker, or a new one.
     fn worker(&self) -> Result<Self::Worker, Error>;
@@ -67,26 +67,26 @@ pub(crate) trait Task: Sync {
     ) -> Result<Scanned<Self::Place>, Error>;
 }
 
-/// How far an interval was looked through.
+/// How far a worker got in an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scanned<P> {
-    /// The whole interval, or until there were enough rows.
+    /// The worker finished the interval, or had enough rows.
     Whole,
-    /// The poll function asked to stop. The worker has left nothing out between its beginning and this place.
+    /// The poll function returned true. The worker has finished the part of the interval up to this place.
     Interrupted(P),
 }
 
-/// How far the intervals were looked through.
+/// How far the workers got in all intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Covered<P> {
-    /// The search has looked through all intervals, or as far as necessary.
+    /// The workers finished all intervals, or had enough rows.
     Enough,
-    /// The user asked to stop. The workers have left nothing out between the first interval's beginning and this
+    /// The user asked to stop. The workers have finished the whole part from the first interval's beginning up to this
     /// place.
     UpTo(P),
 }
 
-/// Hands on rows, at least one at a time.
+/// A function that receives rows, at least one in each call.
 pub(crate) type HandOn<'a, T> = dyn FnMut(Vec<T>) -> Result<(), Error> + 'a;
 
 /// Does a task along all intervals, with `own` and with other workers, on at most `threads` cores. Hands on the rows
@@ -128,7 +128,7 @@ pub(crate) fn ask<T: Task>(
                 Err(source) if is_first => {
                     return Err(Error::Host { what: "cannot start a thread".to_string(), source });
                 }
-                // Fewer workers give the same result.
+                // The result is the same with fewer workers, so the error is only logged.
                 Err(error) => log::debug!("a worker is missing: {error}"),
             }
         }
@@ -180,7 +180,7 @@ fn ask_alone<T: Task>(
 /// A message from a worker about an interval.
 enum Message<T: Task> {
     Rows(Vec<T::Row>),
-    /// The worker has looked through the interval.
+    /// The worker has finished the interval.
     Done,
     Interrupted(T::Place),
     Failed(Error),
@@ -191,14 +191,15 @@ struct Work<'a, T> {
     task: &'a T,
     next: Mutex<Next>,
     stop: AtomicBool,
-    /// The first interval known to have a hit, if one row is enough: later intervals then do not matter.
+    /// If one row is enough, the number of the first interval in which a worker has found a row. Later intervals then
+    /// need not be finished.
     first_hit: AtomicUsize,
 }
 
 struct Next {
     number: usize,
-    /// Announces, in the order of the intervals, the worker that took the interval. `None` once no worker
-    /// takes more intervals: until then the caller waits for the next announcement.
+    /// Sends to the caller, in the order of the intervals, the number of the worker that took the interval. `None` when
+    /// no worker takes more intervals. Until then the caller waits for the next number.
     announce: Option<Sender<usize>>,
 }
 
@@ -237,12 +238,12 @@ impl<T: Task> Work<'_, T> {
                 }
                 self.task.put_back(worker);
             }
-            // Ignore a closed channel: then nobody needs the error.
+            // If the channel is closed, the caller has ended and needs no error.
             Err(error) => _ = to.send(Message::Failed(error)),
         }
     }
 
-    /// Looks through an interval and sends its rows. Returns `None` if nobody listens any more.
+    /// Does the task in an interval and sends the rows. Returns `None` if the caller has closed the channel.
     fn look_through(
         &self,
         interval: usize,
@@ -284,7 +285,7 @@ struct Caller<'a, T: Task> {
 }
 
 impl<T: Task> Caller<'_, T> {
-    /// Hands on all rows, in the order of the run.
+    /// Passes all rows to the caller's function, in the order of the run.
     fn gather(
         &self,
         hand_on: &mut HandOn<'_, T::Row>,
@@ -319,8 +320,8 @@ impl<T: Task> Caller<'_, T> {
         Ok(Covered::Enough)
     }
 
-    /// Waits for a worker's message, and polls meanwhile. If the user asks to stop, workers end soon and report how
-    /// far they came. Returns `None` if no worker is left to send anything.
+    /// Waits for a message, and polls meanwhile. If the user asks to stop, workers end soon and report how far they
+    /// got. Returns `None` if all senders have ended.
     fn wait<M>(&self, from: &Receiver<M>, poll: &mut Poll<'_>) -> Option<M> {
         loop {
             match from.recv_timeout(WAIT) {

@@ -1,6 +1,6 @@
 //! Waits for a text on the guest's console.
 
-/// See the module documentation.
+/// Detects a text in the output of the guest's console.
 pub struct AwaitedText {
     wanted: Vec<u8>,
     /// The last printed bytes: one byte fewer than the awaited text has.
@@ -14,7 +14,7 @@ impl AwaitedText {
         AwaitedText { wanted: text.as_bytes().to_vec(), tail: Vec::new(), shown: false }
     }
 
-    /// Takes the next printed bytes.
+    /// Looks for the text in the next printed bytes.
     pub fn look_at(&mut self, bytes: &[u8]) {
         self.tail.extend(bytes);
         self.shown |= self.tail.windows(self.wanted.len().max(1)).any(|window| window == self.wanted);

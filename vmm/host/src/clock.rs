@@ -12,14 +12,14 @@ use machine::error::Error;
 use machine::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use machine::position::{Exits, Moment};
 
-/// Less time than this makes no event yet, unless a device waits for less.
+/// The least time for which an event is made, unless a device waits for a shorter time.
 const GRAIN: Duration = Duration::from_micros(50);
 const SMALLEST_GRAIN: Duration = Duration::from_micros(5);
-/// If more host time than this has passed at once, the guest gets only this much. The host was suspended, or did not
-/// run this thread.
+/// The largest time in one event. If more host time has passed since the last event, the rest is dropped. The host was
+/// then suspended, or did not run this thread.
 const LONGEST: Duration = Duration::from_millis(500);
-/// Longest times until the inputs are polled again, whatever the guest's deadlines are, because a person may type.
-/// After `LOOK` the next exit leads to a poll. After `FORCED_LOOK` the guest is stopped.
+/// The longest times until the inputs are polled again. The guest's deadlines do not matter here, because a person may
+/// type. After `LOOK` the next exit leads to a poll. After `FORCED_LOOK` the guest is stopped.
 const LOOK: Duration = Duration::from_millis(10);
 const FORCED_LOOK: Duration = Duration::from_millis(100);
 
@@ -27,7 +27,8 @@ const FORCED_LOOK: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug)]
 pub struct ClockOptions {
     /// The guest's clock runs this many times slower than the host's clock while the guest works (0 counts as 1). The
-    /// slowdown is for hosts with slow exits. Without it, such a guest would do nothing but serve its timer.
+    /// slowdown is for hosts with slow exits. Without a slowdown, a guest on such a host would do nothing but serve its
+    /// timer.
     pub slowdown: u32,
     /// How long a due event waits for an exit before the engine stops the guest.
     pub patience: Duration,
@@ -86,7 +87,8 @@ impl<I: Inputs<Exits>> Inputs<Exits> for LiveClock<I> {
 
     fn idle(&mut self, now: Moment<Exits>, deadline_ns: Option<u64>) -> Result<Idle, Error> {
         let idle = self.inner.idle(now, deadline_ns);
-        // The machine accounts for idle time itself. The idle time has ended now.
+        // The machine itself adds the idle time to the guest's time. So time events count from the end of the idle
+        // time, which is now.
         self.told = Instant::now();
         idle
     }

@@ -35,26 +35,27 @@ const HELP: &str = "\r\nCtrl-A x  end the run\r\nCtrl-A p  press the power butto
 /// The options of a live run.
 #[derive(Clone, Debug, Default)]
 pub struct LiveOptions<C> {
-    /// Copy console output to this file.
+    /// The file that gets a copy of the console's output, if any.
     pub console_log: Option<PathBuf>,
     /// How time passes while the guest is idle.
     pub pacing: Pacing,
-    /// End the run at this count.
+    /// The count at which the run ends, if any.
     pub end_at: Option<C>,
-    /// End the run after this much of the guest's time.
+    /// The guest time in nanoseconds after which the run ends, if any.
     pub end_after_ns: Option<u64>,
-    /// End the run when the console shows this text, which must not be empty.
+    /// The text at which the run ends when the console shows it, if any. The text must not be empty.
     pub end_at_text: Option<String>,
 }
 
-/// How time passes while the guest is idle. The choice decides when events come in, so it only concerns the
-/// recorded run. A replay repeats the recorded events as fast as it can.
+/// How time passes while the guest is idle. The choice affects only when events come in, so it matters only while
+/// recording. A replay repeats the recorded events as fast as it can.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pacing {
-    /// In real time as long as the user may type; after that, idle time is skipped up to the next deadline.
+    /// Idle time passes in real time as long as the user may type. After that, idle time is skipped up to the next
+    /// deadline.
     #[default]
     WhileTyped,
-    /// In real time.
+    /// Idle time passes in real time.
     Always,
     /// Idle time is skipped up to the next deadline.
     Never,
@@ -71,21 +72,21 @@ pub struct LiveConsole<C> {
     screen: Screen,
     terminated: Arc<AtomicBool>,
     resized: Arc<AtomicBool>,
-    /// The terminal, if it must be restored.
+    /// Job control of the terminal, if standard input is a terminal.
     stopping: Option<Stopping>,
     ended: bool,
     /// The count at which the keyboard is next read while the guest is busy.
     next_look: C,
-    /// When the guest began to have room for input.
+    /// The host time at which the guest's console began to accept input. `None` while it accepts none.
     listening_since: Option<Instant>,
-    /// The guest time at which the run ends, set when the run has begun.
+    /// The guest time in nanoseconds at which the run ends. The field is set when the run has begun.
     end_ns: Option<u64>,
     text: Option<AwaitedText>,
 }
 
 impl<C: Unit> LiveConsole<C> {
-    /// Takes over standard input and output. From now on SIGTERM, SIGHUP, SIGINT and SIGQUIT end the run properly, with
-    /// an end in the log. The terminal must still be in the mode of the user's shell.
+    /// Takes over standard input and output. From now on SIGTERM, SIGHUP, SIGINT and SIGQUIT end the run with an event,
+    /// so that the log gets an end record. The terminal must still be in the mode of the user's shell.
     pub fn new(options: LiveOptions<C>) -> Result<LiveConsole<C>, Error> {
         let (terminated, resized) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
@@ -115,13 +116,14 @@ impl<C: Unit> LiveConsole<C> {
             text,
         };
         if !console.terminal {
-            // Find out now whether standard input can be read at all.
+            // Reads once now, so that an error of standard input is reported before the run.
             console.read_keyboard(Duration::ZERO, &[]);
         }
         Ok(console)
     }
 
-    /// A console without a keyboard, whose output goes to a file only. The run ends properly once `terminated` is set.
+    /// A console without a keyboard, whose output goes to a file only. When `terminated` is set, the run ends with an
+    /// event, so that a log gets an end record.
     pub fn unattended(options: LiveOptions<C>, output: (PathBuf, File), terminated: Arc<AtomicBool>) -> Self {
         let text = options.end_at_text.as_deref().map(AwaitedText::new);
         LiveConsole {
@@ -165,8 +167,8 @@ impl<C: Unit> LiveConsole<C> {
         }
     }
 
-    /// Reads typed input. Waits up to `timeout` until input comes or one of `others` is readable. A keyboard that fails
-    /// gives no more input.
+    /// Reads typed input. Waits up to `timeout` until input comes or one of `others` is readable. After a failure of
+    /// the keyboard, no more input comes.
     fn read_keyboard(&mut self, timeout: Duration, others: &[BorrowedFd<'_>]) {
         let stdin = std::io::stdin();
         // If the keyboard is closed, the call only waits. Signals end the wait.
@@ -231,8 +233,8 @@ impl<C: Unit> LiveConsole<C> {
         None
     }
 
-    /// How many bytes of input the guest takes now. A driver discards input while it starts, so the guest gets no input
-    /// until the driver has started.
+    /// The number of bytes of input that the guest can accept now. A driver discards input while it starts, so the
+    /// guest gets no input until the driver has started.
     fn room(&mut self, view: &View<'_, C>) -> usize {
         if C::DRIVER_STARTS.is_zero() || view.console_room == 0 {
             self.listening_since = None;
@@ -324,7 +326,8 @@ impl<C: Unit> LiveConsole<C> {
         let deadline_ns = deadline_ns.map(|ns| self.until_end(ns)).or(self.end_ns);
         let wanted_ns = deadline_ns.map_or(u64::MAX, |d| d - now.time_ns.min(d)).max(1);
         let mut passed_ns = wanted_ns.min(LONGEST_WAIT_NS);
-        // A person does not notice a difference below a millisecond, but a peer does.
+        // Without a network or device, waits are whole milliseconds. A person does not notice the difference, but a
+        // network peer would.
         if others.is_none() {
             passed_ns = wanted_ns.min(1_000_000).max(passed_ns / 1_000_000 * 1_000_000);
         }
@@ -332,7 +335,7 @@ impl<C: Unit> LiveConsole<C> {
             let before = Instant::now();
             self.read_keyboard(Duration::from_nanos(passed_ns), others.unwrap_or_default());
             if others.is_some() || !self.typed.is_empty() || !self.commands.is_empty() {
-                // An input may have ended the wait early.
+                // An input may have ended the wait early, so the time that has really passed counts.
                 passed_ns = passed_ns.min(before.elapsed().as_nanos() as u64).max(1);
             }
         }
@@ -345,8 +348,8 @@ mod tests {
     use super::*;
     use machine::position::Instructions;
 
-    /// Lets an idle guest ask `times` times for a deadline in `wanted_ns`. Returns the guest time that has passed, and
-    /// the host time that it took.
+    /// Lets an idle guest wait `times` times for a deadline in `wanted_ns`. Returns the guest time and the host time
+    /// that have passed.
     fn idle(pacing: Pacing, times: u32) -> (u64, u128) {
         let options = LiveOptions { pacing, ..LiveOptions::default() };
         let mut console = LiveConsole::<Instructions>::new(options).unwrap();

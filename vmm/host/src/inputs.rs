@@ -79,7 +79,8 @@ impl<C: Unit> LiveInputs<C> {
         self.console.wait(now, Some(until_ns).filter(|&ns| ns != u64::MAX), Some(&wakes))
     }
 
-    /// Asks the network. A network whose peer fails or has gone is dropped.
+    /// Calls `ask` with the network. If the network's peer fails or has gone, the network is dropped, and the result is
+    /// `None`.
     fn of_network<T>(&mut self, ask: impl FnOnce(&mut dyn Network<C>) -> std::io::Result<T>) -> Option<T> {
         match ask(self.network.as_deref_mut()?) {
             Ok(given) => Some(given),

@@ -1,8 +1,8 @@
 //! KVM as an engine.
 //!
 //! The engine counts exits, not instructions. The engine also counts conditional branches if the processor can. KVM
-//! supports only a few breakpoints of a debugger. The software engine executes everything that must be observed at each
-//! instruction.
+//! supports only a few breakpoints of a debugger. If each instruction must be observed, the guest runs on the software
+//! engine.
 
 use ::kvm::KvmCpu;
 use cpu::{AddressKind, Bus, Counts, Cpu, CpuModel, CpuState, Traps, Watchpoint};
@@ -30,8 +30,8 @@ fn failed(error: ::kvm::Error) -> Error {
     }
 }
 
-/// The CPU model that this host's KVM can provide. Refuses hosts without KVM, and hosts whose KVM does not execute like
-/// hardware.
+/// The CPU model that this host's KVM can provide. Returns an error on hosts without KVM, and on hosts whose KVM does
+/// not execute instructions as hardware does.
 pub fn model() -> Result<CpuModel, Error> {
     if let Some(what) = ::kvm::capabilities().map_err(failed)?.missing {
         return Err(failed(::kvm::Error::Lacks(what)));

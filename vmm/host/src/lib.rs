@@ -19,8 +19,8 @@
 //! ([`LiveConsole`]), the guest's network, and passed-through devices of the host. [`LiveClock`] adds host
 //! time for KVM, and [`KVM`] is the engine. `PASSTHROUGH.md` describes passed-through devices.
 //!
-//! Only this crate asks the host for values that a guest can see: input, time, randomness. The crate knows
-//! nothing of logs, and no code that replays uses the crate.
+//! Only this crate asks the host for values that a guest can see: input, time, randomness. The crate does not use logs,
+//! and no code that replays uses the crate.
 //!
 //! Without default features the crate has only the console. Each of the features `kvm`, `network` and `vfio` adds the
 //! part in its name, and the crates that this part needs.

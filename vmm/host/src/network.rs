@@ -2,8 +2,8 @@
 //! guest's frames to the peer.
 //!
 //! The peer never delays the machine. While the guest has no room, frames stay with the peer. While no driver of the
-//! guest listens, frames from the peer are discarded. The guest's frames that the peer does not take are kept up to a
-//! limit. Beyond the limit they are lost, as on a wire.
+//! guest has started the card, frames from the peer are discarded. If the peer does not accept the guest's frames, the
+//! frames are kept up to a limit. Further frames are lost, as on a wire.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -12,15 +12,16 @@ use crate::peer::Peer;
 use machine::inputs::Sent;
 use machine::unit::Unit;
 
-/// The largest numbers of frames and of their bytes in one event: a record of the log is at most 1 MiB.
+/// The largest number of frames in one event. The next constant is the largest number of their bytes. There are limits
+/// because a record of the log has at most 1 MiB.
 const MOST_FRAMES: usize = 64;
 const MOST_BYTES: usize = 512 << 10;
 
-/// The largest number of frames discarded in one check while no driver listens: a flooding peer must not
-/// delay the machine.
+/// The largest number of frames that one check discards while no driver has started the card. The limit keeps a peer
+/// that sends without end from delaying the machine.
 const MOST_DISCARDED: usize = 1024;
 
-/// See the module documentation.
+/// A live network: the guest's card, connected to a peer.
 pub(super) struct LiveNetwork<C> {
     peer: Peer,
     /// A frame that did not fit into the previous event.
@@ -107,7 +108,7 @@ mod tests {
     use crate::passt::connected;
     use machine::position::Instructions;
 
-    /// Receives from the peer until it has no more; returns the frames of each event.
+    /// Receives from the peer until it has no more frames. Returns the frames of each event.
     fn events(network: &mut LiveNetwork<Instructions>, room: Option<usize>) -> Vec<Vec<Vec<u8>>> {
         let mut events = Vec::new();
         loop {

@@ -5,13 +5,15 @@ use std::os::fd::BorrowedFd;
 use devices::passthrough::{AskV1, DeviceInputV1};
 use machine::inputs::Sent;
 
-/// A network. A network never delays the machine. An error means that the network is gone.
+/// A network. A network never delays the machine. An error of a call means that the network can no longer be used.
 pub(super) trait Network<C> {
     /// Notes that the machine counts from zero again.
     fn count_anew(&mut self);
-    /// The descriptor that is readable when frames have come. The next [`Network::receive`] checks for them.
+    /// The descriptor that is readable when frames have come in. After a call, the next [`Network::receive`] checks for
+    /// frames.
     fn wakes(&mut self, now: C) -> BorrowedFd<'_>;
-    /// Takes frames for a guest with this much room. Takes none if the network was just checked.
+    /// Returns frames for the guest. `room` is the number of frames that the card accepts, or `None` if no driver has
+    /// started the card. Returns no frames if the network was checked shortly before.
     fn receive(&mut self, now: C, room: Option<usize>) -> std::io::Result<Vec<Vec<u8>>>;
     /// Sends the guest's frames.
     fn send(&mut self, frames: Vec<Sent<C>>) -> std::io::Result<()>;
@@ -28,7 +30,8 @@ pub(super) trait Devices {
     fn look(&mut self) -> bool;
     /// Prepares for a wait of the guest: shows the guest's writes to the devices, and makes the next check due at once.
     fn before_idle(&mut self);
-    /// Takes input that devices send without a question of the guest. Takes none if the devices were just checked.
+    /// Returns input that devices send without a question of the guest. Returns `None` if there is none, or if the
+    /// devices were checked shortly before.
     fn receive(&mut self) -> Option<DeviceInputV1>;
     /// Asks a device and returns its answer.
     fn ask(&mut self, ask: &AskV1) -> DeviceInputV1;

@@ -1,7 +1,7 @@
 //! The program `passt`, which gives a guest the host's network without privileges. `passt` sends Ethernet
 //! frames over a socket. Each frame follows its length (32 bits, big endian), as in QEMU's socket networks.
 //!
-//! passt(1); QEMU's documentation of `-netdev stream`.
+//! See passt(1) and QEMU's documentation of `-netdev stream`.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -16,9 +16,9 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use machine::error::Error;
 
-/// The longest frame that passt takes. passt disconnects at a longer frame.
+/// The size in bytes of the longest frame that passt accepts. passt disconnects at a longer frame.
 const MAX_FRAME_BYTES: usize = 65_535;
-/// The largest number of kept bytes that passt has not taken yet.
+/// The largest number of bytes of the guest's frames that wait until passt accepts them.
 const MAX_UNSENT_BYTES: usize = 4 << 20;
 /// Size of the buffer for bytes from passt that the guest has no room for yet. The buffer is larger than a
 /// frame with its length.
@@ -27,7 +27,7 @@ const RECEIVED_BYTES: usize = 1 << 20;
 /// TCP must send these frames again. With the usual 208 KiB, half of a download's frames do not fit, and the download
 /// takes four times as long. The host's `net.core.wmem_max` limits this size.
 pub const PASST_SOCKET_BYTES: usize = 4 << 20;
-/// passt is ready within a fraction of a second, or some seconds on a busy host.
+/// The longest time to wait for passt. passt is ready within a fraction of a second, or some seconds on a busy host.
 const READY_TIME: Duration = Duration::from_secs(10);
 const READY_POLL: Duration = Duration::from_millis(2);
 
@@ -84,7 +84,7 @@ impl Forward {
     }
 }
 
-/// A passt process of our own. The process ends when the connection closes.
+/// A process of passt that this process started. passt ends when the connection closes.
 pub struct Passt {
     socket: UnixStream,
     received: Received,
@@ -92,7 +92,7 @@ pub struct Passt {
 }
 
 impl Passt {
-    /// The largest number of bytes that a frame carries: passt's maximum.
+    /// The largest number of bytes that a frame carries, which is passt's maximum.
     pub const MTU: u16 = 65_520;
 
     /// Starts passt, and waits until it is ready.
@@ -171,7 +171,7 @@ impl Passt {
     }
 }
 
-/// A socket pair: our end and passt's.
+/// A socket pair: this process's end and passt's end.
 fn sockets() -> std::io::Result<(UnixStream, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
@@ -182,7 +182,7 @@ fn sockets() -> std::io::Result<(UnixStream, UnixStream)> {
 /// Received bytes from passt: frames, the last of which may be incomplete.
 struct Received {
     buffer: Box<[u8]>,
-    /// The range of the bytes in the buffer.
+    /// The range of the received bytes in the buffer.
     begin: usize,
     end: usize,
 }
@@ -194,7 +194,7 @@ impl Default for Received {
 }
 
 impl Received {
-    /// Room for more bytes, when no complete frame is left.
+    /// The free part of the buffer, for more bytes. Called when the buffer has no complete frame.
     fn room(&mut self) -> &mut [u8] {
         self.buffer.copy_within(self.begin..self.end, 0);
         self.end -= std::mem::take(&mut self.begin);
@@ -269,8 +269,8 @@ mod tests {
         assert!(passt.receive().is_err(), "the other end has hung up");
     }
 
-    /// passt has to send a frame again if it does not fit into the socket. The guest's TCP requests six or more of the
-    /// longest frames at once. A socket buffer of the usual size takes three.
+    /// If a frame does not fit into the socket, passt must send it again. The guest's TCP requests six or more of the
+    /// longest frames at once. A socket buffer of the usual size has space for three.
     #[test]
     fn a_burst_of_frames_waits_in_the_socket_while_the_guest_runs() {
         let (mut passt, mut theirs) = connected();

@@ -1,4 +1,4 @@
-//! The peer of a guest's network card: the other end of the wire.
+//! The peer of a guest's network card, to which the card is connected.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -30,13 +30,13 @@ impl NetworkOptions {
         }
     }
 
-    /// Whether the peer takes TCP segments that are longer than the MTU.
+    /// Whether the peer accepts TCP segments that are longer than the MTU, and cuts them into frames.
     pub fn segments(&self) -> bool {
         matches!(self, NetworkOptions::User { .. })
     }
 }
 
-/// The other end of the wire. No call waits.
+/// The peer of a guest's network card. No function of the peer waits.
 pub enum Peer {
     /// See [`NetworkOptions::User`].
     User(Passt),

@@ -1,8 +1,8 @@
 //! The output of a guest's console: standard output, and optionally a file.
 //!
-//! The run does not depend on its viewers. An output may fail, because its reader is gone or a disk is full.
-//! After a failure one warning is logged, and the guest runs on without this output. A replay of the
-//! recording shows everything.
+//! An output may fail, because its reader is gone or a disk is full. The run does not depend on the outputs. After a
+//! failure one warning is logged, and the guest runs on without this output. A replay of the recording shows all
+//! output.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,21 +15,21 @@ use nix::poll::{PollFd, PollFlags, poll};
 
 use machine::error::Error;
 
-/// Size of one write. A writable pipe takes this much without blocking.
+/// The size in bytes of one write. A writable pipe accepts this number of bytes without blocking.
 const PIECE_BYTES: usize = 4096;
-/// How long a reader that does not read can delay the end of the run.
+/// The longest time in milliseconds by which a reader that does not read can delay the end of the run.
 const PATIENCE_MS: u16 = 100;
 
 /// Standard output, and a copy in a file.
 pub struct Screen {
     is_shown: bool,
     copy: Option<(PathBuf, File)>,
-    /// Whether the run is ending. If it is, nothing waits for a reader that does not read.
+    /// Whether the run is ending. If it is, writes no longer wait for a reader that does not read.
     ending: Arc<AtomicBool>,
 }
 
 impl Screen {
-    /// Creates the file, if a file is wanted. Once `ending` is set, nothing waits for readers.
+    /// Creates the file, if a file is wanted. When `ending` is set, writes no longer wait for readers.
     pub fn new(copy: Option<&Path>, ending: Arc<AtomicBool>) -> Result<Screen, Error> {
         let create = |path: &Path| match File::create(path) {
             Ok(file) => Ok((path.to_path_buf(), file)),

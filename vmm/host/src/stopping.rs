@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGCONT, SIGTSTP};
 
 use crate::terminal::Modes;
 
-/// See the module documentation.
+/// Watches for requests to stop the process, and for its continuation.
 pub(super) struct Stopping {
     modes: Modes,
     stops: Arc<AtomicBool>,
@@ -31,8 +31,8 @@ impl Stopping {
         self.stops.store(true, Ordering::Relaxed);
     }
 
-    /// Stops if asked to. Makes the terminal raw again after any stop. Ignores the error of a closed terminal, because
-    /// reading the keyboard reports it.
+    /// Stops the process if it was asked to stop. After any stop, makes the terminal raw again. Ignores the error of a
+    /// closed terminal, because reading the keyboard reports it.
     pub fn obey(&self) {
         if self.stops.swap(false, Ordering::Relaxed) {
             let _ = self.modes.put_back();

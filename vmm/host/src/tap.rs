@@ -1,6 +1,6 @@
 //! A TAP interface of the host.
 //!
-//! Linux, Documentation/networking/tuntap.rst.
+//! See Linux's Documentation/networking/tuntap.rst.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,24 +9,24 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use machine::error::Error;
 
-/// The longest frame of an interface.
+/// The size in bytes of the longest frame of an interface.
 const MAX_FRAME_BYTES: usize = 65_535 + 18;
 
-/// See the module documentation.
+/// An attached TAP interface.
 pub struct Tap {
     interface: SyncDevice,
     buffer: Vec<u8>,
 }
 
 impl Tap {
-    /// The largest number of bytes that a frame carries: the default of interfaces.
+    /// The largest number of bytes that a frame carries, which is the default of Linux's interfaces.
     pub const MTU: u16 = 1500;
 
     /// Attaches to the interface with this name, or creates it. The user brings the interface up, and gives
     /// it addresses and routes.
     pub fn open(name: &str) -> Result<Tap, Error> {
         let open = || {
-            // An existing interface stays up or down.
+            // If the interface exists, its state (up or down) does not change.
             let interface =
                 DeviceBuilder::new().name(name).layer(Layer::L2).inherit_enable_state().build_sync()?;
             interface.set_nonblocking(true)?;

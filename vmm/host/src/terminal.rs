@@ -1,4 +1,4 @@
-//! The user's terminal in raw mode, restored on every exit.
+//! The user's terminal in raw mode. The earlier mode is restored whenever the run is left.
 
 use std::io::IsTerminal;
 
@@ -6,7 +6,8 @@ use nix::sys::termios::{self, SetArg, Termios};
 
 use machine::error::Error;
 
-/// Raw mode while the value lives. The earlier mode is restored on return, on error and on panic.
+/// The terminal is in raw mode while a value of this type lives. The earlier mode is restored on return, on error and
+/// on panic.
 pub struct RawTerminal {
     modes: Modes,
 }
@@ -26,7 +27,7 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // The terminal is gone, so nothing can be done about a failure.
+        // Restoring fails only if the terminal is gone, so the failure is ignored.
         let _ = self.modes.put_back();
     }
 }
@@ -50,7 +51,7 @@ impl Modes {
         Ok(Some(Modes { before, raw }))
     }
 
-    /// Sets raw mode: each key is read at once, and no key is a signal.
+    /// Sets raw mode. Each key can be read at once, and no key sends a signal.
     pub fn make_raw(&self) -> nix::Result<()> {
         termios::tcsetattr(std::io::stdin(), SetArg::TCSANOW, &self.raw)
     }

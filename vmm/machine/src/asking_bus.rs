@@ -1,5 +1,5 @@
-//! The bus of a machine with passed-through devices. The bus asks the inputs in the middle of an instruction
-//! when only such a device knows the answer.
+//! The bus of a machine with passed-through devices. If a guest's instruction reads from such a device, the bus asks
+//! the inputs for the value in the middle of the instruction.
 
 use cpu::{Bus, BusSignals, ProcessorSignals};
 use devices::passthrough::AskV1;
@@ -10,9 +10,8 @@ use crate::inputs::{AskedAt, Inputs};
 use crate::position::{Instructions, Moment};
 use crate::unit::Unit;
 
-/// A bus that asks passed-through devices: see the module. The CPU stops behind each instruction that got an
-/// answer, so that a replay can give answers one by one. The CPU also stops once the inputs fail;
-/// [`AskingBus::finish`] returns the error.
+/// A bus that asks passed-through devices. The CPU stops after each instruction that asked a device, so that a replay
+/// can give answers one by one. The CPU also stops once the inputs fail; [`AskingBus::finish`] returns the error.
 pub struct AskingBus<'a, U> {
     bus: &'a mut MachineBus,
     inputs: &'a mut dyn Inputs<U>,
@@ -21,7 +20,7 @@ pub struct AskingBus<'a, U> {
 }
 
 impl<'a, U: Unit> AskingBus<'a, U> {
-    /// A bus that asks these inputs.
+    /// Makes a bus that asks these inputs.
     pub fn new(bus: &'a mut MachineBus, inputs: &'a mut dyn Inputs<U>) -> AskingBus<'a, U> {
         AskingBus { bus, inputs, answered: false, failed: None }
     }
@@ -37,7 +36,7 @@ impl<'a, U: Unit> AskingBus<'a, U> {
         AskedAt { at: Moment { count, time_ns: self.bus.time_ns(steps) }, instructions }
     }
 
-    /// Asks a device, and takes everything that comes in until the answer. Returns the answer's value.
+    /// Asks a device, and applies all input from devices up to the answer. Returns the answer's value.
     fn ask(&mut self, at: AskedAt<U>, ask: AskV1) -> u64 {
         self.answered = true;
         while self.failed.is_none() {
@@ -54,7 +53,7 @@ impl<'a, U: Unit> AskingBus<'a, U> {
         u64::MAX
     }
 
-    /// Hands on what the guest told devices in the access that ends here.
+    /// Passes to the inputs the writes that the guest made to devices in the access that has just ended.
     fn hand_on(&mut self, at: AskedAt<U>) {
         for told in self.bus.platform.bus_mut().take_told() {
             if told.is_answered() {

@@ -1,6 +1,6 @@
 //! The machine's state between two exits, for engines that count no instructions.
 //!
-//! `stopping` uses these facts to decide where the machine is.
+//! The module `stopping` uses these facts to decide at which place the guest stands.
 
 use checkpoint::PageMap;
 use cpu::{Counts, CpuState};
@@ -8,14 +8,15 @@ use cpu::{Counts, CpuState};
 use crate::engine::Engine;
 use crate::inputs::Stopped;
 
-/// Where the machine is between two exits.
+/// Facts about the guest's place between two exits.
 #[derive(Default)]
 pub(super) struct Stopping {
-    /// The guest was stopped here without an exit, and no event has reported the stop yet.
+    /// The description of the guest's place, if the guest was stopped here without an exit and no event has reported
+    /// the stop yet.
     pub stopped: Option<Stopped>,
-    /// The CPU's counts did not begin at power-on ([`crate::Machine::count_anew`]).
+    /// Whether the CPU's counts were restarted later than at the start of the run ([`crate::Machine::count_anew`]).
     pub counts_anew: bool,
-    /// The guest stands at a place that looked like the landing place, and is not.
+    /// Whether the guest stands at a place that is not the landing place, although its registers are the same.
     pub not_here: bool,
     /// How many times in a row the engine ran beyond the landing place.
     pub overshots: u32,
@@ -32,7 +33,7 @@ pub(super) struct Before {
 }
 
 impl Stopping {
-    /// Notes that a run begins.
+    /// Notes that a call of [`crate::Machine::run`] begins.
     pub fn begin(&mut self) {
         self.overshots = 0;
     }

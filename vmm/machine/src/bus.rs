@@ -1,4 +1,4 @@
-//! Everything around the CPU: the platform's devices, on the clock that the CPU's steps or exits drive.
+//! The CPU's bus: the platform's devices, and the clock, whose time comes from the CPU's steps or exits.
 
 use boot::time_reads::TIME_READ_MARK;
 use cpu::{Bus, BusSignals, ProcessorSignals, Startup};
@@ -15,7 +15,8 @@ use crate::position::{Exits, Instructions};
 use crate::profile::Profile;
 use crate::unit::Unit;
 
-/// The CPU stops after this many sent frames, so that they are handed on: a guest can send gigabytes in a moment.
+/// The CPU stops when this number of sent frames waits, so that the machine can pass the frames to the inputs.
+/// Otherwise the frames of a fast guest would fill the host's memory.
 const MOST_SENT: usize = 64;
 
 /// The devices and the clock, as the CPU's bus.
@@ -24,17 +25,17 @@ pub struct MachineBus {
     pub platform: Platform<PciBus>,
     /// Virtual time.
     pub clock: Clock,
-    /// Output of all the guest's consoles, in the order of writing, that the machine has not handed on yet.
+    /// Output of all the guest's consoles, in the order of writing, that the machine has not passed to the inputs yet.
     pub output: Vec<u8>,
-    /// Frames of the guest that the machine has not handed on yet.
+    /// Frames of the guest that the machine has not passed to the inputs yet.
     pub sent: Vec<SentHere>,
     /// The end of the console's output.
     pub console: ConsoleTail,
-    /// The console has just shown the end of a panic's report.
+    /// Whether the console's latest output contains the end of a panic's report.
     pub panicked: bool,
-    /// Whether the CPU is to stop after the instruction that printed something.
+    /// Whether the CPU stops after each instruction that prints on a console.
     pub stop_on_output: bool,
-    /// Whether HLT with a mark behind it is a rewritten RDTSC ([`boot::time_reads`]).
+    /// Whether a HLT before the byte [`boot::time_reads::TIME_READ_MARK`] is a rewritten RDTSC ([`boot::time_reads`]).
     answers_time_reads: bool,
     ram: GuestMemory,
 }
@@ -43,9 +44,9 @@ pub struct MachineBus {
 pub struct SentHere {
     /// Instructions executed before the instruction that sent the frame.
     pub instructions: Instructions,
-    /// Exits made before the frame was sent.
+    /// Exits before the guest sent the frame.
     pub exits: Exits,
-    /// Virtual time when the frame was sent.
+    /// Virtual time in nanoseconds when the guest sent the frame.
     pub time_ns: u64,
     /// The frame.
     pub frame: SentFrame,
@@ -71,8 +72,8 @@ impl MachineBus {
         self.clock.time_ns(Instructions(steps))
     }
 
-    /// Takes console output right after the instruction that printed it. So the end of a panic's report is a place in
-    /// the run that a replay finds again.
+    /// Takes console output right after the instruction that printed this output. So a panic's report ends at one place
+    /// in the run, which a replay finds again.
     fn note_output(&mut self, take: impl FnOnce(&mut Platform<PciBus>) -> Vec<u8>) {
         let mut output = take(&mut self.platform);
         if !output.is_empty() {
@@ -81,7 +82,7 @@ impl MachineBus {
         }
     }
 
-    /// Does an access, and takes the frames that it sent.
+    /// Makes an access to a device, and takes the frames that the access sent.
     fn note_sent(&mut self, steps: u64, access: impl FnOnce(&mut MachineBus)) {
         let (instructions, exits, time_ns) = (Instructions(steps), self.clock.exits, self.time_ns(steps));
         access(self);
@@ -97,7 +98,7 @@ impl MachineBus {
         self.clock.prepare_run(now, limit, self.platform.next_deadline_ns())
     }
 
-    /// Takes input from passed-through devices, their writes to memory first. Writes outside of RAM are lost.
+    /// Applies input from passed-through devices, and their writes to memory first. Writes outside of RAM are lost.
     pub fn take_from_devices(&mut self, now_ns: u64, input: &DeviceInputV1) {
         for write in &input.dma {
             if self.ram.write_slice(&write.bytes, GuestAddress(write.gpa)).is_err() {
@@ -107,7 +108,7 @@ impl MachineBus {
         self.platform.with_bus(now_ns, |bus| bus.take_input(input));
     }
 
-    /// Tells the clock whether the inputs wait for the next deadline.
+    /// Tells the clock whether the engine's run ends when the next deadline is due.
     pub fn await_deadline(&mut self, awaited: bool) {
         let next_ns = || self.platform.next_deadline_ns().unwrap_or(u64::MAX);
         self.clock.await_deadline(awaited.then(next_ns));
@@ -185,8 +186,8 @@ impl Bus for MachineBus {
         self.platform.take_nmi()
     }
 
-    // A refused access is not counted as an exit. One engine begins the fault before the CPU checks whether
-    // to stop, another engine begins it afterwards. So a run must not be able to stop there.
+    // A refused access is not counted as an exit. One engine begins the fault before the CPU checks whether to stop.
+    // Another engine begins the fault after this check. So a run must not be able to stop at such an access.
     fn read_msr(&mut self, steps: u64, index: u32) -> Option<u64> {
         let value = self.platform.apic_read_msr(self.time_ns(steps), index).ok()?;
         self.clock.note_exit();
@@ -247,7 +248,7 @@ mod tests {
         }
     }
 
-    /// A NOP is not the mark, because compilers and assemblers put NOPs behind HLT.
+    /// A NOP cannot be the mark, because compilers and assemblers put NOPs after HLT.
     #[test]
     fn only_a_marked_halt_reads_the_time_and_only_where_time_reads_are_rewritten() {
         const NOP: u8 = 0x90;
@@ -275,6 +276,6 @@ mod tests {
     }
 
     const APIC_BASE: u32 = 0x1b;
-    /// An MSR that nothing on the board has.
+    /// The index of an MSR that the board does not have.
     const UNKNOWN: u32 = 0xc001_0000;
 }

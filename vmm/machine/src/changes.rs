@@ -1,4 +1,4 @@
-//! Changes of a machine that are not part of its run: a debugger or a test makes them.
+//! Changes that a debugger or a test makes to a machine. These changes are not part of the machine's run.
 
 use cpu::CpuState;
 use vm_memory::{Bytes, GuestAddress};
@@ -8,7 +8,7 @@ use crate::run::Machine;
 use crate::unit::Unit;
 
 impl<U: Unit> Machine<U> {
-    /// Flips one bit of RAM, as failing memory does: for tests that must notice it.
+    /// Flips one bit of RAM, as failing memory does. Tests check that a replay notices the flip.
     pub fn flip_ram_bit(&mut self, offset: u64, bit: u8) {
         let offset = offset % self.ram().size_bytes();
         let gpa = GuestAddress(self.ram().layout().gpa_of(offset));
@@ -34,7 +34,7 @@ impl<U: Unit> Machine<U> {
                 self.ram().replace_bytes(offset, &bytes[piece]);
             }
         }
-        // Setting the state makes the engine check what it derived from RAM.
+        // `set_state` makes the engine check its derived data, such as decoded code, against RAM.
         let state = self.engine.state();
         self.engine.set_state(&state, self.engine.counts());
     }
@@ -43,8 +43,8 @@ impl<U: Unit> Machine<U> {
         self.engine.cpu().core().peek_address(linear).and_then(|gpa| self.ram().layout().offset_of(gpa))
     }
 
-    /// Lets a machine continue whose run was ended from outside, or by a panic or the debug-exit port: the guest
-    /// still runs after these.
+    /// Lets a machine continue after its run was ended from outside, or by a panic or the debug-exit port. The guest
+    /// itself could have continued in all these cases.
     pub fn go_on_after_end(&mut self) {
         self.outcome.take_if(|outcome| {
             outcome.is_from_outside() || matches!(outcome, Outcome::Panic | Outcome::DebugExit { .. })
@@ -52,8 +52,8 @@ impl<U: Unit> Machine<U> {
     }
 }
 
-/// Cuts a range of linear addresses at page boundaries. Gives the address of each piece, and its bytes' range in the
-/// whole.
+/// Cuts a range of linear addresses at page boundaries. Yields each piece's address, and its range of indices in the
+/// `length` bytes.
 fn linear_pieces(address: u64, length: usize) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
     let mut from = 0;
     std::iter::from_fn(move || {

@@ -1,9 +1,9 @@
-//! Checks: hashes of the machine's state that a recording notes at intervals. A replay compares the hashes to
-//! prove that it is the same run. If a recording was cut off, its last check is the last known state.
+//! Checks: hashes of the machine's state that a recording notes at intervals. A replay compares its own hashes with the
+//! recorded hashes. If a recording was cut off, its last check is the last known state of the run.
 //!
-//! A check has up to three parts, from cheap to expensive: registers, devices, RAM. [`Schedule`] tells a
-//! recorder when to check which parts; a player checks the parts that the log has. A check changes nothing
-//! that the guest can see.
+//! A check has up to three parts, from cheap to expensive: registers, devices, RAM. [`Schedule`] tells a recorder when
+//! to check which parts. A player checks the parts that the log's check has. A check changes nothing that the guest can
+//! see.
 
 use crate::position::{Count, Moment};
 
@@ -16,33 +16,34 @@ pub struct Intervals {
     pub registers_ns: u64,
     /// Distance between two checks of the devices.
     pub devices: u64,
-    /// Distance between two checks of RAM. A check costs as much as the pages written since the last one.
+    /// Distance between two checks of RAM. The cost of a check of RAM depends on the pages written since the last such
+    /// check.
     pub ram: u64,
 }
 
 impl Intervals {
     /// The intervals for machines that count instructions.
     pub const OF_INSTRUCTIONS: Intervals = Intervals {
-        // The interval is some tens of milliseconds of host time: a recording that is cut off loses at
-        // most this much.
+        // The interval takes some tens of milliseconds of host time. A recording that is cut off loses at most this
+        // time.
         registers: 16_000_000,
-        // With a person at the console, half a second of virtual time is half a second of real time.
+        // While the console has live input, half a second of virtual time takes half a second of real time.
         registers_ns: 500_000_000,
         devices: 128_000_000,
         ram: 512_000_000,
     };
-    /// The intervals for machines that count exits: a run has far fewer exits than instructions. A stop
-    /// of the guest between exits also records RAM's digest.
+    /// The intervals for machines that count exits. A run has far fewer exits than instructions. In addition to these
+    /// checks, each stop of the guest between exits records RAM's digest.
     pub const OF_EXITS: Intervals =
         Intervals { registers: 20_000, registers_ns: 500_000_000, devices: 100_000, ram: 400_000 };
 }
 
-/// The parts of a check besides the registers.
+/// Which parts a check has besides the registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckParts {
-    /// All devices and the clock.
+    /// Whether the check covers the devices and the clock.
     pub devices: bool,
-    /// All of RAM.
+    /// Whether the check covers all of RAM.
     pub ram: bool,
 }
 
@@ -51,9 +52,9 @@ pub struct CheckParts {
 pub struct CheckRecord<C> {
     /// The point.
     pub at: Moment<C>,
-    /// Retired conditional branches there.
+    /// The number of retired conditional branches at this point.
     pub branches: u64,
-    /// RIP there.
+    /// RIP at this point.
     pub rip: u64,
     /// First bytes of the hash of the CPU's state.
     pub cpu_hash: [u8; 8],
@@ -72,8 +73,8 @@ impl<C> CheckRecord<C> {
 
 /// The schedule of a recorder's checks.
 ///
-/// Expensive parts follow the count, never virtual time. An idle guest's seconds pass in almost no host time, and
-/// each check would cost as much as a busy guest's.
+/// Only the registers are also checked by virtual time. The other parts are checked by the count alone. An idle guest's
+/// seconds pass in almost no host time, so checks of these parts by virtual time would cost too much.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule<C> {
     intervals: Intervals,
@@ -83,12 +84,12 @@ pub struct Schedule<C> {
 }
 
 impl<C: Count> Schedule<C> {
-    /// A schedule in which everything is due at the very first point.
+    /// A schedule in which all parts are due at the first point of the run.
     pub fn new(intervals: Intervals) -> Schedule<C> {
         Schedule { intervals, next: Moment::default(), next_devices: C::default(), next_ram: C::default() }
     }
 
-    /// The parts that are due at `now`, if a check is due.
+    /// The parts to check at `now`. `None` if no check is due.
     pub fn due(&self, now: Moment<C>) -> Option<CheckParts> {
         let due = now.count >= self.next.count || now.time_ns >= self.next.time_ns;
         let parts = CheckParts { devices: now.count >= self.next_devices, ram: now.count >= self.next_ram };

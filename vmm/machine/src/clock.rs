@@ -6,23 +6,23 @@ use cpu::Counts;
 use crate::position::{Count, Exits, Instructions};
 use crate::unit::Unit;
 
-/// A virtual time in nanoseconds that no run reaches: 146 years. Nothing overflows before this time.
+/// A virtual time in nanoseconds that no run reaches: 146 years. Sums of two smaller times do not overflow.
 pub const MAX_TIME_NS: u64 = 1 << 62;
 
 /// The source of virtual time while the guest runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeBase {
-    /// Each instruction is a nanosecond.
+    /// Each instruction takes a nanosecond.
     #[default]
     Instructions,
-    /// Each exit is a nanosecond; all other time comes in as events. KVM can run machines with this time base.
+    /// Each exit takes a nanosecond. All other time comes in as events. KVM can run machines with this time base.
     Exits,
 }
 
 /// Virtual time, and the number of exits.
 ///
-/// Time is the CPU's count of instructions plus the time spent idle, in nanoseconds; the raw TSC counts this time. If
-/// the time base is exits, each exit is a nanosecond instead, and `idle_ns` holds all of the time.
+/// Time is the CPU's count of instructions plus the time spent idle, in nanoseconds; the TSC shows this time. If the
+/// time base is exits, instructions take no time, each exit takes a nanosecond, and `idle_ns` is all of the time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     base: TimeBase,
@@ -30,9 +30,9 @@ pub struct Clock {
     pub idle_ns: u64,
     /// Exits since this clock was made.
     pub exits: Exits,
-    /// The CPU may run up to this virtual time without asking again.
+    /// The virtual time up to which the CPU may run before the machine checks deadlines again.
     run_until_ns: u64,
-    /// The number of exits at which the CPU is to stop.
+    /// The number of exits at which the CPU stops.
     run_until_exits: Exits,
 }
 
@@ -63,8 +63,8 @@ impl Clock {
         }
     }
 
-    /// Lets time pass in which the guest does nothing. Stops at the end of time: no run gets there, but a damaged log
-    /// may.
+    /// Lets time pass in which the guest does nothing. Time stops at [`MAX_TIME_NS`]. No run reaches this time, but a
+    /// damaged log may.
     pub fn pass(&mut self, ns: u64) {
         self.idle_ns = self.idle_ns.saturating_add(ns).min(MAX_TIME_NS);
     }
@@ -90,8 +90,8 @@ impl Clock {
         until
     }
 
-    /// Tells whether the inputs wait for this deadline, if time comes in from outside. If the guest then sets an
-    /// earlier deadline, the run ends at once.
+    /// Notes the deadline for which the engine's run ends, if time comes in as events. `None` means that the run does
+    /// not end for a deadline. If the guest then sets an earlier deadline, the CPU stops at once.
     pub fn await_deadline(&mut self, deadline_ns: Option<u64>) {
         if self.base == TimeBase::Exits {
             self.run_until_ns = deadline_ns.unwrap_or(0);
@@ -114,7 +114,7 @@ impl Clock {
         let Counts { steps, branches, system_calls } = counts;
         let (counted, most_branches) = match self.base {
             TimeBase::Instructions => (steps, steps),
-            // KVM's states may count branches, but never instructions.
+            // A state from KVM may have a count of branches, but its count of instructions is 0.
             TimeBase::Exits => (0, MAX_TIME_NS),
         };
         let now_ns = counted.checked_add(idle_ns).filter(|&ns| ns.max(steps) <= MAX_TIME_NS);

@@ -1,9 +1,9 @@
 //! The part of a CPU's state that is the same on every engine and processor.
 //!
-//! The software CPU gives states that are equal bit by bit. Processors also keep things that the architecture does
-//! not define. Examples are hidden parts of unused segments, undefined flags (also in copies of RFLAGS), and the
-//! address of the last x87 instruction. Machines that run on several processors are
-//! compared without these, and without counts that only one engine has.
+//! The software CPU gives states that are equal bit by bit. Hardware processors also have state that the architecture
+//! does not define. Examples are hidden parts of unused segments, undefined flags (also in copies of RFLAGS), and the
+//! address of the last x87 instruction. Machines that may run on different engines and processor models are compared
+//! without such state, and without counts that only one engine has.
 
 use cpu::{Counts, CpuState, CpuStateV1, SegReg, TurnState};
 use serde::Serialize;
@@ -14,10 +14,10 @@ use crate::processors::{SpinStateV1, TurnStateV1, stored};
 /// How two machines' states are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Likeness {
-    /// In every bit, because only the software CPU runs machines of this kind.
+    /// All bits are compared, because only the software CPU runs machines of this kind.
     #[default]
     Exact,
-    /// In the part that all processors share: KVM may run such machines.
+    /// Only the part that all processors share is compared, because KVM may run such machines.
     AcrossProcessors,
 }
 
@@ -41,12 +41,13 @@ struct Comparable<'a> {
     waiting: [bool; 2],
 }
 
-/// The part of a CPU's state that only several processors have.
+/// The state that a machine with several processors has in addition to the CPU in the seat. The processor whose turn it
+/// is has the seat.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Others<'a> {
     /// The processors that are not in the seat, by number.
     pub cpus: &'a [CpuState],
-    /// The state of the turns, if it does not follow from the counts.
+    /// The state of the turns. `None` if the counts alone determine whose turn it is.
     pub turns: Option<&'a TurnState>,
 }
 
@@ -96,8 +97,8 @@ fn comparable(state: &CpuState) -> Comparable<'_> {
             m.sfmask,
             m.kernel_gs_base,
             m.sysenter_cs,
-            // AMD's processors keep 32 bits of these registers. KVM also keeps 32 bits for guests with AMD's
-            // name.
+            // AMD's processors keep 32 bits of these registers. For a guest whose CPUID names AMD, KVM keeps 32 bits
+            // too.
             m.sysenter_esp & 0xffff_ffff,
             m.sysenter_eip & 0xffff_ffff,
             m.pat,
@@ -110,7 +111,7 @@ fn comparable(state: &CpuState) -> Comparable<'_> {
 mod tests {
     use super::*;
 
-    /// A change, and its name.
+    /// A change's name, and the function that makes the change.
     type Change<'a> = (&'a str, &'a dyn Fn(&mut CpuState, &mut Counts));
 
     #[test]

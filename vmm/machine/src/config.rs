@@ -1,4 +1,4 @@
-//! The description of a machine: together with the events, it determines a run. The recording stores the
+//! The description of a machine. The description and the recorded events determine a run. The recording stores the
 //! description, so replay needs no options.
 
 use std::fs::File;
@@ -25,12 +25,13 @@ pub use crate::image_file::{
     FileIdentity, ImageFile, hash_image, hash_image_with, identity_when_hashed, same,
 };
 
-/// The least RAM. No system is expected to boot in less RAM.
+/// The least RAM. Operating systems are not expected to boot in less RAM.
 pub const MIN_MEMORY_BYTES: u64 = 4 << 20;
-/// The largest size of RAM. The CPU model has 40 physical address bits; hosts have less memory.
+/// The largest size of RAM. The CPU models have 40 physical address bits, so the limit is far below their address
+/// space.
 pub const MAX_MEMORY_BYTES: u64 = 256 << 30;
 
-/// The least MTU of a network card: IPv4 requires it.
+/// The least MTU of a network card. IPv4 requires an MTU of at least 68 bytes.
 pub const MIN_MTU: u16 = 68;
 
 /// The network card.
@@ -40,7 +41,8 @@ pub struct NetworkConfig {
     pub mac: [u8; 6],
     /// The MTU: the largest number of bytes that a frame carries.
     pub mtu: u16,
-    /// Whether the guest may send TCP segments longer than the MTU. The peer cuts such segments up.
+    /// Whether the guest may send TCP segments longer than the MTU. The host's side of the network cuts such segments
+    /// into frames.
     pub segments: bool,
 }
 
@@ -49,12 +51,12 @@ pub struct NetworkConfig {
 pub enum PassedDevice {
     /// A PCI function.
     Function {
-        /// The function's address on the host, for people.
+        /// The function's address on the host, for messages.
         address: String,
         /// The properties of the function that the machine needs.
         description: PciDescriptionV1,
     },
-    /// Plain ports.
+    /// A range of I/O ports.
     Ports {
         /// The first port.
         first: u16,
@@ -65,8 +67,8 @@ pub enum PassedDevice {
     },
 }
 
-/// The largest space for all BARs together. This much space fits into the bus's windows, with the gaps between the
-/// BARs.
+/// The largest space for all BARs together, in bytes. This space, and the gaps between the BARs, fit into the bus's
+/// windows.
 const MAX_BAR_MEMORY: u64 = 480 << 20;
 const MAX_BAR_PORTS: u64 = 4096;
 /// Largest number of passed-through devices in a machine.
@@ -85,7 +87,7 @@ pub struct MachineConfig {
     /// How the machine starts.
     #[serde(flatten)]
     pub start: Start,
-    /// The disk's base image; the guest's writes never reach it.
+    /// The disk's base image. The guest's writes do not change this file.
     pub disk: Option<ImageFile>,
     /// Ports for kernel developers.
     pub debug_ports: DebugPortsV1,
@@ -95,7 +97,7 @@ pub struct MachineConfig {
     pub passthrough: Vec<PassedDevice>,
 }
 
-/// The user's options; [`MachineConfig::from_options`] reads the files.
+/// The user's options for a machine. [`MachineConfig::from_options`] reads the files that they name.
 #[derive(Clone, Debug, Default)]
 pub struct MachineOptions {
     /// Kernel image.
@@ -112,15 +114,15 @@ pub struct MachineOptions {
     pub processors: Processors,
     /// RAM size.
     pub memory_bytes: u64,
-    /// Port 0xE9 prints on the console.
+    /// Whether bytes that the guest writes to port 0xE9 are printed on the console.
     pub debug_console: bool,
-    /// The port that ends the run.
+    /// The port that ends the run when the guest writes to it.
     pub debug_exit: Option<u16>,
     /// The network card.
     pub network: Option<NetworkConfig>,
     /// Passed-through devices of the host.
     pub passthrough: Vec<PassedDevice>,
-    /// The CPU model. The model also decides everything in [`Profile`].
+    /// The CPU model. The model also determines the machine's [`Profile`].
     pub model: cpu::CpuModel,
 }
 
@@ -146,7 +148,7 @@ impl MachineConfig {
     ) -> Result<(MachineConfig, Images), Error> {
         let mut read = |which, path: &Path, most_bytes| read_opened(open(which, path)?, path, most_bytes);
         let (kernel_file, kernel) = read(KernelFile::Kernel, &options.kernel, MAX_KERNEL_FILE_BYTES)?;
-        // These files are loaded as they are, so they must fit into memory.
+        // The loader copies these files into memory without unpacking, so they must not be larger than memory.
         let most_bytes = options.memory_bytes;
         let initrd =
             options.initrd.as_deref().map(|path| read(KernelFile::Initrd, path, most_bytes)).transpose()?;
@@ -160,7 +162,7 @@ impl MachineConfig {
             })
             .collect::<Result<Vec<_>, Error>>()?;
         let disk = options.disk.as_deref().map(|path| hash_image(path, Scheme::Sparse)).transpose()?;
-        // The manifest is JSON, which can only hold UTF-8.
+        // The manifest is JSON, which can only hold UTF-8. So all paths must be UTF-8.
         let paths = [Some(&options.kernel), options.initrd.as_ref(), options.disk.as_ref()];
         let modules_paths = options.modules.iter().map(|(path, _)| path);
         if let Some(path) = paths.into_iter().flatten().chain(modules_paths).find(|p| p.to_str().is_none()) {
@@ -259,7 +261,7 @@ impl MachineConfig {
         Ok(())
     }
 
-    /// The slots of the passed-through PCI functions: they follow the machine's own devices.
+    /// The PCI slots of the passed-through functions. These slots follow the slots of the machine's own devices.
     pub fn passed_slots(&self) -> Vec<u8> {
         let own = 2 + u8::from(self.disk.is_some()) + u8::from(self.network.is_some());
         let functions =
@@ -287,7 +289,7 @@ impl MachineConfig {
     fn most_bytes(&self, what: &str) -> u64 {
         match what {
             start::KERNEL => MAX_KERNEL_FILE_BYTES,
-            // A starting state has RAM and disk, and is compressed.
+            // A starting state contains RAM and disk blocks, and is compressed.
             start::STATE => {
                 2 * (self.memory_bytes + self.disk.as_ref().map_or(0, |disk| disk.size_bytes))
                     + MAX_STATE_FILE_BYTES
@@ -331,8 +333,8 @@ impl MachineConfig {
         Ok(bytes)
     }
 
-    /// A kernel as this machine runs it: if the profile says so, its RDTSC are rewritten and do not read the host's
-    /// clock.
+    /// The kernel image to load. If the profile says so, its RDTSC instructions are rewritten, so that they do not read
+    /// the host's clock.
     fn prepared(&self, mut kernel: Vec<u8>) -> Vec<u8> {
         if !self.profile().rewrites_time_reads {
             return kernel;

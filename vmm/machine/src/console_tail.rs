@@ -1,11 +1,11 @@
-//! The end of the guest's console output. The tail is part of the machine's state, so it can be shown and
-//! searched at any point of a run. Kernels without the pvpanic driver report a panic only here.
+//! The end of the guest's console output. The tail is part of the machine's state, so a user can see and search the
+//! output at any point of a run. A kernel without the pvpanic driver reports a panic only on the console.
 
 /// Linux prints this text when a panic's report is complete.
 const PANIC_END: &[u8] = b"---[ end Kernel panic";
 /// Linux prints this text when a panic's report begins. A kernel that reboots on a panic (`panic=-1`) prints no end.
 pub const PANIC_BEGIN: &[u8] = b"Kernel panic - not syncing";
-/// Number of bytes that are kept: some screens full.
+/// The size of the tail in bytes.
 const TAIL_BYTES: usize = 8192;
 /// A length of output that no guest reaches.
 const MAX_LENGTH_BYTES: u64 = 1 << 62;
@@ -15,8 +15,8 @@ const MAX_LENGTH_BYTES: u64 = 1 << 62;
 pub struct ConsoleTail {
     /// Number of bytes that the guest has written to the console so far.
     pub(super) length_bytes: u64,
-    /// The last [`TAIL_BYTES`] of the output, or all output. The tail does not depend on how the output was
-    /// cut into pieces: equal machines have equal states.
+    /// The last [`TAIL_BYTES`] of the output, or all output. The tail does not depend on how the output was cut into
+    /// pieces, so that equal machines have equal states.
     pub(super) tail: Vec<u8>,
 }
 
@@ -31,7 +31,7 @@ impl ConsoleTail {
         panicked
     }
 
-    /// Whether some output leads to this state. States may come from strangers.
+    /// Whether the length and the tail can belong together. A stored state may come from strangers.
     pub fn is_possible(&self) -> bool {
         let kept = self.length_bytes.min(TAIL_BYTES as u64);
         self.tail.len() as u64 == kept && self.length_bytes <= MAX_LENGTH_BYTES
@@ -47,7 +47,7 @@ impl ConsoleTail {
         self.length_bytes
     }
 
-    /// Whether the last `fresh_bytes` of output complete an occurrence of `wanted`.
+    /// Whether an occurrence of `wanted` ends in the last `fresh_bytes` bytes of output.
     pub fn ended_with(&self, wanted: &[u8], fresh_bytes: usize) -> bool {
         let from = self.tail.len().saturating_sub(fresh_bytes + wanted.len().saturating_sub(1));
         find(&self.tail[from..], wanted).is_some()

@@ -1,4 +1,6 @@
-//! The contents of a machine's RAM and disk: takes versions of them, tells what was written, and restores a version.
+//! The contents of a machine's RAM and disk. This module copies the contents, reports the pages that were written, and
+//! restores earlier contents. A map ([`PageMap`]) says where the contents of each page are: in memory, or in a store of
+//! checkpoints.
 
 use std::sync::Arc;
 
@@ -10,7 +12,7 @@ use crate::run::Machine;
 use crate::unit::Unit;
 use crate::written_pages::Reader;
 
-/// The disk's slot: if there is a disk, it is the first device on the bus.
+/// The disk's PCI slot. The disk, if there is one, is the first device on the bus.
 const DISK_SLOT: usize = 1;
 
 impl<U: Unit> Machine<U> {
@@ -19,7 +21,7 @@ impl<U: Unit> Machine<U> {
         self.bus.platform.bus_mut().block_backend_mut::<OverlayDisk>(DISK_SLOT)
     }
 
-    /// Attaches the store from which restores and the disk read stored pages.
+    /// Attaches the store of checkpoints. Restores and the disk read stored pages from this store.
     pub fn attach_store(&mut self, store: Arc<Store>) {
         if let Some(disk) = self.disk_mut() {
             disk.attach_store(store.clone());
@@ -27,7 +29,7 @@ impl<U: Unit> Machine<U> {
         self.store = Some(store);
     }
 
-    /// Detaches the store. Nothing may refer to it any more.
+    /// Detaches the store. No page of RAM's image or of the disk may refer to the store any more.
     pub(super) fn detach_store(&mut self) {
         if let Some(disk) = self.disk_mut() {
             disk.detach_store();
@@ -45,12 +47,12 @@ impl<U: Unit> Machine<U> {
         (self.ram().flags().pages(), self.disk_mut().map_or(0, |disk| disk.block_count()))
     }
 
-    /// The contents of RAM and disk. Costs as much as the pages written since the last call or restore.
+    /// The contents of RAM and disk. The cost depends on the number of pages written since the last call or restore.
     pub fn maps(&mut self) -> Result<Maps, Error> {
         Ok(self.capture()?.0)
     }
 
-    /// Updates the image of RAM. Returns the number of pages that are newly held in memory.
+    /// Updates the image of RAM, a map with copies of the pages. Returns the number of pages that were copied.
     pub(super) fn update_image(&mut self) -> Result<usize, Error> {
         self.collect_written()?;
         let mut contents = [0; PAGE_BYTES];
@@ -65,21 +67,21 @@ impl<U: Unit> Machine<U> {
         Ok(held)
     }
 
-    /// The contents of RAM and disk, and the number of pages that are newly held in memory.
+    /// As [`Machine::maps`], and also returns the number of pages of RAM that were copied.
     pub fn capture(&mut self) -> Result<(Maps, usize), Error> {
         let mut held = self.update_image()?;
         held += self.disk_mut().map_or(0, |disk| disk.take_written().len());
         Ok((Maps { ram: self.image.clone(), disk: self.disk_version() }, held))
     }
 
-    /// The number of pages that [`Machine::take_written`] would give.
+    /// The number of pages that [`Machine::take_written`] would report.
     pub fn written_count(&mut self) -> Result<u64, Error> {
         self.collect_written()?;
         Ok((self.written.count(Reader::Image) + self.written_blocks()) as u64)
     }
 
-    /// Calls `each` with every page of RAM and disk written since the last call, [`Machine::maps`] or
-    /// restore. Returns the number of pages. The function is for recorders, which keep no maps.
+    /// Calls `each` with every page of RAM and disk written since the last call, [`Machine::maps`] or restore. Returns
+    /// the number of pages. The function is for recorders, which do not use maps.
     pub fn take_written(
         &mut self,
         mut each: impl FnMut(Space, u64, &Page) -> Result<(), Error>,
@@ -102,7 +104,7 @@ impl<U: Unit> Machine<U> {
         Ok(count)
     }
 
-    /// Makes [`Machine::take_written`] give these pages again, with their contents at that time.
+    /// Makes the next [`Machine::take_written`] report these pages again, with the contents that they then have.
     pub fn write_again(&mut self, pages: impl IntoIterator<Item = (Space, u64)>) {
         for (space, page) in pages {
             match space {
@@ -116,11 +118,11 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// Starts counting written pages for [`Machine::take_written`] here.
+    /// Makes the next [`Machine::take_written`] report only pages written from now on.
     pub fn begin_written(&mut self) -> Result<(), Error> {
         self.collect_written()?;
         self.written.take(Reader::Image);
-        // Frees the image: a caller who takes written pages keeps no image.
+        // Frees the image of RAM, because a caller of `take_written` does not use the image.
         self.image = PageMap::zeroed(self.image.len());
         if let Some(disk) = self.disk_mut() {
             disk.take_written();
@@ -128,7 +130,7 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// The number of pages that [`Machine::take_trail`] would give.
+    /// The number of pages that [`Machine::take_trail`] would report.
     pub fn trail_count(&mut self) -> Result<usize, Error> {
         self.collect_written()?;
         Ok(self.written.count(Reader::Trail))
@@ -145,14 +147,14 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Starts counting written pages for [`Machine::take_trail`] here.
+    /// Makes the next [`Machine::take_trail`] report only pages written from now on.
     pub fn begin_trail(&mut self) -> Result<(), Error> {
         self.collect_written()?;
         self.written.take(Reader::Trail);
         Ok(())
     }
 
-    /// Number of disk blocks written since they were last taken.
+    /// Number of disk blocks written since the last [`Machine::take_written`].
     pub fn written_blocks(&mut self) -> usize {
         self.disk_mut().map_or(0, |disk| disk.written_count())
     }
@@ -165,19 +167,20 @@ impl<U: Unit> Machine<U> {
         disk.read_whole_block(block, to)
     }
 
-    /// Replaces taken disk blocks in memory by their stored copies, unless they have changed since.
+    /// Replaces blocks in memory by their stored copies in a checkpoint. Skips blocks that the guest has changed since.
     pub fn adopt_blocks(&mut self, blocks: impl IntoIterator<Item = (u64, PageRef)>) {
         if let Some(disk) = self.disk_mut() {
             blocks.into_iter().for_each(|(block, stored)| disk.adopt(block, stored));
         }
     }
 
-    /// Replaces disk blocks that were not taken yet by the stored blocks of `version`, if they are equal.
+    /// Replaces written blocks that [`Machine::take_written`] has not reported yet by the stored blocks of `version`.
+    /// Skips blocks whose contents differ.
     pub fn adopt_written_blocks(&mut self, version: &PageMap) -> Result<(), Error> {
         self.disk_mut().map_or(Ok(()), |disk| disk.adopt_written(version))
     }
 
-    /// The contents of the disk.
+    /// The disk's present contents, as a map.
     pub fn disk_version(&mut self) -> PageMap {
         self.disk_mut().map_or_else(|| PageMap::new(0), |disk| disk.version())
     }
@@ -194,8 +197,8 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Replaces the machine's maps by `maps`, which belong to a recording's checkpoint at exactly this point. Does
-    /// not check that they are equal. Frees the copies in memory.
+    /// Replaces the machine's maps by `maps`, the maps of a recording's checkpoint at exactly this point. So the
+    /// machine's own copies of pages in memory are freed. Does not check that the contents are equal.
     pub fn rebase(&mut self, maps: &Maps) -> Result<(), Error> {
         self.collect_written()?;
         self.written.take(Reader::Image);
@@ -212,18 +215,18 @@ impl<U: Unit> Machine<U> {
         let differing: Vec<u64> = to.changed_since(&self.image).map(|(page, _)| page).collect();
         let pages: Vec<u64> = merged(&written, &differing).collect();
         if let Err(error) = self.put_pages(&pages, to) {
-            // These pages may have old or new contents: the next restore must look at them.
+            // Each of these pages may have old or new contents, so the next restore must compare it.
             pages.iter().for_each(|&page| self.written.look_again(Reader::Image, page));
             return Err(error);
         }
-        // The replaced pages are new to the digest, but not to the image.
+        // The digest has not seen the replaced pages yet. The image already has their contents.
         self.collect_written()?;
         self.written.take(Reader::Image);
         self.image = to.clone();
         Ok(())
     }
 
-    /// Gives pages of RAM their contents in a map.
+    /// Copies the contents that these pages have in the map `to` into RAM.
     fn put_pages(&self, pages: &[u64], to: &PageMap) -> Result<(), Error> {
         let put = |page: u64, contents: &Page| {
             self.ram().replace_bytes(page * guest_ram::PAGE_SIZE, contents);
@@ -251,7 +254,7 @@ impl<U: Unit> Machine<U> {
         self.disk_mut().map(OverlayDisk::hash).unwrap_or_default()
     }
 
-    /// As [`Machine::disk_hash`], but takes the digests of stored blocks from the store.
+    /// As [`Machine::disk_hash`], but takes the digests of stored blocks from the store without reading the blocks.
     pub(super) fn known_disk_hash(&mut self) -> [u8; 32] {
         self.disk_mut().map(OverlayDisk::known_hash).unwrap_or_default()
     }
@@ -292,7 +295,7 @@ mod tests {
     use crate::inputs::PowerOn;
     use crate::position::Instructions;
 
-    /// Ten blocks and a half.
+    /// The size of the disk: ten blocks and a half.
     const DISK_BYTES: usize = 10 * PAGE_BYTES + 2048;
 
     fn machine(directory: &Path) -> Machine<Instructions> {
@@ -319,8 +322,9 @@ mod tests {
         bytes
     }
 
-    /// Writes to a disk, each applied over the ones before. The writes cover a part of a block, several
-    /// blocks, zeroes, the half block at the end, and blocks that were written before.
+    /// Four groups of writes to a disk, each applied over the groups before. A write is (first sector, value of each
+    /// byte, number of sectors). The writes cover a part of a block, several blocks, zeroes, the half block at the end,
+    /// and blocks that were written before.
     const WRITES: [&[(u64, u8, usize)]; 4] =
         [&[], &[(3, 0xaa, 1), (14, 0xbb, 20)], &[(16, 0, 8), (81, 0xcc, 3)], &[(3, 0xdd, 2), (16, 0xee, 1)]];
 
@@ -361,7 +365,7 @@ mod tests {
         draft.finish(&[], &[]).unwrap();
         let mut maps = store.maps_at(1).unwrap();
         maps.ram = maps.ram.over(&first.ram);
-        // Damage the first blob; the store has the file open.
+        // Damages the first blob, while the store has the file open.
         let file = folder.join("00000001.ckpt");
         let mut bytes = std::fs::read(&file).unwrap();
         bytes[8] ^= 1;

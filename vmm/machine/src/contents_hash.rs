@@ -1,7 +1,7 @@
-//! Hashes of an image's contents. A disk image may have terabytes that were never written: hashing these costs
-//! nothing.
+//! Hashes of an image's contents. A disk image may have terabytes that were never written (holes). The hash skips holes
+//! without reading them.
 
-/// The prefix of a hash that covers only blocks with bytes other than zero.
+/// The prefix of a hash by [`Scheme::Sparse`].
 const SPARSE: &str = "sparse:";
 /// Size of a block that is hashed on its own.
 const BLOCK_BYTES: u64 = 1 << 20;
@@ -13,13 +13,14 @@ const ZEROS: [u8; 4096] = [0; 4096];
 pub enum Scheme {
     /// A hash of all bytes, by BLAKE3: the text is the hash in hex.
     Whole,
-    /// BLAKE3 of the blocks of 1 MiB that are not all zeros, and of the size behind them. Each block gives its number
-    /// (64 bits, little endian) and its BLAKE3 hash. The text is `sparse:` and the hash in hex.
+    /// A hash by BLAKE3 of the blocks of 1 MiB that are not all zeros, followed by the file's size. Each block adds its
+    /// number (64 bits, little endian) and its BLAKE3 hash to the hashed bytes. The text is `sparse:` and the hash in
+    /// hex.
     Sparse,
 }
 
 impl Scheme {
-    /// The scheme of a hash.
+    /// The scheme by which a hash in text form was made.
     pub fn of(hash: &str) -> Scheme {
         if hash.starts_with(SPARSE) { Scheme::Sparse } else { Scheme::Whole }
     }
@@ -50,7 +51,7 @@ impl ContentsHasher {
         }
     }
 
-    /// Appends this many zeros.
+    /// Appends `count` zero bytes.
     pub fn zeros(&mut self, count: u64) {
         match &mut self.0 {
             Kind::Whole(hasher) => hash_zeros(hasher, count),
@@ -67,7 +68,7 @@ impl ContentsHasher {
     }
 }
 
-/// Appends this many zeros.
+/// Appends `count` zero bytes.
 pub fn hash_zeros(hasher: &mut blake3::Hasher, mut count: u64) {
     while count > 0 {
         let part = count.min(ZEROS.len() as u64);
@@ -114,7 +115,7 @@ impl Blocks {
         self.size_bytes = self.size_bytes.saturating_add(count);
     }
 
-    /// Notes that this many more bytes were hashed.
+    /// Counts hashed bytes, and completes the block when its end is reached.
     fn pass(&mut self, count: u64) {
         let number = self.size_bytes / BLOCK_BYTES;
         self.size_bytes += count;

@@ -1,8 +1,9 @@
-//! The guest's disk: an immutable base image, with the guest's own writes kept apart.
+//! The guest's disk: an immutable base image, and the blocks that the guest wrote, which are stored apart from the
+//! image.
 //!
-//! A recorder moves the writes into its checkpoints. A replay executes the writes again. The replay keeps the
-//! written blocks in memory, or refers to the recorder's copies of the same blocks. Versions of the disk
-//! share their blocks.
+//! A recorder moves the written blocks into its checkpoints. In a replay, the guest makes the same writes again. The
+//! replay keeps the written blocks in memory, or refers to the recorder's copies of the same blocks. Versions of the
+//! disk share their blocks.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -15,7 +16,7 @@ use devices::virtio::{BlockBackend, BlockError, SECTOR_BYTES};
 
 use crate::error::Error;
 
-/// Size of a block, the unit in which writes are kept.
+/// Size in bytes of a block, the unit in which writes are stored.
 const BLOCK_BYTES: u64 = PAGE_BYTES as u64;
 
 /// A disk whose base image is never written.
@@ -23,14 +24,16 @@ pub struct OverlayDisk {
     base: File,
     path: PathBuf,
     size_bytes: u64,
-    /// Blocks over the base image at the start, for a machine that did not start at power-on. This run has
-    /// written none of these blocks.
+    /// The blocks that an earlier run had written before this run started, for a machine that did not start at
+    /// power-on.
     start: PageMap,
-    /// The location of each block's contents. [`PageRef::Base`] means `start`, and the base image under it.
+    /// The location of each block's contents. [`PageRef::Base`] means that `start` has the location, or else the base
+    /// image.
     blocks: PageMap,
     /// Blocks written since [`OverlayDisk::take_written`] was last called.
     written: BTreeSet<u64>,
-    /// Blocks that the guest read before writing them, if this is noted.
+    /// The blocks that the guest read before this run had written them. `None` unless [`OverlayDisk::note_read`] was
+    /// called.
     read: Option<BTreeSet<u64>>,
     /// The store with a recording's checkpoints, from which blocks are read.
     store: Option<Arc<Store>>,
@@ -65,7 +68,7 @@ impl OverlayDisk {
         self.blocks.len()
     }
 
-    /// Puts blocks in memory over the base image: an earlier run had written them.
+    /// Sets the blocks that an earlier run had written. The blocks are in memory, and hide the base image.
     pub fn set_start(&mut self, start: PageMap) {
         self.start = start;
     }
@@ -75,12 +78,12 @@ impl OverlayDisk {
         self.read.get_or_insert_default();
     }
 
-    /// The noted blocks: see [`OverlayDisk::note_read`].
+    /// The blocks noted since [`OverlayDisk::note_read`].
     pub fn take_read(&mut self) -> BTreeSet<u64> {
         self.read.take().unwrap_or_default()
     }
 
-    /// Notes that the guest reads a part of a block.
+    /// Notes that the guest reads a part of block `number`.
     fn is_read(&mut self, number: u64) {
         if let Some(read) = &mut self.read
             && matches!(self.blocks.get(number), PageRef::Base)
@@ -89,7 +92,7 @@ impl OverlayDisk {
         }
     }
 
-    /// The blocks that differ from the image, in ascending order.
+    /// The blocks that this or an earlier run has written over the image, in ascending order.
     pub fn blocks_over_image(&self) -> Vec<u64> {
         self.blocks.over(&self.start).iter_not_base().map(|(block, _)| block).collect()
     }
@@ -99,23 +102,23 @@ impl OverlayDisk {
         self.store = Some(store);
     }
 
-    /// Detaches the store. No block may lie in it.
+    /// Detaches the store. No block's contents may be in the store.
     pub fn detach_store(&mut self) {
         self.store = None;
     }
 
-    /// The disk's present version.
+    /// The disk's present contents: the location of each block's contents.
     pub fn version(&self) -> PageMap {
         self.blocks.clone()
     }
 
-    /// Switches to another version.
+    /// Switches to other contents of the disk, which [`OverlayDisk::version`] returned.
     pub fn set_version(&mut self, version: &PageMap) {
         self.blocks.clone_from(version);
         self.written.clear();
     }
 
-    /// Number of blocks written since they were last taken.
+    /// Number of blocks written since the last [`OverlayDisk::take_written`].
     pub fn written_count(&self) -> usize {
         self.written.len()
     }
@@ -125,13 +128,13 @@ impl OverlayDisk {
         std::mem::take(&mut self.written)
     }
 
-    /// Makes [`OverlayDisk::take_written`] give a block again.
+    /// Makes the next [`OverlayDisk::take_written`] return a block again.
     pub fn write_again(&mut self, block: u64) {
         self.written.insert(block);
     }
 
-    /// Replaces a block in memory by its stored copy, if the two are still equal. Since the copy was made,
-    /// the guest may have written the block, and later checkpoints may have stored it again.
+    /// Replaces a block in memory by its stored copy, if the two are still equal. Since the copy was made, the guest
+    /// may have written the block, and a later checkpoint may have stored the block again.
     pub fn adopt(&mut self, block: u64, stored: PageRef) {
         let PageRef::Held(held) = self.blocks.get(block) else { return };
         let is_equal = match (&stored, &self.store) {
@@ -144,8 +147,9 @@ impl OverlayDisk {
         }
     }
 
-    /// Replaces written blocks by the stored blocks of `version`, if they are equal, and marks them as taken. Reads
-    /// the stored blocks, so that a damaged one is not used.
+    /// Replaces each written block by the stored block of `version`, if the two are equal.
+    /// [`OverlayDisk::take_written`] then no longer returns this block. Reads the stored blocks, so that a damaged
+    /// block is not used.
     pub fn adopt_written(&mut self, version: &PageMap) -> Result<(), Error> {
         let Some(store) = self.store.clone() else { return Ok(()) };
         let (mut equal, mut stored) = (Vec::new(), Vec::new());
@@ -197,7 +201,7 @@ impl OverlayDisk {
 
     fn digest_of(&mut self, number: u64) -> Digest {
         let mut contents = [0; PAGE_BYTES];
-        // A failure is remembered and stops the run.
+        // `read_block` stores a failure, which then stops the run.
         self.read_block(number, &mut contents).map_or(Digest::default(), |()| digest(&contents))
     }
 
@@ -239,7 +243,7 @@ impl OverlayDisk {
         Err(self.take_failure().unwrap_or(other))
     }
 
-    /// The location of a block's contents, with the start's blocks over the base image.
+    /// The location of a block's contents: in `blocks`, else in `start`, else in the base image.
     fn version_of(&self, number: u64) -> &PageRef {
         match self.blocks.get(number) {
             PageRef::Base => self.start.get(number),
@@ -257,7 +261,7 @@ impl OverlayDisk {
         BlockError::Host(told)
     }
 
-    /// Cuts a byte range at block boundaries. For each part, gives the block's number, the offset in it, and the
+    /// Cuts a byte range at block boundaries. Yields for each part the block's number, the offset in the block, and the
     /// range in the buffer.
     fn parts(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
         let mut done = 0;
@@ -408,7 +412,7 @@ mod tests {
         let first = stored(&mut disk, &store, 1);
         assert_eq!(first.iter().map(|(block, _)| *block).collect::<Vec<_>>(), [0, 1, 2]);
         disk.write(0, &[9; 512]).unwrap();
-        // A second checkpoint takes the block before the disk knows where the first copy is stored.
+        // A second checkpoint stores the block before `adopt` has replaced it by the first stored copy.
         let second = stored(&mut disk, &store, 2);
         first.into_iter().for_each(|(block, at)| disk.adopt(block, at));
         let mut bytes = [1; 1024];
@@ -454,7 +458,7 @@ mod tests {
         assert_eq!((held(&disk), disk.written_count()), (vec![2], 1), "the last has changed since");
         assert_eq!(disk.hash(), hash);
 
-        // Damage the first blob.
+        // Damages the first blob.
         let file = path.join("00000001.ckpt");
         let mut bytes = std::fs::read(&file).unwrap();
         bytes[8] ^= 1;

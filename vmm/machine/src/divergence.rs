@@ -1,4 +1,4 @@
-//! The first difference between a replay and its recording: the place, the expected value, the actual value.
+//! The first difference between a replay and its recording, with its place, the recorded value and the replayed value.
 
 use crate::position::Position;
 
@@ -10,21 +10,21 @@ use crate::position::Position;
     around(neighbours)
 )]
 pub struct Divergence {
-    /// Where the replay was.
+    /// The point at which the replay differs.
     pub at: Position,
-    /// The virtual time there.
+    /// The virtual time at `at`, in nanoseconds.
     pub time_ns: u64,
     /// The last point before `at` where the same part of the machine was equal.
     pub last_good: Position,
-    /// The virtual time there.
+    /// The virtual time at `last_good`, in nanoseconds.
     pub last_good_ns: u64,
-    /// What differs.
+    /// The name of the compared part that differs.
     pub what: &'static str,
     /// The recorded value.
     pub expected: String,
     /// The replayed value.
     pub actual: String,
-    /// Recorded events around the place.
+    /// The recorded events around `at`, as text.
     pub neighbours: Vec<String>,
 }
 

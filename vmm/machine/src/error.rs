@@ -27,10 +27,10 @@ pub enum Error {
         cause: Box<Error>,
         /// The recording.
         recording: PathBuf,
-        /// Where the machine was.
+        /// The point where the recording stopped.
         at: Position,
     },
-    /// The guest's images do not make a machine.
+    /// The guest's images cannot be booted.
     #[error(transparent)]
     Boot(#[from] boot::BootError),
     /// RAM could not be allocated.
@@ -75,7 +75,7 @@ pub enum Error {
     /// A position that does not exist.
     #[error("{0}")]
     Position(String),
-    /// The request contradicts the object that it was made of.
+    /// The request does not fit the machine or recording that it was made to.
     #[error("{0}")]
     Usage(String),
     /// A person stopped the program before the answer was known.
@@ -89,7 +89,7 @@ pub enum Error {
     Unsupported(String),
 }
 
-/// The host's message. If a file may not grow, also names the limit.
+/// The host's message. If the message is about the limit of file sizes, the function adds the limit.
 fn reason(source: &std::io::Error) -> String {
     match source.kind() {
         std::io::ErrorKind::FileTooLarge => {
@@ -134,13 +134,13 @@ impl From<StoreError> for Error {
 }
 
 impl Error {
-    /// For `map_err` on file operations.
+    /// Makes a function that turns a file operation's error into an [`Error::File`], for `map_err`.
     pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.into();
         move |source| Error::File { action, path, source }
     }
 
-    /// A recording that cannot be used.
+    /// The error that a recording cannot be used.
     pub fn recording(path: impl Into<PathBuf>, why: impl Into<String>) -> Error {
         Error::Recording { path: path.into(), why: why.into() }
     }
@@ -150,8 +150,7 @@ impl Error {
         match self {
             Error::Divergence(_) => exit_code::DIVERGED,
             Error::Checkpoints(error) if lacks_room(error) => exit_code::FAILED,
-            // Only a recording has machine states: in its checkpoints and its starting state. So a bad state is an
-            // unreadable recording.
+            // All stored machine states come from recordings, so a bad state means that the recording is unreadable.
             Error::Recording { .. } | Error::Checkpoints(_) | Error::State(_) => {
                 exit_code::UNREADABLE_RECORDING
             }
@@ -166,7 +165,7 @@ impl Error {
 
 /// Exit codes of `ttvm`.
 pub mod exit_code {
-    /// All done.
+    /// The request was carried out.
     pub const DONE: i32 = 0;
     /// The request could not be carried out.
     pub const FAILED: i32 = 1;
@@ -174,7 +173,7 @@ pub mod exit_code {
     pub const USAGE: i32 = 2;
     /// Replay diverged from the recording.
     pub const DIVERGED: i32 = 3;
-    /// The recording is damaged, foreign or does not fit its images.
+    /// The recording is damaged, has another format, or does not fit its images.
     pub const UNREADABLE_RECORDING: i32 = 4;
     /// The host lacks a feature.
     pub const HOST_LACKS_FEATURE: i32 = 5;

@@ -1,9 +1,10 @@
 //! The format in which a recording's files are stored.
 //!
-//! A recording's manifest names its format. Code that writes or reads stored bytes is given a [`Format`]. For
-//! each kind of bytes, one place in the code decides by the format. For the state of a machine, this module
-//! decides ([`MachineState`]). For the manifest, the log's records and the heads of checkpoints, the package
-//! `recording` decides. A new format is a variant here, and the compiler then finds these places.
+//! A recording's manifest names its format. Code that writes or reads stored bytes is given a [`Format`]. For each kind
+//! of stored bytes, one place in the code chooses the layout by the format. This module chooses the layout of a
+//! machine's state ([`MachineState`]). The package `recording` chooses the layout of the manifest, of the log's records
+//! and of the heads of checkpoints. A new format is a new variant of [`Format`], and the compiler then reports these
+//! places.
 //!
 //! Hashes of a machine's parts are the same in the logs of all formats.
 
@@ -20,10 +21,10 @@ pub enum Format {
     /// Format 5: the types whose names end in `V1`, and `ManifestV5`.
     #[default]
     V5,
-    /// Format 6: as format 5, for machines with several processors. The state of a machine has their states behind it
-    /// ([`OtherProcessorsV1`]), and the manifest says how many there are. The state of their turns follows
-    /// ([`TurnStateV1`]), unless the counts decide the turns. In a machine where spins end turns, the search for spins comes
-    /// last ([`SpinStateV1`]).
+    /// Format 6: as format 5, for machines with several processors. After the state as in format 5 come the states of
+    /// the other processors ([`OtherProcessorsV1`]). The manifest has their number. The state of the turns follows
+    /// ([`TurnStateV1`]), unless the counts alone determine whose turn it is. If spins yield, the search for
+    /// spins comes last ([`SpinStateV1`]).
     V6,
 }
 
@@ -67,7 +68,7 @@ impl MachineState {
         .expect("plain data in memory always serializes")
     }
 
-    /// Parses a state; `None` if the bytes are no state. The bytes may come from anywhere.
+    /// Parses a state; `None` if the bytes are no state. The bytes may come from strangers.
     pub fn from_bytes(format: Format, bytes: &[u8]) -> Option<MachineState> {
         match format {
             Format::V5 => {

@@ -1,12 +1,14 @@
-//! Inputs that also give turns to the processors, for a program that looks for a certain order of instructions.
+//! Inputs that also choose the turns of the processors. A *given turn* is a turn that comes from these inputs and not
+//! from the machine's policy. The module is for a program that looks for a certain order of instructions.
 //!
 //! ```text
 //! turns ──► GivenTurns ──► Event::Turns ──► the CPU's queue ──► the seat
 //!              │
-//!              └── all other inputs come from the inputs inside
+//!              └── all other inputs come from the wrapped inputs
 //! ```
 //!
-//! A recorder around these inputs writes the turns into the log. So the recording replays without the program.
+//! A recorder that wraps these inputs writes the given turns into the log. So the recording can be replayed without the
+//! program.
 
 use std::iter::Peekable;
 
@@ -19,22 +21,23 @@ use crate::error::Error;
 use crate::inputs::{AskedAt, Event, Idle, Inputs, Sent, View};
 use crate::position::{Count, Moment};
 
-/// Inputs, and the turns that the processors take from the machine's present point on. Behind the last turn, the machine's
-/// policy decides.
+/// Inputs that wrap other inputs, and add the turns that the processors take from the machine's present point on. After
+/// the last of these turns, the machine's policy chooses the turns.
 ///
-/// A turn whose processor cannot run is skipped. If no processor of the given turns can run, the policy gives a turn.
+/// A turn whose processor cannot run is skipped. If no processor of the waiting given turns can run, the policy chooses
+/// a turn.
 pub struct GivenTurns<I, T: Iterator<Item = Turn>> {
     inputs: I,
     turns: Peekable<T>,
 }
 
 impl<I, T: Iterator<Item = Turn>> GivenTurns<I, T> {
-    /// Gives these turns, beside the other inputs.
+    /// Makes inputs that give these turns and pass on all events of `inputs`.
     pub fn new(inputs: I, turns: impl IntoIterator<IntoIter = T>) -> GivenTurns<I, T> {
         GivenTurns { inputs, turns: turns.into_iter().peekable() }
     }
 
-    /// The other inputs.
+    /// The wrapped inputs.
     pub fn into_inner(self) -> I {
         self.inputs
     }

@@ -1,4 +1,4 @@
-//! Takes a starting state from a machine, and starts a machine from one.
+//! Makes a starting state from a machine, and starts a machine from a starting state.
 
 use checkpoint::{Maps, PAGE_BYTES, PageMap, PageRef};
 use cpu::{Counts, Traps, TurnPolicy};
@@ -15,8 +15,8 @@ use crate::starting_state::{StartingState, held};
 use crate::unit::Unit;
 
 impl StartingState {
-    /// A starting state of the machine as it stands. Fails for a machine that has ended by itself: nothing can
-    /// follow.
+    /// Makes a starting state from the machine's present state. Fails for a machine that has ended by itself, because
+    /// it cannot continue.
     pub fn of<U: Unit>(machine: &mut Machine<U>) -> Result<StartingState, Error> {
         let state = first_state(machine)?;
         Ok(StartingState { state, maps: Maps { ram: ram_of(machine), disk: disk_of(machine)? } })
@@ -24,8 +24,8 @@ impl StartingState {
 }
 
 impl<U: Unit> Machine<U> {
-    /// Goes to a starting state: counts are zero, and no page counts as written. The machine must have the
-    /// same size. The machine's disk gets the state's blocks.
+    /// Moves the machine to a starting state. All counts become zero, and no page counts as written. RAM and disk must
+    /// have the sizes of the state's machine. The machine's disk gets the state's blocks.
     pub fn begin_at(&mut self, start: &StartingState) -> Result<(), Error> {
         let (pages, blocks) = self.page_counts();
         if (pages, blocks) != (start.maps.ram.len(), start.maps.disk.len()) {
@@ -40,9 +40,9 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Makes the present place the machine's start. The machine then equals one that another machine's starting state
-    /// of this place began, but RAM stays where it is, and translated code stays valid. A debugger's stops and the
-    /// attached store are gone.
+    /// Makes the present place the machine's start. The result is the same as making a starting state here and starting
+    /// a machine from it. But RAM is not copied, and translated code stays valid. The call removes a debugger's stops,
+    /// and detaches the store.
     pub fn begin_here(&mut self) -> Result<(), Error> {
         let state = first_state(self)?;
         self.set_breakpoints(&[]);
@@ -59,8 +59,8 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Gives the machine's entropy device another seed, which follows from its own and from a number. The guest's
-    /// future then differs once the guest takes randomness from the device. Returns whether there is such a device.
+    /// Gives the machine's entropy device a new seed, which is computed from the old seed and a number. The guest's
+    /// future then differs once the guest reads from the device. Returns false if the machine has no entropy device.
     pub fn vary_entropy(&mut self, number: u32) -> bool {
         let now_ns = self.moment().time_ns;
         self.bus.platform.with_bus(now_ns, |bus| {
@@ -102,7 +102,7 @@ fn first_state<U: Unit>(machine: &Machine<U>) -> Result<MachineState, Error> {
     })
 }
 
-/// Whether a machine with this outcome can continue if its further input is not the recorded one.
+/// Whether a machine with this outcome can continue with input other than the recorded input.
 fn goes_on(outcome: &Outcome) -> bool {
     outcome.is_from_outside() || *outcome == Outcome::IdleForever
 }
@@ -147,7 +147,7 @@ mod tests {
     use crate::start::Images;
     use crate::starting_state::Effort;
 
-    /// Ten blocks and a half.
+    /// The size of the disk: ten blocks and a half.
     const DISK_BYTES: usize = 10 * PAGE_BYTES + 2048;
 
     fn power_on() -> PowerOn {
@@ -183,8 +183,8 @@ mod tests {
         let base = std::fs::read(directory.path().join("disk")).unwrap();
         let mut machine = Machine::new(&config, &images, &power_on()).unwrap();
         let unwritten = machine.disk_hash();
-        // Writes a part of a block, several blocks, zeroes, and the half block at the end; then again, over some of
-        // them.
+        // Writes a part of a block, several blocks, zeroes, and the half block at the end. Later writes overwrite some
+        // of these blocks.
         for writes in [[(3, 0xaa, 1), (14, 0xbb, 20), (64, 0, 8)], [(81, 0xcc, 3), (3, 0xdd, 2), (16, 0, 8)]]
         {
             writes.iter().for_each(|&(sector, byte, count)| write(&mut machine, sector, byte, count));

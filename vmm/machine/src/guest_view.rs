@@ -1,4 +1,4 @@
-//! The machine as the package `guest-symbols` reads it: memory through page tables.
+//! The guest's memory for the package `guest-symbols`, which reads it through page tables.
 
 use guest_symbols::GuestView;
 
@@ -16,7 +16,8 @@ impl<U: Unit> GuestView for Machine<U> {
 
     fn read(&self, cr3: u64, address: u64, to: &mut [u8]) -> usize {
         let core = self.cpu().core();
-        // With PAE, the CPU may hold the topmost entries of the current tables itself, and memory may have others.
+        // With PAE, the CPU holds copies of the topmost entries of the current tables, and the entries in memory may
+        // differ.
         if cr3 == core.state.cr3 { core.peek(address, to) } else { core.peek_in(cr3, address, to) }
     }
 

@@ -5,13 +5,13 @@ use serde::Serialize;
 /// Hashes of the parts of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hashes {
-    /// The CPU's state.
+    /// The hash of the CPU's state.
     pub cpu: [u8; 32],
-    /// All devices and the clock.
+    /// The hash of all devices and the clock.
     pub devices: [u8; 32],
     /// The digest of RAM ([`crate::ram_digest`]).
     pub ram: [u8; 16],
-    /// The guest's writes to its disk ([`crate::disk::OverlayDisk::hash`]).
+    /// The hash of the guest's writes to its disk ([`crate::disk::OverlayDisk::hash`]).
     pub disk: [u8; 32],
 }
 
@@ -26,7 +26,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The first bytes of a hash, for records of which there are many.
+/// The first bytes of a hash, for records that must be small.
 pub fn short(hash: &[u8; 32]) -> [u8; 8] {
     let [a, b, c, d, e, f, g, h, ..] = *hash;
     [a, b, c, d, e, f, g, h]

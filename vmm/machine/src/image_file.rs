@@ -1,4 +1,5 @@
-//! The files that a machine is made from: reads and hashes them, and checks that they are still the recorded ones.
+//! The files that a machine is made from. This module reads and hashes these files, and checks that they are still the
+//! recorded files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,21 +24,22 @@ pub struct ImageFile {
     pub size_bytes: u64,
 }
 
-/// A file as its file system identifies it. While the identity stays the same, so do the contents.
+/// The values by which the file system identifies a file and its last change. While these values stay the same, the
+/// contents stay the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileIdentity {
     device: u64,
     inode: u64,
     size_bytes: u64,
-    /// When the contents changed last: seconds and nanoseconds since 1970.
+    /// The time when the contents changed last: seconds and nanoseconds since 1970.
     modified: (i64, i64),
-    /// When the contents or the inode changed last.
+    /// The time when the contents or the inode changed last.
     changed: (i64, i64),
 }
 
 impl FileIdentity {
-    /// File systems keep times in steps of some milliseconds, and some in seconds. A file that changes twice within a
-    /// step has one identity for two contents.
+    /// File systems store times in steps of some milliseconds, and some in steps of a second or two. A file that
+    /// changes twice within a step keeps its identity, although its contents differ.
     const STEP: Duration = Duration::from_secs(2);
 
     /// The identity of the file at a path.
@@ -52,7 +54,7 @@ impl FileIdentity {
         })
     }
 
-    /// Whether the last change is so long ago that another one would show.
+    /// Whether the last change is so long ago that another change would change the identity.
     fn is_settled(&self) -> bool {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let last = self.changed.0.max(self.modified.0);
@@ -60,7 +62,8 @@ impl FileIdentity {
     }
 }
 
-/// The files that this process has hashed, and their identities then: a disk image may have many gigabytes.
+/// The files that this process has hashed, with their identities at that time. The same file is not hashed twice,
+/// because a disk image may have many gigabytes.
 type Hashed = BTreeMap<(PathBuf, Scheme), (FileIdentity, ImageFile)>;
 static HASHED: Mutex<Hashed> = Mutex::new(BTreeMap::new());
 
@@ -68,7 +71,8 @@ fn hashed() -> MutexGuard<'static, Hashed> {
     HASHED.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The identity of an image's file when this process hashed it. `None` if the file changed meanwhile or just before.
+/// The identity of an image's file when this process hashed it. `None` if the file changed while it was hashed, or just
+/// before.
 pub fn identity_when_hashed(image: &ImageFile) -> Option<FileIdentity> {
     hashed().get(&(image.path.clone(), Scheme::of(&image.hash))).map(|(identity, _)| *identity)
 }
@@ -83,13 +87,13 @@ pub(super) fn read_image(path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec
     read_opened(open_image(path)?, path, most_bytes)
 }
 
-/// As [`read_image`], for an open file with the contents of the file at this path.
+/// As [`read_image`], but reads the open file `file`, which has the contents of the file at `path`.
 pub(super) fn read_opened(file: File, path: &Path, most_bytes: u64) -> Result<(ImageFile, Vec<u8>), Error> {
     let bytes = plain_file::read_opened(file, most_bytes).map_err(Error::file("read", path))?;
     Ok((described(path, blake3::hash(&bytes).to_hex().to_string(), bytes.len() as u64), bytes))
 }
 
-/// Hashes an image file. A file that has not changed since the last time is not read again.
+/// Hashes an image file. A file that has not changed since this process last hashed it is not read again.
 pub fn hash_image(path: &Path, scheme: Scheme) -> Result<ImageFile, Error> {
     hash_image_with(path, scheme, &mut |_| {})
 }
@@ -138,7 +142,7 @@ fn hash_file(file: &File, scheme: Scheme, progress: &mut dyn FnMut(u64)) -> std:
             let length = (hole - at).min(buffer.len() as u64) as usize;
             let count = file.read_at(&mut buffer[..length], at)?;
             if count == 0 {
-                // The file became shorter meanwhile.
+                // The file became shorter while it was hashed.
                 return Ok((hasher.finish(), at));
             }
             hasher.update(&buffer[..count]);
@@ -153,8 +157,8 @@ fn described(path: &Path, hash: String, size_bytes: u64) -> ImageFile {
     ImageFile { path, hash, size_bytes }
 }
 
-/// Reads an image that a recording names. If the image is missing, or could be read for ever, the error blames the
-/// recording.
+/// Reads an image that a recording names. If the image is missing or is not a plain file, the error says that the
+/// recording cannot be used.
 pub(super) fn read_recorded<T>(
     what: &str,
     recorded: &ImageFile,
@@ -173,7 +177,7 @@ pub(super) fn read_recorded<T>(
     if !metadata.is_file() {
         return Err(missing("is not a regular file".to_string()));
     }
-    // A file of another size differs, so do not read it.
+    // A file of another size has other contents, so it need not be read.
     if metadata.len() != recorded.size_bytes {
         return Err(changed(what, recorded));
     }
@@ -191,8 +195,8 @@ pub fn same(what: &str, recorded: &ImageFile, now: &ImageFile) -> Result<(), Err
     Err(changed(what, recorded))
 }
 
-/// The error for another image. The error does not show that image's hash: a stranger's recording may name
-/// any of the user's files.
+/// The error that an image is not the recorded image. The error does not show the hash of the user's file, because a
+/// stranger's recording may name any of the user's files.
 fn changed(what: &str, recorded: &ImageFile) -> Error {
     let why = format!(
         "the {what} has changed since the recording was made; put back the file with the hash {} ({} bytes)",

@@ -1,8 +1,8 @@
-//! The machine's inputs. Everything that the machine does not determine itself comes in here.
+//! The machine's inputs. All values that the machine's own state does not determine come from its inputs.
 //!
-//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host. A recorder
-//! writes down what live inputs gave. A player gives the same again at the same points. The machine cannot
-//! tell which of the three kinds of inputs it has.
+//! The machine asks its [`Inputs`] at points between instructions. Live inputs ask the host. A recorder writes the
+//! events of live inputs into a log. A player returns the same events at the same points. The machine cannot tell which
+//! of the three kinds of inputs it has.
 
 use cpu::Turn;
 use devices::passthrough::{AskV1, DeviceInputV1};
@@ -20,7 +20,8 @@ use crate::position::{Count, Instructions, Moment};
 /// An input from outside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Event {
-    /// The machine's inputs at power-on. This event is always the first event, and never comes later.
+    /// The date, the seed and the console's size at power-on. This event is always the first event, and never comes
+    /// later.
     PowerOn(PowerOn),
     /// Bytes typed at the serial console.
     ConsoleInput(Vec<u8>),
@@ -33,9 +34,9 @@ pub enum Event {
     },
     /// The power button was pressed.
     PowerButton,
-    /// The user ended the run here.
+    /// The user ended the run at this point.
     Ended,
-    /// The guest was stopped here although it made no exit, so that the next events can come in here. The stop itself
+    /// The guest was stopped at this place without an exit, so that the next events can come in here. The stop itself
     /// counts as an exit.
     Stopped(Stopped),
     /// Host time passed.
@@ -43,7 +44,7 @@ pub enum Event {
         /// Nanoseconds.
         ns: u64,
     },
-    /// A signal ended the run here.
+    /// A signal ended the run at this point.
     Interrupted,
     /// The run reached a limit that the user had set.
     Limit,
@@ -58,11 +59,12 @@ pub enum Event {
     Turns(Vec<Turn>),
 }
 
-/// Identifies a place where the guest was stopped, among all places between the same two exits. RIP and the
-/// hash of the registers, which all records have, help to find the place, too.
+/// Identifies a place where the guest was stopped, among all places between the same two exits. Every record of an
+/// event also has RIP and the hash of the registers, which help to find the place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stopped {
-    /// The general registers, folded ([`cpu::fold_registers`]): a quick comparison at each of many candidates.
+    /// A hash of the general registers ([`cpu::fold_registers`]). Comparing it is quick, so each of many candidates is
+    /// compared by it first.
     pub registers: u64,
     /// The digest of RAM ([`crate::ram_digest`]).
     pub ram_digest: [u8; 16],
@@ -110,7 +112,7 @@ impl Event {
 pub struct PowerOn {
     /// The date at which the real-time clock starts, in seconds since 1970.
     pub unix_seconds: i64,
-    /// Seed of everything random: of the kernel's seed and of the entropy device.
+    /// The seed of the guest's randomness: the kernel's seed and the entropy device's data follow from it.
     pub seed: [u8; 32],
     /// Console width in characters.
     pub columns: u16,
@@ -118,7 +120,7 @@ pub struct PowerOn {
     pub rows: u16,
 }
 
-/// A fixed date, seed and size: two runs with these and the same inputs are equal.
+/// A fixed date, seed and size. Two runs with these values and the same inputs are equal.
 impl Default for PowerOn {
     fn default() -> PowerOn {
         // The first second of 2020.
@@ -126,23 +128,25 @@ impl Default for PowerOn {
     }
 }
 
-/// The inputs' view of the machine.
+/// The facts about the machine that its inputs get.
 #[derive(Clone, Copy)]
 pub struct View<'a, C> {
     /// The machine's present point.
     pub moment: Moment<C>,
-    /// Number of bytes that the console takes now: zero while the guest does not listen.
+    /// Number of bytes that the guest's console can accept now. Zero while no driver reads the console.
     pub console_room: usize,
-    /// Number of frames that the network card takes now. `None` if there is no card, or no driver listens.
+    /// Number of frames that the network card can accept now. `None` if there is no card, or no driver has started the
+    /// card.
     pub network_room: Option<usize>,
     /// The CPU, for checks.
     pub cpu: &'a cpu::Cpu,
     /// Retired conditional branches. In a machine that counts exits, this is zero unless the guest was just stopped
     /// without an exit and the engine counts branches.
     pub branches: u64,
-    /// Which part of the CPU's state is hashed.
+    /// The part of the CPU's state that hashes cover.
     pub likeness: Likeness,
-    /// The guest was just stopped here without an exit, and no event has reported the stop yet.
+    /// The description of the place, if the guest was just stopped here without an exit and no event has reported the
+    /// stop yet.
     pub stopped: Option<Stopped>,
 }
 
@@ -159,19 +163,19 @@ impl<C: Count> View<'_, C> {
     }
 }
 
-/// The machine's behaviour while the guest is idle.
+/// The answer of the inputs while the guest is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
-    /// Let virtual time pass up to this moment, but not beyond the machine's own next deadline.
+    /// Let virtual time pass up to this time in nanoseconds, but not beyond the machine's own next deadline.
     Until(u64),
-    /// Nothing will ever come in: end the run.
+    /// End the run, because no event will come in.
     Forever,
 }
 
 /// A frame that the guest sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent<C> {
-    /// The point; the next instruction sends the frame.
+    /// The point before the instruction that sent the frame.
     pub at: Moment<C>,
     /// The frame.
     pub frame: SentFrame,
@@ -182,19 +186,21 @@ pub struct Sent<C> {
 pub struct AskedAt<C> {
     /// The point in the machine's own unit.
     pub at: Moment<C>,
-    /// Instructions that the engine counted before this one.
+    /// Instructions that the engine counted before this instruction.
     pub instructions: Instructions,
 }
 
 /// A source of events.
 pub trait Inputs<C: Count> {
-    /// The next event that is due exactly here, if any. The machine calls this until no event is due.
+    /// The next event that is due exactly at this point, if any. The machine calls this function until it returns
+    /// `None`.
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error>;
 
-    /// The place where the machine must ask again at the latest.
+    /// The count at which the machine must call [`Inputs::poll`] again at the latest.
     fn next_poll(&self, now: Moment<C>) -> C;
 
-    /// The guest is idle, and the machine's own next deadline is `deadline_ns`. Returns until when time passes.
+    /// The guest is idle, and the machine's own next deadline is `deadline_ns`. Returns the time up to which the guest
+    /// stays idle.
     fn idle(&mut self, now: Moment<C>, deadline_ns: Option<u64>) -> Result<Idle, Error>;
 
     /// When the engine leaves the guest if nothing else stops it. The machine's own next deadline is `deadline_ns`.
@@ -202,26 +208,26 @@ pub trait Inputs<C: Count> {
         Leave::AtExits
     }
 
-    /// How many instructions the guest may still execute before its next exit; it has executed `executed` since the
-    /// last one. Returns an error if a machine that counts exits should have made an exit long ago. Engines that count
-    /// no instructions do not ask.
+    /// How many instructions the guest may still execute before its next exit. The guest has executed `executed`
+    /// instructions since its last exit. Returns an error if a machine that counts exits should have made an exit long
+    /// ago. Engines that count no instructions do not ask.
     fn without_exit(&self, _now: Moment<C>, _executed: u64) -> Result<u64, Error> {
         Ok(u64::MAX)
     }
 
-    /// Whether the run returns here, before it takes the events that are due. The caller may continue later, or
-    /// replace the machine. Called once at each place where the machine asks for events.
+    /// Whether [`crate::Machine::run`] returns here, before it takes the events that are due. The caller may continue
+    /// later, or replace the machine. Called once at each place where the machine asks for events.
     fn pauses(&mut self) -> bool {
         false
     }
 
-    /// The parts of the machine to check exactly here, if any. Called when [`Inputs::poll`] gives no event.
-    /// The machine answers with [`Inputs::checked`], and then calls both functions again.
+    /// The parts of the machine to check exactly here, if any. Called when [`Inputs::poll`] returns no event. The
+    /// machine calls [`Inputs::checked`] with the result, and then `poll` and `check_due` again.
     fn check_due(&self, _now: Moment<C>) -> Option<CheckParts> {
         None
     }
 
-    /// Takes the check that was due.
+    /// Takes the result of the check that was due.
     fn checked(&mut self, _check: CheckRecord<C>) -> Result<(), Error> {
         Ok(())
     }
@@ -231,13 +237,13 @@ pub trait Inputs<C: Count> {
         Ok(())
     }
 
-    /// An instruction asks a device outside. The result is the next event. If the event has no value, more
-    /// follows, and the machine asks the same again. Without devices, all bits of the answer are ones.
+    /// An instruction reads from a passed-through device. Returns the device's next input. If this input has no value,
+    /// the machine calls the function again with the same question. By default, all bits of the answer are ones.
     fn ask_devices(&mut self, _at: AskedAt<C>, ask: &AskV1) -> Result<DeviceInputV1, Error> {
         Ok(DeviceInputV1::nothing_there(*ask))
     }
 
-    /// An instruction tells a device outside something that needs no answer.
+    /// An instruction writes to a passed-through device, and needs no answer.
     fn tell_devices(&mut self, _at: AskedAt<C>, _told: &AskV1) -> Result<(), Error> {
         Ok(())
     }
@@ -248,7 +254,7 @@ pub trait Inputs<C: Count> {
     }
 }
 
-/// Inputs by reference: the caller still has the inputs after a run.
+/// A reference to inputs, so that the caller can use the inputs after a run.
 impl<C: Count, I: Inputs<C> + ?Sized> Inputs<C> for &mut I {
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {
         (**self).poll(view)

@@ -1,4 +1,4 @@
-//! One machine: engine, memory, devices, clock and disk. Everything from outside comes in through its inputs.
+//! One machine: engine, memory, devices, clock and disk. All data from outside the machine comes in through its inputs.
 //!
 //! ```
 //! use machine::config::{MachineConfig, MachineOptions};
@@ -25,20 +25,21 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Start with [`run`], which has [`Machine`] and its run loop, and with [`inputs`]. [`bus`] is the board as the CPU
-//! sees it, and [`clock`] its time. [`mod@unit`] has the differences between machines that count instructions and
-//! machines that count exits. `stopping` stops an engine that counts no instructions between exits, and finds the
-//! place again.
+//! Start with [`run`], which has [`Machine`] and its run loop, and with [`inputs`]. [`bus`] connects the CPU to the
+//! board's devices, and [`clock`] has the virtual time. [`mod@unit`] has the differences between machines that count
+//! instructions and machines that count exits. `stopping` is for engines that count no instructions. The module stops
+//! such an engine between two exits, and finds the same place again in a replay.
 //!
-//! [`profile`] has everything that follows from a CPU model, and [`start`] the ways in which a machine starts: at
-//! power-on, or in a [`starting_state`].
+//! [`profile`] has the machine's properties that follow from its CPU model. [`start`] has the ways in which a machine
+//! starts: at power-on, or in a [`starting_state`].
 //!
 //! The contents of RAM and disk are in `contents`, the rest of a state in `states`, and its stored form in
 //! [`mod@format`] and [`state_v1`]. [`checks`], [`hashes`], [`ram_digest`] and [`comparable`] compare two machines.
 //!
-//! [`script`] has inputs for programs that have no host to ask. [`given_turns`] adds turns of several processors to inputs.
+//! [`script`] has inputs for programs that have no host to ask. [`given_turns`] has inputs that also choose the turns
+//! of several processors.
 //!
-//! Nothing here knows of recordings, nor whether the inputs are live or a log.
+//! This package does not use recordings, and does not distinguish live inputs from a log.
 
 #![forbid(unsafe_code)]
 

@@ -9,22 +9,23 @@ use crate::console_tail::ConsoleTail;
 use crate::outcome::Outcome;
 use crate::processors::OtherProcessors;
 
-/// A machine's state without the contents of RAM and disk: plain data, canonical.
+/// A machine's state without the contents of RAM and disk, as plain data. Equal machines have equal values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MachineState {
-    /// The CPU, or the processor in the seat.
+    /// The CPU. In a machine with several processors, this is the processor in the seat: the processor whose turn it
+    /// is.
     pub cpu: CpuState,
     /// The CPU's counts.
     pub counts: Counts,
-    /// The other processors: of a machine with one, there are none.
+    /// The other processors. A machine with one processor has none.
     pub others: OtherProcessors,
     /// All devices.
     pub platform: PlatformStateV1<PciBusStateV1>,
-    /// Virtual time that passed while idle, or came in as events.
+    /// Virtual time in nanoseconds that passed while the CPU was halted, or came in as events.
     pub idle_ns: u64,
     /// The end of the console's output.
     pub console: ConsoleTail,
-    /// How the run ended, if it did.
+    /// How the run ended, if it has ended.
     pub outcome: Option<Outcome>,
 }
 

@@ -1,4 +1,5 @@
-//! A new file for another tool: it appears complete or not at all, and never replaces an existing file.
+//! A new file for another tool. The file appears under its name only when it is complete, and never replaces an
+//! existing file.
 
 use std::fs::{File, Metadata, Permissions};
 use std::io;
@@ -9,14 +10,15 @@ use tempfile::NamedTempFile;
 
 use crate::error::Error;
 
-/// A file that is being written. A finished file gets its name; an unfinished file is removed.
+/// A file that is being written. [`NewFile::finish`] gives the file its name. Otherwise the file is removed when this
+/// value is dropped.
 pub struct NewFile {
     to: PathBuf,
     file: NamedTempFile,
 }
 
 impl NewFile {
-    /// Begins a file that only its owner may read. Nothing may exist at its path.
+    /// Begins a file that only its owner may read. Fails if something exists at the path.
     pub fn begin(to: &Path) -> Result<NewFile, Error> {
         if to.symlink_metadata().is_ok() {
             let source =
@@ -27,7 +29,7 @@ impl NewFile {
         folder.metadata().map_err(Error::file("create", to))?;
         let mut builder = tempfile::Builder::new();
         let builder = builder.prefix(".ttvm-").permissions(Permissions::from_mode(0o600));
-        // The original message would name the temporary file.
+        // The original error message would name the temporary file and not `to`.
         let unmade = |error: io::Error| Error::file("create", to)(error.kind().into());
         let file = builder.tempfile_in(folder).map_err(unmade)?;
         Ok(NewFile { to: to.to_path_buf(), file })

@@ -1,5 +1,5 @@
-//! The texts that people write for positions, distances, times, sizes and counts. `vmm/machine/POSITIONS.md` explains
-//! the positions.
+//! Parses the texts that people write for positions, distances, times, sizes and counts. `vmm/machine/POSITIONS.md`
+//! explains the positions.
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use std::str::FromStr;
 pub enum PositionSpec {
     /// The first instruction.
     Start,
-    /// Where the recording ends.
+    /// The end of the recording.
     End,
     /// Where the guest announced its panic.
     Panic,
@@ -145,8 +145,8 @@ fn nanoseconds(text: &str) -> Option<u64> {
     units.iter().find_map(|(unit, ns)| Some((decimal(text.strip_suffix(unit)?.trim())? * ns) as u64))
 }
 
-/// Parses a number of bytes with K, M, G, T or nothing behind it; 1.5G, 256MB and 256MiB are fine too. The units are
-/// powers of 1024.
+/// Parses a number of bytes, with K, M, G, T or no unit after the number. 1.5G, 256MB and 256MiB are accepted too. The
+/// units are powers of 1024.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let bad = || "write a size like 512M or 1.5G".to_string();
     let upper = text.to_ascii_uppercase();

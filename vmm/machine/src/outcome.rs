@@ -1,6 +1,6 @@
-//! The ways in which runs end.
+//! The reasons why runs end.
 
-/// What ended a run.
+/// The reason why a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The guest switched itself off.
@@ -9,9 +9,9 @@ pub enum Outcome {
     Reset,
     /// The guest's kernel panicked.
     Panic,
-    /// Triple fault, at this RIP.
+    /// A triple fault shut down the CPU.
     TripleFault {
-        /// Where the CPU shut down.
+        /// RIP when the CPU shut down.
         rip: u64,
     },
     /// The guest wrote the debug-exit port.

@@ -1,5 +1,5 @@
-//! Points in a run: counts of instructions, counts of exits, moments. `notation` parses the texts that people write.
-//! `vmm/machine/POSITIONS.md` explains them.
+//! Points in a run: counts of instructions, counts of exits, moments. `notation` parses the texts that people write for
+//! positions. `vmm/machine/POSITIONS.md` explains positions.
 
 use std::fmt::{self, Debug, Display, Formatter};
 use std::hash::Hash;
@@ -8,8 +8,8 @@ use std::ops::{Add, Sub};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// A place in a run, as a count since power-on. Each unit has its own type, so that counts of different units cannot
-/// be mixed. The difference of two counts is a plain number.
+/// A place in a run, as a count since the start of the run. Each unit has its own type, so that counts of different
+/// units cannot be mixed. The difference of two counts is a plain number.
 ///
 /// `machine::unit` has the behaviour of machines that depends on the unit.
 pub trait Count:
@@ -32,13 +32,13 @@ pub trait Count:
     /// A place beyond the end of every run.
     const MAX: Self;
 
-    /// The place after this number of units.
+    /// The place after `number` units.
     fn new(number: u64) -> Self;
     /// The number of units.
     fn number(self) -> u64;
     /// The place in either unit, for messages and for code that handles both.
     fn position(self) -> Position;
-    /// The length of `number` units.
+    /// The length of a part of a run with `number` units.
     fn length(number: u64) -> Length;
 
     /// The place `number` units later, at most [`Count::MAX`].
@@ -64,9 +64,10 @@ pub trait Count:
 #[serde(transparent)]
 pub struct Instructions(pub u64);
 
-/// A count of exits, which any engine sees without counting instructions. The count includes accesses to
-/// ports, to memory that is not RAM, and to the board's model-specific registers unless refused. The count
-/// also includes each HLT, and each stop of the guest without an exit. A count stands for all points between two exits.
+/// A count of exits. Every engine can count exits, also an engine that does not count instructions. The count includes
+/// accesses to ports and to memory that is not RAM. The count also includes accesses to the board's model-specific
+/// registers, unless the board refuses them. The count also includes each HLT, and each stop of the guest without an
+/// exit. A count stands for all points between two exits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Exits(pub u64);
@@ -122,7 +123,7 @@ macro_rules! count {
 count!(Instructions, "instruction", Instruction);
 count!(Exits, "exit", Exit);
 
-/// A place in a run, in either unit. Messages use this type; scripts see the field `instruction` or `exit`.
+/// A place in a run, in either unit. Messages use this type. In JSON it is the field `instruction` or `exit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Position {
@@ -141,7 +142,7 @@ impl Position {
         }
     }
 
-    /// The place as a count of type `C`. The caller must know that the place counts in this unit.
+    /// The place as a count of type `C`. The caller must be sure that the place is counted in this unit.
     pub fn counted<C: Count>(self) -> C {
         C::new(self.number())
     }
@@ -164,13 +165,13 @@ impl Display for Position {
     }
 }
 
-/// The length of a part of a run. Messages use this type; scripts see the field `instructions` or `exits`.
+/// The length of a part of a run. Messages use this type. In JSON it is the field `instructions` or `exits`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {
-    /// In [`Instructions`].
+    /// A number of [`Instructions`].
     Instructions(u64),
-    /// In [`Exits`].
+    /// A number of [`Exits`].
     Exits(u64),
 }
 

@@ -7,14 +7,15 @@ use devices::platform::Platform;
 use guest_ram::GuestRam;
 
 /// Starts the PIT's first channel as firmware does: mode 2, the longest period. Without a TSC, Linux takes early
-/// randomness from this channel, and waits for ever if it does not run.
+/// randomness from this channel, and waits for ever if the channel does not run.
 pub(super) fn start_pit(platform: &mut Platform<PciBus>, ram: &GuestRam) {
     for (port, value) in [(0x43, 0x34), (0x40, 0), (0x40, 0)] {
         platform.pio_write(ram.memory(), 0, port, 1, value);
     }
 }
 
-/// The kernel's seed. The guest must see no relation between it and the entropy device's seed.
+/// The kernel's seed, made from the seed of the run. The guest must not be able to compute the entropy device's data
+/// from the kernel's seed.
 pub(super) fn kernel_seed(seed: &[u8; 32]) -> [u8; 32] {
     blake3::derive_key("ttvm kernel seed", seed)
 }
@@ -45,7 +46,7 @@ pub(super) fn entry_state(entry: &CpuEntry) -> CpuState {
     state.cr3 = entry.cr3;
     state.cr4 = entry.cr4;
     state.msrs.efer = entry.efer;
-    // As firmware leaves it: MTRRs on, everything write-back. Otherwise Linux does not set up PAT.
+    // Firmware turns the MTRRs on and makes all memory write-back. Without this value Linux does not set up PAT.
     state.msrs.mtrr_def_type = 0xc06;
     state
 }

@@ -14,8 +14,8 @@ const VIRTUAL_8086: u64 = 1 << 17;
 /// EFER.LMA: long mode is active (SDM vol. 3, 2.2.1).
 const LONG_MODE: u64 = 1 << 10;
 
-/// A processor of a machine that stands still. Functions that read a [`GuestView`] see the guest as this processor:
-/// through its page tables, and with its per-CPU variables.
+/// A processor of a machine that does not run. As a [`GuestView`], the processor reads memory through its own page
+/// tables, and has its own per-CPU variables.
 pub struct Processor<'a, U: Unit> {
     machine: &'a Machine<U>,
     number: usize,
@@ -39,8 +39,8 @@ impl<U: Unit> Machine<U> {
         (0..self.processors()).filter_map(|number| self.processor_at(number))
     }
 
-    /// Looks at the machine as the processor that executed the last step. If the step ended the processor's turn, the
-    /// machine itself shows the next processor.
+    /// Calls `look` with the machine while the processor that executed the last step has the seat. If that step ended
+    /// the processor's turn, the next processor has the seat otherwise.
     pub fn look_as_stepped<T>(&mut self, look: impl FnOnce(&Machine<U>) -> T) -> T {
         let stepped = self.cpu().stepped_by();
         if stepped == self.cpu().seat() {
@@ -57,7 +57,7 @@ impl<U: Unit> Machine<U> {
         Processor { machine: self, number: self.cpu().seat(), state: self.cpu().state() }
     }
 
-    /// The registers needed to unwind the kernel's stack from here.
+    /// The registers needed to unwind the kernel's stack of the processor that executes the next instruction.
     pub fn unwind_registers(&self) -> Registers {
         unwind_registers(&self.cpu().state())
     }
@@ -89,7 +89,7 @@ impl<U: Unit> Processor<'_, U> {
         self.state.halted
     }
 
-    /// Whether the processor executes a program, and not the kernel.
+    /// Whether the processor executes user code, and not the kernel.
     pub fn is_user(&self) -> bool {
         is_user(&self.state)
     }
@@ -110,13 +110,14 @@ impl<U: Unit> Processor<'_, U> {
         self.state.rip.wrapping_add(if self.code_size() == CodeSize::Bits64 { 0 } else { base })
     }
 
-    /// Reads at a virtual address as this processor does. Returns the number of bytes that could be read from the
-    /// start.
+    /// Reads memory at a virtual address through this processor's page tables. Returns the number of bytes that could
+    /// be read, from the first byte on.
     pub fn peek(&self, address: u64, to: &mut [u8]) -> usize {
         self.read(self.state.cr3, address, to)
     }
 
-    /// The physical address that this processor means by a virtual address.
+    /// The physical address to which this processor's page tables map a virtual address. `None` if the address is not
+    /// mapped.
     pub fn peek_address(&self, address: u64) -> Option<u64> {
         self.physical(self.state.cr3, address)
     }
@@ -126,7 +127,7 @@ impl<U: Unit> Processor<'_, U> {
         self.machine
     }
 
-    /// The registers needed to unwind the kernel's stack from where this processor stands.
+    /// The registers needed to unwind this processor's kernel stack.
     pub fn unwind_registers(&self) -> Registers {
         unwind_registers(&self.state)
     }

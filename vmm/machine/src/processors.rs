@@ -1,13 +1,13 @@
-//! The processors of a machine: their description, and the state that only several processors have.
+//! The processors of a machine: their description, and the state that only a machine with several processors has.
 
 use cpu::{CpuState, CpuStateV1, SpinState, Topology, Turn, TurnPolicy, TurnState};
 use devices::platform::OtherLapicV1;
 use serde::{Deserialize, Serialize, Serializer};
 
-/// The most processors.
+/// The largest number of processors.
 pub const MAX_PROCESSORS: u8 = 64;
 
-/// The processors: one, unless something else is asked for.
+/// The number of a machine's processors, their topology and their policy of turns. The default is one processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Processors {
     #[serde(rename = "processors")]
@@ -21,14 +21,14 @@ pub struct Processors {
 }
 
 impl Processors {
-    /// This many processors, as cores of one socket that take turns in a ring. A processor that spins yields. `None` unless
-    /// there are 1 to [`MAX_PROCESSORS`].
+    /// Describes `count` processors, as cores of one socket that take turns in a ring. A processor that spins yields. `None`
+    /// unless there are 1 to [`MAX_PROCESSORS`].
     pub fn new(count: u8) -> Option<Processors> {
         Some(Processors::without_topology(count)?.with_topology(1, 1)?.with_spins_yield(true))
     }
 
-    /// As [`Processors::new`], but CPUID says only how many processors there are, and only PAUSE yields, as in recordings of
-    /// earlier programs.
+    /// As [`Processors::new`], but CPUID has only the number of processors, and only PAUSE yields, as in recordings of
+    /// earlier versions of ttvm.
     pub fn without_topology(count: u8) -> Option<Processors> {
         let is_possible = (1..=MAX_PROCESSORS).contains(&count);
         is_possible.then_some(Processors {
@@ -39,14 +39,14 @@ impl Processors {
         })
     }
 
-    /// These processors, divided into sockets and into cores with this many threads. `None` unless this is possible.
-    /// One processor has no topology, because nothing would describe it.
+    /// The same processors, divided into `sockets` sockets, and into cores with `threads` threads each. `None` if the
+    /// number of processors cannot be divided so. For one processor, no topology is stored.
     pub fn with_topology(self, sockets: u8, threads: u8) -> Option<Processors> {
         let topology = Topology::new(self.count, sockets, threads)?;
         Some(Processors { topology: Some(topology).filter(|_| self.count > 1), ..self })
     }
 
-    /// These processors with another policy of turns. `None` for one processor, which takes no turns.
+    /// The same processors with another policy of turns. `None` for one processor, which takes no turns.
     pub fn with_turns(self, turns: TurnPolicy) -> Option<Processors> {
         (self.count > 1).then_some(Processors { turns, ..self })
     }
@@ -111,16 +111,16 @@ fn topology_in_numbers<S: Serializer>(topology: &Option<Topology>, to: S) -> Res
     numbers.serialize(to)
 }
 
-/// The state that a machine with several processors has beside that of a machine with one.
+/// The state that a machine with several processors has in addition to the state of a machine with one processor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OtherProcessors {
-    /// The processor in the seat.
+    /// The number of the processor in the seat: the processor whose turn it is.
     pub seat: u8,
     /// The processors that are not in the seat, by number.
     pub cpus: Vec<CpuState>,
     /// The local APICs of all processors but the first, by number.
     pub lapics: Vec<OtherLapicV1>,
-    /// The state of the turns, if it does not follow from the counts.
+    /// The state of the turns. `None` if the counts alone determine whose turn it is.
     pub turns: Option<TurnState>,
 }
 
@@ -213,7 +213,8 @@ impl From<TurnV1> for Turn {
     }
 }
 
-/// The stored form of processors that are not in the seat. The machine's counts are stored with the processor that is.
+/// The stored form of processors that are not in the seat. The machine's counts are stored with the processor in the
+/// seat.
 pub(crate) fn stored(cpus: &[CpuState]) -> Vec<CpuStateV1> {
     cpus.iter().map(|cpu| CpuStateV1::new(cpu, cpu::Counts::default())).collect()
 }

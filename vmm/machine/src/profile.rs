@@ -28,7 +28,8 @@ pub struct Profile {
     pub counter: Counter,
     /// Whether KVM can run the machine. KVM counts no instructions.
     pub runs_on_kvm: bool,
-    /// Whether the kernel's RDTSC are rewritten to marked HLT, which read the machine's time ([`boot::time_reads`]).
+    /// Whether the kernel's RDTSC instructions are replaced by HLT and a mark, which read the machine's time
+    /// ([`boot::time_reads`]).
     pub rewrites_time_reads: bool,
     /// The revision of the PCI bus: its wiring and its description.
     pub pci: PciRevision,
@@ -70,7 +71,7 @@ impl Profile {
 mod tests {
     use super::*;
 
-    /// A recording names its model, and replays on the recorded machine's bus.
+    /// A recording names its CPU model, so a replay has the same revision of the PCI bus.
     #[test]
     fn a_model_keeps_its_bus() {
         const BUSES: [(&str, PciRevision); 6] = [

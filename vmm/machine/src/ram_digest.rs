@@ -1,22 +1,22 @@
 //! A digest of all of RAM. The cost of an update depends only on the pages written since the last update.
 //! The digest can also be computed from all pages, without the record of written pages.
 //!
-//! The digest is a sum of one term per page, modulo 2^128. A page of zeroes has the term zero. Any other page
-//! has the XXH3-128 of its contents, seeded with the page's number. A changed page changes the sum by the
-//! difference of two terms, so updates are cheap. The digest depends only on the contents, not on earlier updates. The
-//! digest finds accidents, but is no defence against a deliberate collision.
+//! The digest is a sum of one term per page, modulo 2^128. A page of zeroes has the term zero. Any other page has the
+//! XXH3-128 of its contents, seeded with the page's number. A changed page changes the sum by the difference of two
+//! terms, so updates are cheap. The digest depends only on the contents, not on earlier updates. The digest finds
+//! accidental differences, but is no defence against a deliberate collision.
 //!
-//! A processor sets the accessed bits of page tables whenever it likes, also ahead of execution. For machines that a
-//! processor may run, the digest leaves out some bits. In every word that may be a page-table entry in use (bit 0 is
-//! set), it leaves out bits 5 and 6. In every word that may be a copy of RFLAGS, it leaves out the arithmetic flags
-//! ([`cpu::without_undefined_flags`]).
+//! A hardware processor may set the accessed bits of page tables at any time, even before it executes the access. So
+//! the digest leaves out some bits for machines that KVM may run. In every word that may be a page-table entry in use
+//! (bit 0 is set), the digest leaves out bits 5 and 6. In every word that may be a copy of RFLAGS, the digest leaves
+//! out the arithmetic flags ([`cpu::without_undefined_flags`]).
 
 use guest_ram::{GuestRam, PAGE_SIZE};
 use twox_hash::XxHash3_128;
 
 use crate::comparable::Likeness;
 
-/// The terms and their sum.
+/// The term of each page, and the sum of the terms.
 pub struct RamDigest {
     terms: Vec<u128>,
     sum: u128,
@@ -29,7 +29,7 @@ impl RamDigest {
         RamDigest { terms: vec![0; pages as usize], sum: 0, likeness }
     }
 
-    /// Updates the digest after `pages` were written.
+    /// Updates the digest after `pages` were written, and returns the digest.
     pub fn update(&mut self, ram: &GuestRam, pages: impl IntoIterator<Item = u64>) -> [u8; 16] {
         let mut contents = [0; PAGE_SIZE as usize];
         for page in pages {
@@ -55,7 +55,7 @@ pub fn of_all(ram: &GuestRam, likeness: Likeness) -> [u8; 16] {
 
 const ZEROES: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
 
-/// Reads a page without the bits that processors change on their own: see the module.
+/// Reads a page. For machines that KVM may run, clears the bits that processors change on their own (see the module).
 fn read(ram: &GuestRam, page: u64, likeness: Likeness, to: &mut [u8; PAGE_SIZE as usize]) {
     ram.read_bytes(page * PAGE_SIZE, to);
     if likeness == Likeness::AcrossProcessors {
@@ -63,11 +63,11 @@ fn read(ram: &GuestRam, page: u64, likeness: Likeness, to: &mut [u8; PAGE_SIZE a
     }
 }
 
-/// Clears in each word the bits that processors change on their own: see the module.
+/// Clears in each word the bits that processors change on their own (see the module).
 pub fn leave_out_processors_own(contents: &mut [u8]) {
     for bytes in contents.as_chunks_mut().0 {
         let mut word = u64::from_le_bytes(*bytes);
-        // This comes first: whether the word may be a copy of RFLAGS must not depend on these bits.
+        // These bits are cleared first, because the check for a copy of RFLAGS must not depend on them.
         if word & 1 != 0 {
             word &= !ACCESSED_AND_DIRTY;
         }

@@ -35,13 +35,13 @@ use crate::written_pages::WrittenPages;
 pub enum RunStop {
     /// The run reached its limit.
     Reached,
-    /// The run is over.
+    /// The run has ended.
     Ended(Outcome),
     /// The inputs asked for a pause ([`Inputs::pauses`]).
     Paused,
     /// The CPU met a breakpoint, a watchpoint or a trap.
     Met(Met),
-    /// The guest printed this on its console ([`Machine::stop_on_output`]).
+    /// The guest printed these bytes on its console ([`Machine::stop_on_output`]).
     Output(Vec<u8>),
 }
 
@@ -54,11 +54,11 @@ pub struct Machine<U> {
     stop_on_output: bool,
     pub(super) asked_to_be_kept: bool,
     pub(super) written: WrittenPages,
-    /// RAM's contents when the image was last updated.
+    /// A map with the contents of RAM at the last update of this map.
     pub(super) image: PageMap,
     /// The store with a recording's checkpoints, from which pages are read.
     pub(super) store: Option<Arc<Store>>,
-    /// The digest of RAM when it was last updated.
+    /// The digest of RAM at its last update.
     pub(super) digest: RamDigest,
     pub(super) likeness: Likeness,
     pub(super) stopping: Stopping,
@@ -66,15 +66,15 @@ pub struct Machine<U> {
 }
 
 impl Machine<Instructions> {
-    /// Builds a machine that stands at its first instruction. Loads the machine's kernel, or its starting
-    /// state. The software engine executes the machine, and instructions are counted.
+    /// Builds a machine at its first instruction. Loads the machine's kernel, or its starting state. The software
+    /// engine executes the machine, and instructions are counted.
     pub fn new(config: &MachineConfig, images: &Images, power_on: &PowerOn) -> Result<Self, Error> {
         Machine::build(config, images, power_on, EngineKind::SOFT)
     }
 }
 
 impl<U: Unit> Machine<U> {
-    /// As [`Machine::new`], on an engine of `kind`, which must be able to count in this machine's unit.
+    /// As [`Machine::new`], but on an engine of `kind`. The engine must be able to count in this machine's unit.
     pub fn build(
         config: &MachineConfig,
         images: &Images,
@@ -155,8 +155,8 @@ impl<U: Unit> Machine<U> {
         self.moment_in()
     }
 
-    /// The present point in either unit, whatever the machine counts. The count of instructions means nothing if KVM
-    /// executes the machine.
+    /// The present point in the unit `V`, which may differ from the machine's unit. The count of instructions has no
+    /// meaning if KVM executes the machine.
     pub fn moment_in<V: Unit>(&self) -> Moment<V> {
         let instructions = self.instructions();
         let count = V::here(instructions, self.bus.clock.exits);
@@ -222,12 +222,12 @@ impl<U: Unit> Machine<U> {
         count
     }
 
-    /// How the run ended, if it did.
+    /// How the run ended, if it has ended.
     pub fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
     }
 
-    /// Whether the guest has asked to keep the recording of its run, since the machine was built or restored.
+    /// Whether the guest has asked, since the machine was built or restored, that the recording of its run is kept.
     pub fn asked_to_be_kept(&self) -> bool {
         self.asked_to_be_kept
     }
@@ -252,7 +252,8 @@ impl<U: Unit> Machine<U> {
         self.engine.set_traps(traps);
     }
 
-    /// Attaches an observer, or none; returns the one attached before. Fails if the engine cannot observe the guest.
+    /// Attaches an observer, or detaches it with `None`. Returns the observer that was attached before. Fails if the
+    /// engine cannot observe the guest.
     pub fn set_observer(
         &mut self,
         observer: Option<Box<dyn Observer>>,
@@ -266,8 +267,8 @@ impl<U: Unit> Machine<U> {
         self.bus.stop_on_output = stop;
     }
 
-    /// Makes the engine leave the guest when it prints. Inputs then get output at once, and not some milliseconds of
-    /// guest time later. The guest does not notice.
+    /// Makes the engine leave the guest whenever the guest prints. The inputs then get output at once, and not some
+    /// milliseconds of guest time later. The guest's behaviour does not change.
     pub fn hear_output_at_once(&mut self) {
         self.bus.stop_on_output = true;
     }
@@ -277,16 +278,15 @@ impl<U: Unit> Machine<U> {
         &self.bus.console
     }
 
-    /// Runs to `until`, or to the run's end, or to a break- or watchpoint.
+    /// Runs to `until`, or to the run's end, or to a breakpoint or watchpoint.
     ///
-    /// Does not take events due at `until`, and lets no idle time pass there. So the state at a count is always the
-    /// first one with that count.
+    /// Does not take events due at `until`, and lets no idle time pass there. So the machine stops in the first state
+    /// with that count.
     pub fn run(&mut self, until: U, inputs: &mut dyn Inputs<U>) -> Result<RunStop, Error> {
         self.run_from(until, self.instructions(), inputs)
     }
 
-    /// As [`Machine::run`], but passes over a breakpoint at the place where the engine has executed `origin`
-    /// instructions.
+    /// As [`Machine::run`], but ignores a breakpoint at the place where the engine has executed `origin` instructions.
     pub fn run_from(
         &mut self,
         until: U,
@@ -313,7 +313,7 @@ impl<U: Unit> Machine<U> {
         let mut last_exit = (self.bus.clock.exits, self.instructions());
         loop {
             if self.is_over(until) {
-                // The devices too must reach this point, so that equal machines have equal states.
+                // The devices also advance to this time, so that equal machines have equal states.
                 self.bus.platform.advance(self.moment().time_ns);
                 return Ok(self.outcome.clone().map_or(RunStop::Reached, RunStop::Ended));
             }
@@ -348,7 +348,7 @@ impl<U: Unit> Machine<U> {
             }
             match self.arrive(end, leave)? {
                 None | Some(Stop::Budget | Stop::Bus) => {}
-                // No time passes where this run ends: the next run continues from here.
+                // The run ends at this count, so no idle time passes here. The next run continues from here.
                 Some(Stop::Halted) if self.moment().count >= until => {}
                 Some(Stop::Halted) => self.idle(inputs)?,
                 Some(Stop::Shutdown) => {
@@ -359,8 +359,8 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// The place up to which the guest may execute without an exit. `last` is the last exit that this run has seen,
-    /// and its place.
+    /// The count of instructions up to which the guest may execute without an exit. `last` has the number of the last
+    /// exit in this run, and the count of instructions there.
     fn latest_exit(
         &self,
         last: &mut (Exits, Instructions),
@@ -378,8 +378,8 @@ impl<U: Unit> Machine<U> {
         self.outcome.is_some() || self.moment().count >= until
     }
 
-    /// Takes the events due here without running. A guest that is counted in exits may make no exit after the last
-    /// event.
+    /// Takes the events that are due here, and executes nothing. In a machine that counts exits, the guest may make no
+    /// exit after the last event, so a run would not reach a later count.
     pub fn take_due(&mut self, inputs: &mut dyn Inputs<U>) -> Result<(), Error> {
         self.take_events(U::MAX, inputs)
     }
@@ -464,7 +464,8 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// Handles the results of a run: console output (which it returns), frames, requests, a failing disk.
+    /// Handles the results of an engine's run: console output, sent frames, the guest's requests and a failure of the
+    /// disk. Returns the console output.
     fn after_run(&mut self, inputs: &mut dyn Inputs<U>) -> Result<Vec<u8>, Error> {
         let output = std::mem::take(&mut self.bus.output);
         if !output.is_empty() {
@@ -497,7 +498,7 @@ impl<U: Unit> Machine<U> {
         let outcome = match request {
             Request::PowerOff => Outcome::PowerOff,
             Request::Reset => Outcome::Reset,
-            // Linux calls the driver when the report is complete on the console.
+            // Linux calls the pvpanic driver when the panic's report is complete on the console.
             Request::Panicked(PanicKind::Panicked) => Outcome::Panic,
             Request::Panicked(PanicKind::CrashLoaded) => return,
             Request::KeepRecording => {
@@ -515,12 +516,13 @@ impl<U: Unit> Machine<U> {
             return Ok(());
         }
         if !self.engine.cpu().accepts_interrupts() && !self.bus.platform.nmi_pending() {
-            // The CPU is halted with interrupts off: only an NMI would wake it, and nothing here sends one.
+            // The CPU is halted with interrupts off. Only an NMI would wake the CPU, and no device of the board will
+            // send one.
             self.outcome = Some(Outcome::IdleForever);
             return Ok(());
         }
         let now = self.moment();
-        // A timer for the end of time is as good as none.
+        // A deadline at `MAX_TIME_NS` or later is never reached.
         let deadline = self.bus.platform.next_deadline_ns().filter(|&ns| ns < MAX_TIME_NS);
         match inputs.idle(now, deadline)? {
             Idle::Forever => self.outcome = Some(Outcome::IdleForever),

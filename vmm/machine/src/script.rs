@@ -1,5 +1,6 @@
-//! Inputs without a host: a script takes the place of the person at the console. The script waits for a text
-//! and then types, always at the same instruction. So runs with the same script are equal.
+//! Inputs that do not use the host. A script takes the place of the person at the console. The script waits for a text
+//! on the console and then types. Each run gets the typed text at the same instruction. So runs with the same script
+//! are equal.
 
 use std::collections::VecDeque;
 
@@ -7,12 +8,12 @@ use crate::error::Error;
 use crate::inputs::{Event, Idle, Inputs, View};
 use crate::position::{Count, Instructions, Moment};
 
-/// Input comes in at multiples of this many steps, or while the guest idles. So stops of the run at other steps do not
-/// move the time of typing.
+/// Input comes in at multiples of this number of steps, or while the guest idles. So the point of typing does not
+/// depend on where a run stops.
 const POLL_STEPS: u64 = 100_000;
-/// The time that a key takes while the guest idles.
+/// The virtual time that passes between two inputs of the script while the guest is idle.
 const TYPING_NS: u64 = 1_000_000;
-/// A guest that idles this long in virtual time, while no key is due, will not end by itself.
+/// If the guest is idle after this virtual time, the script ends the run.
 const PATIENCE_NS: u64 = 3_600_000_000_000;
 
 /// A scripted console. Keeps all output.
@@ -33,8 +34,8 @@ impl Script {
         Script::default()
     }
 
-    /// Waits for the first text of each pair on the console, then types the second. With an empty first text, it
-    /// waits only until the guest listens.
+    /// Waits for the first text of each pair on the console, then types the second. If the first text is empty, the
+    /// script waits only until the guest reads the console.
     pub fn new(lines: &[(&str, &str)]) -> Script {
         let lines = lines.iter().map(|(wait, text)| (wait.to_string(), text.to_string())).collect();
         Script { lines, ..Script::default() }

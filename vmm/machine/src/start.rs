@@ -1,8 +1,8 @@
 //! How a machine starts: the files that [`MachineConfig`](crate::config::MachineConfig) names, and their contents.
 //!
-//! [`Start`] is the only code that distinguishes the ways of starting. A machine that starts in firmware
-//! would need a variant here with the firmware's images, and one in [`Images`] with their contents. Such a
-//! machine would also need an arm in `Machine::build` for the CPU's first state.
+//! [`Start`] is the only code that distinguishes the ways of starting. A machine that starts in firmware would need a
+//! variant of [`Start`] with the firmware's images, and a variant of [`Images`] with their contents. Such a machine
+//! would also need a match arm in `Machine::build` for the CPU's first state.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ pub(super) const STATE: &str = "starting state";
 pub enum Start {
     /// At power-on, with a kernel in its memory.
     Kernel(KernelFiles),
-    /// In the state of a machine that ran.
+    /// In the state of a machine that has already run.
     State {
-        /// The [`StartingState`].
+        /// The file with the [`StartingState`].
         #[serde(rename = "start")]
         state: ImageFile,
-        /// The files from which that machine once booted. Nothing needs these files any more.
+        /// The files from which that machine once booted. The machine no longer needs these files.
         #[serde(flatten)]
         booted: KernelFiles,
     },
@@ -83,14 +83,15 @@ pub struct KernelImages {
 }
 
 impl Start {
-    /// The guest's kernel and the files that it was booted with, even if that was in an earlier recording.
+    /// The guest's kernel and the files that it was booted with. A machine with a starting state was booted in an
+    /// earlier recording.
     pub fn booted(&self) -> &KernelFiles {
         match self {
             Start::Kernel(files) | Start::State { booted: files, .. } => files,
         }
     }
 
-    /// As [`Start::booted`].
+    /// As [`Start::booted`], but mutable.
     pub fn booted_mut(&mut self) -> &mut KernelFiles {
         match self {
             Start::Kernel(files) | Start::State { booted: files, .. } => files,
@@ -105,7 +106,7 @@ impl Start {
         }
     }
 
-    /// As [`Start::images`].
+    /// As [`Start::images`], but mutable.
     pub(super) fn images_mut(&mut self) -> Vec<(&'static str, &mut ImageFile)> {
         match self {
             Start::Kernel(files) => files.images_mut().collect(),
@@ -113,7 +114,7 @@ impl Start {
         }
     }
 
-    /// All image files in the description: the needed ones ([`Start::images_mut`]) and the others.
+    /// All image files in the description, including files that the machine no longer needs.
     pub(super) fn files_mut(&mut self) -> Vec<(&'static str, &mut ImageFile)> {
         match self {
             Start::Kernel(files) => files.images_mut().collect(),

@@ -1,26 +1,25 @@
-//! A starting state: the whole state of a machine that ran, as an image from which another machine starts.
+//! A starting state: the whole state of a machine that has run, as an image from which another machine starts.
 //!
-//! Counts begin at zero there, as at power-on, and virtual time continues. So recordings, checkpoints and the
-//! timeline need not know whether a machine started at power-on or in a state.
+//! In the new machine, counts begin at zero, as at power-on, and virtual time continues. So recordings, checkpoints and
+//! the timeline need not know whether a machine started at power-on or in a state.
 //!
 //! A starting state holds the machine's state, its RAM, and the blocks that the guest wrote over the disk's image.
-//! [`crate::Machine::build`] takes it in place of kernel and initial RAM disk. The time that instructions had counted
-//! becomes idle time of the clock. The log of the new recording begins with the old one's power-on event, at the
-//! guest time of the start. The new machine is built from this power-on event, so the machine keeps the old seed and
-//! date.
+//! [`crate::Machine::build`] takes a starting state in place of kernel and initial RAM disk. The virtual time that came
+//! from instructions becomes idle time of the clock. The log of the new recording begins with the old one's power-on
+//! event, at the guest time of the start. The new machine is built from this power-on event, so the machine keeps the
+//! old seed and date.
 //!
 //! A recording's first checkpoint could not replace a starting state. Checkpoints may be thinned out,
 //! dropped, and left out of a pack; a replay works without them.
 //!
-//! To make one, a timeline goes to the place, and [`StartingState::of`] copies everything from its machine. A run
-//! that is recorded later pauses ([`crate::inputs::Inputs::pauses`]) and goes to its own start
-//! ([`crate::Machine::begin_at`]). Every replay will do the same: both lose whatever a state does not hold. The
-//! guest's earlier writes to its disk stay in memory ([`crate::disk::OverlayDisk::set_start`]), under its later
-//! writes.
+//! To make a starting state, a timeline goes to the place, and [`StartingState::of`] copies the state of its machine. A
+//! run that is recorded later pauses ([`crate::inputs::Inputs::pauses`]) and goes to its own start
+//! ([`crate::Machine::begin_at`]). Every replay also begins in the starting state. So the recorded run and its replays
+//! lose the same parts of a machine that a state does not hold. The guest's earlier writes to its disk stay in memory
+//! ([`crate::disk::OverlayDisk::set_start`]), under its later writes.
 //!
 //! `going_on` takes starting states and starts machines from them. `vmm/recording/FORMAT.md` describes the file. The
-//! file may come from a stranger: the reader trusts nothing in it, and reads no more than a machine of this size can
-//! have.
+//! file may come from a stranger: the reader checks all values, and reads no more than a machine of this size can have.
 
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
@@ -38,9 +37,9 @@ use crate::processors::Processors;
 /// The first bytes of the file. The version follows, outside of the compressed part.
 const MAGIC: &[u8; 8] = b"TTVMFROM";
 const VERSION: u32 = 1;
-/// The base-2 logarithm of the number of bytes of memory that decompressing may use.
+/// The base-2 logarithm of the largest window, in bytes, that decompressing may use.
 const WINDOW_LOG_MAX: u32 = 24;
-/// The largest state of a machine without its memory.
+/// The largest size in bytes of a machine's state without RAM and disk.
 const MAX_STATE_BYTES: u32 = 16 << 20;
 /// This number in place of a page's number ends the list of pages.
 const NO_PAGE: u64 = u64::MAX;
@@ -48,9 +47,9 @@ const NO_PAGE: u64 = u64::MAX;
 /// How well a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Takes a fraction of a second, and gains most of the space.
+    /// Compressing takes a fraction of a second, and saves most of the space.
     Fast,
-    /// Takes some seconds, for a file that is sent to others.
+    /// Compressing takes some seconds. For a file that is sent to others.
     Small,
 }
 
@@ -64,7 +63,7 @@ impl Effort {
     }
 }
 
-/// A machine's state, from which another machine starts: see the module.
+/// A machine's state, from which another machine starts.
 #[derive(Clone, Debug)]
 pub struct StartingState {
     /// The state without memory and disk. The state's count of steps is zero.
@@ -91,8 +90,8 @@ impl StartingState {
         self.state.others.turns = TurnState::at_start(policy, spins_yield);
     }
 
-    /// Leaves out pages and blocks that the run does not need from here on. These pages of RAM then read as zeroes,
-    /// and these blocks of the disk as in its image.
+    /// Drops pages of RAM and blocks of the disk that the run from this state on does not need. These pages of RAM then
+    /// read as zeroes, and these blocks of the disk as in its image.
     pub fn leave_out(&mut self, ram: impl Iterator<Item = u64>, disk: impl Iterator<Item = u64>) {
         ram.for_each(|page| self.maps.ram.set(page, PageRef::Zero));
         disk.for_each(|block| self.maps.disk.set(block, PageRef::Base));
@@ -102,7 +101,7 @@ impl StartingState {
     pub fn write(&self, path: &Path, format: Format, effort: Effort) -> Result<(), Error> {
         let file = File::create_new(path).map_err(Error::file("create", path))?;
         if let Err(error) = self.write_to(BufWriter::new(file), format, effort) {
-            // If the file cannot be removed either, the first error is still the one to report.
+            // If the file cannot be removed either, the caller still gets the first error.
             let _ = std::fs::remove_file(path);
             return Err(Error::file("write", path)(error));
         }
@@ -146,12 +145,13 @@ impl StartingState {
     }
 }
 
-/// A page in the form in which maps hold it in memory.
+/// Makes a reference to page contents in memory, as maps hold them.
 pub(super) fn held(contents: &Page) -> PageRef {
     if *contents == [0; PAGE_BYTES] { PageRef::Zero } else { PageRef::Held(Arc::new(*contents)) }
 }
 
-/// Writes the number of pages, each page behind its number, and an end mark. Leaves out pages that equal `left_out`.
+/// Writes the number of pages in the map. Then writes each page's number and contents, and an end mark. Leaves out
+/// pages that equal `left_out`.
 fn write_pages(map: &PageMap, left_out: &PageRef, out: &mut impl Write) -> std::io::Result<()> {
     out.write_all(&map.len().to_le_bytes())?;
     for (page, version) in map.iter_not_base() {

@@ -3,7 +3,7 @@
 //!
 //! Checkpoints hold these bytes, and recordings hold hashes of some and the ends of others
 //! (`vmm/recording/tests/stored_bytes.rs` has examples). So nothing in this file may be moved, added or retyped. The
-//! conversions name every field on both sides. A new field does not compile until they handle it.
+//! conversions name every field on both sides, so a new field does not compile until the conversions handle it.
 
 use cpu::CpuStateV1;
 use devices::pci::PciBusStateV1;
@@ -43,7 +43,7 @@ pub enum OutcomeV1 {
     Panic,
     /// [`Outcome::TripleFault`].
     TripleFault {
-        /// Where the CPU shut down.
+        /// RIP when the CPU shut down.
         rip: u64,
     },
     /// [`Outcome::DebugExit`].

@@ -1,4 +1,4 @@
-//! A machine's state without RAM and disk: takes it, hashes it, and restores it.
+//! Copies, hashes and restores a machine's state without RAM and disk.
 
 use checkpoint::Maps;
 use cpu::Counts;
@@ -29,7 +29,7 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// A summary of the state here. Changes nothing that the guest can see.
+    /// Makes a check: a summary of the machine's present state. The guest cannot notice the check.
     pub fn check(&mut self, parts: CheckParts) -> Result<CheckRecord<U>, Error> {
         let at = self.moment();
         Ok(CheckRecord {
@@ -38,7 +38,7 @@ impl<U: Unit> Machine<U> {
             rip: self.engine.cpu().rip(),
             cpu_hash: self.view().cpu_hash(),
             devices_hash: parts.devices.then(|| {
-                // The devices too must reach this point, so that equal machines have equal states.
+                // The devices also advance to this time, so that equal machines have equal states.
                 self.bus.platform.advance(at.time_ns);
                 short(&self.devices_hash())
             }),
@@ -46,7 +46,7 @@ impl<U: Unit> Machine<U> {
         })
     }
 
-    /// Goes to another state of the same machine.
+    /// Replaces the machine's whole state by another state of the same machine.
     pub fn restore(&mut self, state: &MachineState, maps: &Maps) -> Result<(), Error> {
         let now_ns = state.check(&self.bus.clock).map_err(|why| Error::State(why.to_string()))?;
         if state.others.cpus.len() + 1 != self.engine.cpu().processors() {
@@ -73,14 +73,16 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Hashes of everything that can influence the future. Reads all of RAM and disk.
+    /// Hashes of all state that can influence the guest's future. Reads all of RAM, and all blocks that the guest
+    /// wrote.
     pub fn hashes(&mut self) -> Hashes {
         let (ram, disk) = (ram_digest::of_all(self.ram(), self.likeness), self.disk_hash());
         self.hashes_with(ram, disk)
     }
 
-    /// As [`Machine::hashes`], from the notes that were kept of RAM and disk, at almost no cost. A recorder writes
-    /// these hashes down and a replay computes them from the contents: a missing note makes them differ.
+    /// As [`Machine::hashes`], but at almost no cost, because the digests of unchanged pages are reused. A recorder
+    /// records these hashes, and a replay computes them from all contents. So the hashes differ if the recorder failed
+    /// to notice a written page.
     pub fn known_hashes(&mut self) -> Result<Hashes, Error> {
         let (ram, disk) = (self.ram_digest()?, self.known_disk_hash());
         Ok(self.hashes_with(ram, disk))
@@ -111,7 +113,7 @@ impl<U: Unit> Machine<U> {
 }
 
 impl Machine<Exits> {
-    /// As [`Machine::restore`], for a machine that counts exits: the state follows this many exits.
+    /// As [`Machine::restore`], for a machine that counts exits: `exits` is the number of exits before the state.
     pub fn restore_at_exit(&mut self, exits: Exits, state: &MachineState, maps: &Maps) -> Result<(), Error> {
         self.restore(state, maps)?;
         self.bus.clock.exits = exits;
@@ -119,7 +121,7 @@ impl Machine<Exits> {
         Ok(())
     }
 
-    /// Restarts the CPU's counts of instructions, branches and system calls at zero. Exits are still counted. From
+    /// Restarts the CPU's counts of instructions, branches and system calls at zero. The count of exits goes on. From
     /// now on the machine ignores the log's counts of branches.
     pub fn count_anew(&mut self) {
         let state = self.engine.state();

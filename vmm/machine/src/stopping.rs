@@ -1,11 +1,12 @@
 //! Stops engines that count no instructions between two exits, and finds such a place again.
 //!
-//! While recording, such an engine leaves the guest wherever it is when time is up, and an event describes the place:
-//! a landing place. In a replay the engine stops at each place that may be the landing place. The machine decides by
-//! the hash of all registers and the digest of RAM whether it is.
+//! While recording, such an engine leaves the guest when a time is up, wherever the guest is. An event then describes
+//! this place, which is called a landing place. In a replay the engine stops at each place that may be the landing
+//! place. The machine compares the hash of all registers and the digest of RAM to decide whether it is the landing
+//! place.
 //!
-//! An engine that counts branches may run beyond the place ([`End::Overshot`]). Between two exits no device changes
-//! and no event comes in. So restoring registers and RAM is enough to bring the machine back.
+//! An engine that counts branches may run beyond the landing place ([`End::Overshot`]). Between two exits no device
+//! changes and no event comes in. So restoring registers and RAM is enough to bring the machine back.
 
 use cpu::{Stop, fold_registers};
 
@@ -17,12 +18,12 @@ use crate::inputs::Stopped;
 use crate::run::Machine;
 use crate::unit::Unit;
 
-/// After this many overshoots of one place, its count of branches is taken to be wrong.
+/// After this number of overshoots of one landing place, the machine takes the place's count of branches to be wrong.
 const MOST_OVERSHOTS: u32 = 24;
 
 impl<U: Unit> Machine<U> {
-    /// Turns the inputs' wish into instructions for the engine. Keeps the state needed to return if the engine may
-    /// run too far.
+    /// Adds to the inputs' answer `wanted` the facts that the engine needs. Stores the present state if the engine may
+    /// run beyond the landing place.
     pub(super) fn depart(&mut self, wanted: Leave) -> Result<Leave, Error> {
         self.bus.await_deadline(matches!(wanted, Leave::After { .. }));
         let not_here = std::mem::take(&mut self.stopping.not_here);
@@ -34,7 +35,7 @@ impl<U: Unit> Machine<U> {
         }
         let branches = goal.branches.filter(|_| !gives_up && !self.stopping.counts_anew);
         if branches.is_some() && self.engine.overshoots() {
-            // The cost depends on the pages written since the last update.
+            // The cost of `update_image` depends on the number of pages written since the last update.
             self.update_image()?;
             let ram = self.image.clone();
             self.stopping.before =
@@ -43,8 +44,8 @@ impl<U: Unit> Machine<U> {
         Ok(Leave::At(LandingPlace { branches, not_here, ..goal }))
     }
 
-    /// Handles the end of an engine's run, given how the engine was told to leave the guest. Returns `None` if the
-    /// machine continues from here.
+    /// Handles the end of an engine's run, given how the engine was told to leave the guest. Returns `None` if there is
+    /// nothing to report and the machine continues.
     pub(super) fn arrive(&mut self, end: End, leave: Leave) -> Result<Option<Stop>, Error> {
         match (end, leave) {
             (End::Stop(stop), _) => return Ok(Some(stop)),
@@ -57,14 +58,14 @@ impl<U: Unit> Machine<U> {
         Ok(None)
     }
 
-    /// Describes this place. The description identifies the place together with the hash of the registers.
+    /// Describes the guest's present place. This description and the hash of the registers identify the place.
     fn here(&mut self) -> Result<Stopped, Error> {
         let state = self.engine.state();
         log::trace!("stopped after exit {}: {}", self.moment().count, comparable::shown(&state));
         Ok(Stopped { registers: fold_registers(&state.gpr), ram_digest: self.ram_digest()? })
     }
 
-    /// Decides by the machine's remaining state whether the guest is at the landing place.
+    /// Compares the CPU's hash and RAM's digest, and notes whether the guest is at the landing place.
     fn compare_with(&mut self, goal: LandingPlace) -> Result<(), Error> {
         let stopped = Stopped { registers: goal.registers, ram_digest: goal.ram_digest };
         let registers = self.view().cpu_hash() == goal.cpu_hash;
@@ -82,7 +83,7 @@ impl<U: Unit> Machine<U> {
         Ok(())
     }
 
-    /// Restores the state that was kept before the engine ran too far.
+    /// Restores the state that was stored at the beginning of the run to the landing place.
     fn go_back(&mut self) -> Result<(), Error> {
         self.stopping.overshots += 1;
         let before = self.stopping.before.take().expect("only engines that were asked can overshoot");

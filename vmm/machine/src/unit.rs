@@ -2,8 +2,8 @@
 //! differ in nothing else.
 //!
 //! A count of instructions identifies one place between two instructions. A count of exits stands for all places
-//! between two exits. If the guest was stopped at one of them, an event describes the place. An engine that counts no
-//! instructions finds it by this description.
+//! between two exits. If the guest was stopped between two exits, an event describes the place. An engine that counts
+//! no instructions finds the place by this description.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::position::{Count, Exits, Instructions};
 
 /// The unit of a machine's positions.
 pub trait Unit: Count {
-    /// Whether a count identifies one place. Otherwise it stands for all places between two exits.
+    /// Whether a count identifies one place. If false, a count stands for all places between two exits.
     const NAMES_ONE_PLACE: bool;
     /// How often a recorder takes each kind of check.
     const CHECKS: Intervals;
@@ -29,16 +29,16 @@ pub trait Unit: Count {
         engine.counts_instructions || !Self::NAMES_ONE_PLACE
     }
 
-    /// The earnings of a run towards a checkpoint's cost: `executed` instructions, or guest time
-    /// (`passed_ns`) if that passes with the host's.
+    /// The length of a part of a run, to compare with the cost of a checkpoint. For machines that count instructions,
+    /// this is `executed`. For machines that count exits, this is guest time, `passed_ns`, which passes like host time.
     fn cost(executed: u64, passed_ns: u64) -> u64;
 
-    /// Distance between two looks at the keyboard while the guest is busy. Zero where the machine asks so seldom that
-    /// each time is a look.
+    /// Distance between two reads of the keyboard while the guest is busy. Zero if the machine asks its inputs so
+    /// seldom that each time may read the keyboard.
     const KEYBOARD_LOOKS: u64;
-    /// How long typed bytes are held back from a guest that has just begun to listen. The guest's driver may
-    /// still be starting, and would throw the bytes away. A machine that counts instructions asks so seldom that the
-    /// driver is ready.
+    /// How long typed bytes wait after the guest has begun to read the console. The guest's driver may still be
+    /// starting, and would throw the bytes away. A machine that counts instructions asks so seldom that the driver is
+    /// ready.
     const DRIVER_STARTS: Duration;
 }
 

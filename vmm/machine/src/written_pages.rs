@@ -1,4 +1,4 @@
-//! Tells several readers which pages were written since each of them last looked.
+//! Tells several readers which pages were written since each reader last asked.
 //!
 //! Guest RAM has one dirty flag per page, but there are three readers: the memory image (snapshots,
 //! checkpoints), the RAM digest (checks) and the trail. No reader may clear a flag that another reader still
@@ -6,7 +6,7 @@
 
 use guest_ram::PageFlags;
 
-/// A part of the machine that asks for the pages written since it last looked.
+/// A part of the machine that asks for the pages written since it last asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// The memory image.
@@ -17,24 +17,25 @@ pub enum Reader {
     Trail = 2,
 }
 
-/// The pages that one reader has not looked at yet.
+/// The written pages that one reader has not taken yet.
 struct News {
     /// Whether each page is in `pages`, by page number.
     is_new: Vec<bool>,
     pages: Vec<u64>,
 }
 
-/// The pages that each reader has not looked at yet.
+/// The written pages that each reader has not taken yet.
 pub struct WrittenPages([News; 3]);
 
 impl WrittenPages {
-    /// No written pages.
+    /// The state without written pages, for a RAM of `pages` pages.
     pub fn none(pages: u64) -> WrittenPages {
         let none = || News { is_new: vec![false; pages as usize], pages: Vec::new() };
         WrittenPages([none(), none(), none()])
     }
 
-    /// Takes over and clears the dirty flags. Afterwards the engine has to track writes again.
+    /// Adds all dirty pages to each reader's list, and clears the dirty flags. Afterwards the caller must call
+    /// `Engine::track_writes_anew`.
     pub fn collect(&mut self, flags: &PageFlags) {
         flags.take_dirty(|page| {
             for reader in [Reader::Image, Reader::Digest, Reader::Trail] {
@@ -43,7 +44,7 @@ impl WrittenPages {
         });
     }
 
-    /// Makes `reader` look at a page again.
+    /// Adds a page to the list of `reader`.
     pub fn look_again(&mut self, reader: Reader, page: u64) {
         let news = &mut self.0[reader as usize];
         if !std::mem::replace(&mut news.is_new[page as usize], true) {
@@ -51,13 +52,12 @@ impl WrittenPages {
         }
     }
 
-    /// The number of pages that `reader` has not looked at yet.
+    /// The number of written pages that `reader` has not taken yet.
     pub fn count(&self, reader: Reader) -> usize {
         self.0[reader as usize].pages.len()
     }
 
-    /// The pages that `reader` has not looked at yet, in ascending order. The reader has seen these pages
-    /// from now on.
+    /// Returns the written pages that `reader` has not taken yet, in ascending order, and empties the reader's list.
     pub fn take(&mut self, reader: Reader) -> Vec<u64> {
         let news = &mut self.0[reader as usize];
         let mut pages = std::mem::take(&mut news.pages);

@@ -12,8 +12,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! A pipe in the place of a file would let its reader wait for ever. A device could be read without an end, or could
-//! act when it is opened.
+//! If a pipe stood in the place of a file, its reader would wait for ever. A device may have no end, or may act when it
+//! is opened.
 
 #![forbid(unsafe_code)]
 
@@ -38,7 +38,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     checked(File::options().read(true).custom_flags(WITHOUT_WAITING), path)
 }
 
-/// The start and the end of the first range of a file's data that ends after a position. After the last range of data,
+/// The start and the end of the first range of a file's data that ends after offset `at`. After the last range of data,
 /// the result is an empty range at the file's end. A file system without holes reports that the whole file is data.
 ///
 /// # Errors If the file's size or its holes cannot be read.
@@ -62,7 +62,7 @@ pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
 
 /// The contents of an open file from its position on, at most `most_bytes`.
 ///
-/// # Errors If the file cannot be read, or has more bytes.
+/// # Errors If the file cannot be read, or has more than `most_bytes`.
 pub fn read_opened(file: File, most_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -72,7 +72,7 @@ pub fn read_opened(file: File, most_bytes: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a file for locking, or creates it. Keeps the file's contents, and does not follow a link.
+/// Opens a file for locking, or creates it. The file's contents do not change. A symbolic link is not followed.
 ///
 /// # Errors The errors of [`open`].
 pub fn lock_file(path: &Path) -> io::Result<File> {

@@ -1,5 +1,5 @@
-//! The images that a recording carries from its beginning: copies of the kernel, the initial RAM disk and the boot
-//! modules. The recording still replays after the user rebuilds the originals.
+//! The images in a recording's folder: copies of the kernel, the initial RAM disk and the boot modules, made when the
+//! recording begins. The recording still replays after the user rebuilds the originals.
 //!
 //! A file may change while it is copied. So we copy each file first and build the machine from the copy. The hash in
 //! the manifest is the hash of the copy.
@@ -16,7 +16,8 @@ use machine::start::KernelFile;
 use crate::files::kernel_file_inside;
 use crate::opened::create_images;
 
-/// The largest size of a file that is copied. A larger file is copied only if the copy shares the file's blocks.
+/// The largest size in bytes of a file that is copied. A larger file is copied only if the file system lets the copy
+/// share the file's blocks.
 pub const MAX_COPIED_BYTES: u64 = 256 << 20;
 
 /// The images in one recording's folder.
@@ -26,7 +27,7 @@ pub(super) struct CarriedImages {
 }
 
 impl CarriedImages {
-    /// A folder that exists, and has no images yet.
+    /// Begins with an existing folder that has no images yet.
     pub fn in_folder(folder: &Path) -> CarriedImages {
         CarriedImages { folder: folder.to_path_buf(), carried: Vec::new() }
     }
@@ -81,7 +82,7 @@ fn copy(source: &File, path: &Path, to: &Path) -> Result<Option<File>, Error> {
     Ok(None)
 }
 
-/// Says what to do about a full disk.
+/// Adds to an error about a full disk what the user can do.
 fn with_advice(source: std::io::Error) -> std::io::Error {
     if !matches!(source.kind(), FileTooLarge | QuotaExceeded | StorageFull) {
         return source;
@@ -99,7 +100,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (small, large) = (folder.path().join("small"), folder.path().join("large"));
         std::fs::write(&small, "kernel").unwrap();
-        // A sparse file: no block is stored.
+        // A sparse file takes no space on the disk.
         File::create(&large).unwrap().set_len(MAX_COPIED_BYTES + 1).unwrap();
         let mut images = CarriedImages::in_folder(folder.path());
         let mut text = String::new();

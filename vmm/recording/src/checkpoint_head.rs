@@ -1,4 +1,4 @@
-//! The head of a checkpoint: where it was taken, without the machine's state.
+//! The head of a checkpoint: the point where the checkpoint was taken, without the machine's state.
 
 use machine::Machine;
 use machine::position::Moment;
@@ -22,7 +22,8 @@ pub struct CheckpointHead<C> {
 }
 
 impl<C: Unit> CheckpointHead<C> {
-    /// The head of a checkpoint of the machine as it stands. The head may count in another unit than the machine.
+    /// Makes the head of a checkpoint of the machine's present state. The head may count in another unit than the
+    /// machine.
     pub fn of<U: Unit>(machine: &Machine<U>, cursor: Cursor<C>) -> CheckpointHead<C> {
         let cpu = machine.cpu();
         let (branches, system_calls) =

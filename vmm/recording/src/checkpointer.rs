@@ -1,7 +1,7 @@
-//! Takes checkpoints while a machine records: runs the machine in slices, and hands the pages written since the last
-//! checkpoint to a background writer. The guest cannot notice the checkpoints. The positions of checkpoints follow from
-//! the run alone, not from the host's speed. A checkpoint that cannot be written is left out, and the next checkpoint
-//! stores its pages.
+//! Takes checkpoints while a machine is recorded. [`record`] runs the machine in slices. A checkpoint passes the pages
+//! written since the last checkpoint to a background writer. The guest cannot notice the checkpoints. The positions of
+//! checkpoints follow from the run alone, not from the host's speed. If a checkpoint cannot be written, the next
+//! checkpoint stores its pages too.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -47,18 +47,19 @@ pub fn least_bytes<U: Unit>(machine: &Machine<U>, format: Format) -> u64 {
     checkpoint::least_bytes(&machine.state().to_bytes(format))
 }
 
-/// Takes a machine's checkpoints: see the module.
+/// Takes a machine's checkpoints while it is recorded.
 pub struct Checkpointer<C> {
     writer: BackgroundWriter,
     pace: Pace<C>,
-    /// `None` in a recording that counts exits, because steps backward use the recounted log.
+    /// States shortly before the present position, to store when the run ends. `None` in a recording that counts exits,
+    /// because a debugger of such a recording uses its recounted log and that log's checkpoints.
     trail: Option<Trail<C>>,
     told_full: bool,
 }
 
 impl<C: Unit> Checkpointer<C> {
-    /// Begins with a machine at its first instruction, and a new store. The checkpoints may count in another unit
-    /// than the machine.
+    /// Makes a new store in `directory`, for a machine at its first instruction. The checkpoints may count in another
+    /// unit than the machine.
     pub fn new<U: Unit>(
         directory: &Path,
         options: CheckpointOptions,
@@ -72,8 +73,8 @@ impl<C: Unit> Checkpointer<C> {
         Checkpointer::on(store, options, machine)
     }
 
-    /// Continues a store that already has a checkpoint of the machine's present state. The machine is attached to the
-    /// store.
+    /// Continues a store that already has a checkpoint of the machine's present state. The store must be attached to
+    /// the machine.
     pub fn on<U: Unit>(
         store: Arc<Store>,
         options: CheckpointOptions,
@@ -86,7 +87,8 @@ impl<C: Unit> Checkpointer<C> {
         Ok(Checkpointer { writer, pace, trail, told_full: false })
     }
 
-    /// Takes a checkpoint if it is due. Callers call this at the end of each slice, while the machine stands still.
+    /// Takes a checkpoint if one is due. The recorder calls this function at the end of each slice, while the machine
+    /// does not run.
     pub fn look<U: Unit>(&mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         self.adopt_stored(machine);
         let (now, held_blocks) = (machine.moment_in::<C>(), machine.written_blocks());
@@ -125,9 +127,9 @@ impl<C: Unit> Checkpointer<C> {
         Ok(())
     }
 
-    /// Takes the last checkpoints: shortly before the end, and at the end. Takes them only if the one at the end is
-    /// worth its cost. Leaves out the one at the end if replay could not reach that place in the same state. Waits
-    /// until the writer has stored as many checkpoints as possible.
+    /// Takes the last checkpoints: up to two shortly before the end, and one at the end. Takes none if the checkpoint
+    /// at the end is not worth its cost (`Pace::due_at_end`). Leaves out the checkpoint at the end if a replay could
+    /// not reach the end in the same state. Waits until the writer has stored as many checkpoints as possible.
     pub fn finish<U: Unit>(mut self, machine: &mut Machine<U>, log: &impl Logged<U, C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         let mut lost = self.writer.wait_and_take_lost()?;

@@ -1,4 +1,4 @@
-//! A recording's checkpoints, and snapshots: the machine at one point of the run.
+//! A recording's checkpoints, and snapshots. A snapshot is a machine's whole state at one point of the run, in memory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,20 +18,20 @@ use machine::{Format, Machine, MachineState};
 /// A machine's state at one point of the run, and the place in the log at this point.
 #[derive(Clone)]
 pub struct Snapshot<C> {
-    /// Everything but memory and disk.
+    /// The machine's state without RAM and disk.
     pub state: MachineState,
-    /// Memory and disk.
+    /// The contents of RAM and disk.
     pub maps: Maps,
     /// The place in the log at this point of the run.
     pub cursor: Cursor<C>,
 }
 
-/// A recording's checkpoints, for reading.
+/// Reads a recording's checkpoints.
 pub struct Checkpoints<C> {
     store: Arc<Store>,
     format: Format,
     heads: BTreeMap<C, CheckpointHead<C>>,
-    /// RAM at power-on. If no checkpoint names a page, the page still has these contents.
+    /// RAM at power-on. A page that no checkpoint stores still has these contents.
     initial: PageMap,
 }
 
@@ -95,7 +95,7 @@ impl<C: Unit> Checkpoints<C> {
         self.heads.contains_key(&at).then(|| self.load(at)).transpose()
     }
 
-    /// A checkpoint as a snapshot.
+    /// Reads a checkpoint into a snapshot.
     pub fn load(&self, at: C) -> Result<Snapshot<C>, Error> {
         let head = self.heads.get(&at).expect("callers take the position from here");
         let bytes = self.store.state_at(at.number())?;
@@ -108,12 +108,13 @@ impl<C: Unit> Checkpoints<C> {
     }
 }
 
-/// Whether a checkpoint at this moment can have this state, in a recording of either unit.
+/// Whether a checkpoint at moment `at` can have this state. Checks the counts and the virtual time, in a recording of
+/// either unit.
 fn may_be<C: Unit>(state: &MachineState, at: Moment<C>) -> bool {
     let all = state.counts.steps.checked_add(state.idle_ns);
     let by_exits = state.idle_ns == at.time_ns;
     let by_instructions = all == Some(at.time_ns);
-    // The state has no count of exits, so the count cannot be compared.
+    // The state has no count of exits, so `at` itself gives the count of exits here.
     let counts = C::here(Instructions(state.counts.steps), Exits(at.count.number()));
     counts == at.count && (by_exits || (by_instructions && C::NAMES_ONE_PLACE))
 }
@@ -154,7 +155,7 @@ pub fn open_around_damage<C: Unit>(path: &Path, log: &Log<C>) -> Result<Option<A
     }
 }
 
-/// Refuses another recording's store.
+/// Returns an error if the store belongs to another recording.
 fn must_be_of<C: Unit>(log: &Log<C>, store: Store) -> Result<Arc<Store>, Error> {
     for entry in store.entries() {
         let head = CheckpointHead::<C>::parse(log.format, &entry.head);
@@ -169,7 +170,7 @@ fn must_be_of<C: Unit>(log: &Log<C>, store: Store) -> Result<Arc<Store>, Error> 
     Ok(Arc::new(store))
 }
 
-/// Refuses the store of a machine of another size.
+/// Returns an error if the store is for another size of RAM or disk than the machine's.
 pub fn must_fit<U: Unit>(store: &Store, machine: &mut Machine<U>) -> Result<(), Error> {
     if (store.ram_pages(), store.disk_blocks()) != machine.page_counts() {
         let why = "is of another machine: RAM or disk have another size";
@@ -178,8 +179,8 @@ pub fn must_fit<U: Unit>(store: &Store, machine: &mut Machine<U>) -> Result<(), 
     Ok(())
 }
 
-/// Adds a checkpoint of the machine as it stands to a recording's store. Other processes may read the store at the same
-/// time. `initial` is RAM at power-on.
+/// Adds a checkpoint of the machine's present state to a recording's store. Other processes may read the store at the
+/// same time. `initial` is RAM at power-on.
 pub fn add_here<U: Unit>(
     store: &Store,
     initial: &PageMap,

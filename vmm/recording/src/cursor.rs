@@ -13,7 +13,8 @@ pub struct Cursor<C> {
     pub(super) check: usize,
     /// The last point where a comparison found no difference.
     pub(super) last_good: Moment<C>,
-    /// The checksum of the log up to this place. The checksum tells whether a cursor belongs to a given log.
+    /// The checksum of the log up to this place. By the checksum, [`Cursor::is_of`] decides whether the cursor belongs
+    /// to a log.
     pub(super) log_check: u32,
 }
 
@@ -24,7 +25,7 @@ impl<C: Count> Cursor<C> {
         Cursor { event: events, check: checks, last_good, log_check }
     }
 
-    /// Whether the cursor may be a place in this log. Also true for places behind the log's end: the log may
+    /// Whether the cursor may be a place in this log. Also true for places beyond the log's end, because the log may
     /// have been cut off.
     pub fn is_of(&self, log: &Log<C>) -> Result<bool, Error> {
         let is_reached = log.reaches(self.event, self.check);
@@ -47,9 +48,10 @@ impl<C: Count> Cursor<C> {
     }
 }
 
-/// Inputs that write the log to whose places checkpoints refer. The log may count in another unit than the machine.
+/// Inputs that write a log. Checkpoints refer to places in this log. The log may count in another unit than the
+/// machine.
 pub trait Logged<U: Count, C: Count = U>: Inputs<U> {
-    /// The place in this log at which a player stands when its machine has this machine's position.
+    /// The cursor of a player of this log whose machine is at this machine's position.
     fn cursor(&self) -> Cursor<C>;
     /// The log's format.
     fn format(&self) -> Format;

@@ -1,8 +1,8 @@
-//! Remembers which disk image was hashed last, in a note in the recording. Opening the recording then need not hash
-//! the image.
+//! A note in the recording that says which disk image was hashed last, and the identity of the image's file. If the
+//! file has not changed, opening the recording need not hash the image again.
 //!
-//! The note is a cache: without it, the image is hashed once more. Packs leave the note out. A note from another host
-//! does no harm, because its inode and times match no file on this host.
+//! The note is a cache: without the note, the image is hashed once more. Packs leave the note out. A note from another
+//! host does no harm, because its inode and times match no file on this host.
 
 use std::path::Path;
 
@@ -19,11 +19,11 @@ const MAX_NOTE_BYTES: u64 = 4096;
 struct Note {
     /// Hash of the contents, as in the manifest.
     hash: String,
-    /// The file's identity when it was hashed.
+    /// The identity of the image's file when it was hashed.
     file: FileIdentity,
 }
 
-/// Writes the note about the image that this process has hashed. Failing to write the note does no harm.
+/// Writes the note about a disk image that this process has hashed. Failing to write the note does no harm.
 pub(super) fn note(folder: &Path, disk: &ImageFile) {
     let Some(file) = identity_when_hashed(disk) else { return };
     let note = Note { hash: disk.hash.clone(), file };
@@ -33,7 +33,8 @@ pub(super) fn note(folder: &Path, disk: &ImageFile) {
     }
 }
 
-/// Checks that the disk image is the recorded image. If the note does not describe the image, hashes the image.
+/// Checks that the disk image is the recorded image. Hashes the image only if the note does not describe the image's
+/// present file.
 pub(super) fn check(folder: &Path, machine: &MachineConfig) -> Result<(), Error> {
     let Some(disk) = &machine.disk else { return Ok(()) };
     if is_noted(folder, disk) {
@@ -61,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    /// An image that was last written an hour ago.
+    /// Writes an image, and sets its time of modification to an hour ago.
     fn write_old(path: &Path, contents: &[u8]) {
         std::fs::write(path, contents).unwrap();
         let hour_ago = SystemTime::now() - Duration::from_secs(3600);
@@ -85,7 +86,7 @@ mod tests {
         assert!(is_noted(folder.path(), &disk));
         let other = ImageFile { hash: "0".repeat(64), ..disk.clone() };
         assert!(!is_noted(folder.path(), &other), "another image was recorded");
-        // The size and the time of writing stay the same.
+        // Other contents, but the same size and time of modification.
         write_old(&path, &[2; 512]);
         assert!(!is_noted(folder.path(), &disk));
         std::fs::write(folder.path().join(DISK_SEEN), "{").unwrap();

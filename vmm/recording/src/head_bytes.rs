@@ -15,7 +15,7 @@ impl<C: Unit> CheckpointHead<C> {
         .expect("plain data in memory always serializes")
     }
 
-    /// Parses a checkpoint's head. The bytes may come from anywhere.
+    /// Parses a checkpoint's head. Returns `None` if the bytes are no head. The bytes may come from strangers.
     pub fn parse(format: Format, bytes: &[u8]) -> Option<CheckpointHead<C>> {
         match format {
             Format::V5 | Format::V6 => {

@@ -1,4 +1,4 @@
-//! Recordings: writes a run's event log and the files beside it, and reads them.
+//! Writes and reads recordings. A recording is a folder with a run's event log and other files.
 //!
 //! ```
 //! use machine::Machine;
@@ -40,9 +40,9 @@
 //! To make a recording, start with [`Recordable`]: a machine and its description. `vmm/history/examples` has whole
 //! programs. To understand a recording, start with [`recorder`] and [`player`]: the recorder writes the log, and the
 //! player plays it back. [`opened`] is a recording on disk. [`manifest`] describes its machine, [`mod@log`] holds the
-//! inputs, and [`checkpoints`] holds the machine's state at some points. The [`checkpointer`] takes checkpoints, at a
-//! [`pace`]; the [`trail`] adds two checkpoints for the end. [`pack`] packs a recording into one file.
-//! `vmm/recording/FORMAT.md` describes the format.
+//! inputs, and [`checkpoints`] holds the machine's state at some points. The [`checkpointer`] takes checkpoints when
+//! the [`pace`] says that one is due. The [`trail`] adds two checkpoints shortly before the end. [`pack`] packs a
+//! recording into one file. `vmm/recording/FORMAT.md` describes the format.
 //!
 //! The path of one event, a key press, to the log and back:
 //!
@@ -62,15 +62,16 @@
 //!
 //! A network frame that comes in takes the same path, as `Event::NetworkInput`, to `devices/src/virtio/net.rs`. A frame
 //! that the guest sends goes from the device to the machine, with its position. When recording,
-//! `Inputs::network_output` hands the frame to the peer. In a replay, the frame goes nowhere. The device counts and
-//! hashes sent frames in its state, so every check of the devices compares them. The machine asks passed-through
-//! devices of the host in the middle of an instruction, by `Inputs::ask_devices`. The answer is `Event::Devices`.
+//! `Inputs::network_output` passes the frame to the host's side of the network. In a replay, the frame is dropped. The
+//! device counts and hashes sent frames in its state, so every check of the devices compares the sent frames. The
+//! machine asks passed-through devices of the host in the middle of an instruction, by `Inputs::ask_devices`. The
+//! answer is `Event::Devices`.
 //!
-//! Nothing in this package asks the host for input or time: the package `host` does. The packages above decide how to
-//! use a recording.
+//! No code in this package asks the host for input or time. The package `host` does this. The packages that use this
+//! package decide what to do with a recording.
 //!
-//! The package has its own formats of logs and packs, because a file may come from a stranger or be cut off anywhere.
-//! The codecs under these formats (postcard, CRC-32, Zstandard) are libraries.
+//! The package defines its own formats of logs and packs, because a file may come from a stranger or be cut off
+//! anywhere. For encoding, checksums and compression it uses libraries (postcard, CRC-32, Zstandard).
 
 #![forbid(unsafe_code)]
 

@@ -22,21 +22,23 @@ pub struct Manifest {
     pub made_by: String,
     /// The engine that recorded.
     pub engine: String,
-    /// The unit of positions: `steps` of the software engine, or `exits`, which any engine counts.
+    /// The unit of positions: `steps`, which only the software engine counts, or `exits`, which any engine counts.
     pub counter: String,
     /// The machine.
     pub machine: MachineConfig,
-    /// The part of the longer recording that is missing, if the recording was cut out of a longer one.
+    /// If the recording was cut out of a longer recording, the facts about the missing part.
     pub cut: Option<Cut>,
 }
 
-/// The part that a cut recording lacks. A cut recording replays like the end of the longer recording. A cut recording
-/// cannot go live, because it lacks pages that the recorded run did not need.
+/// Facts about the part of the longer recording that a cut recording lacks. A cut recording replays like the end of the
+/// longer recording. No live machine can start from a cut recording, because it lacks pages that the recorded run did
+/// not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cut {
     /// Number of instructions of the longer recording before the beginning of the cut recording.
     pub instructions: u64,
-    /// Pages of memory that were left out: they were free, and nothing touched them.
+    /// Number of pages of memory that were left out. The guest's kernel had these pages on its free lists, and the run
+    /// did not access them.
     pub free_pages: u64,
 }
 

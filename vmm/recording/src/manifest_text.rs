@@ -1,4 +1,4 @@
-//! A manifest as readable text: writes it with a checksum, hashes it, and reads it.
+//! Writes a manifest as readable text with a checksum, hashes a manifest, and reads the text.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::manifest::{Manifest, counter_of};
 use crate::manifest_v5::{MachineConfigV5, ManifestV5};
 
-/// The largest manifest that is read.
+/// The largest size in bytes of a manifest that is read.
 pub const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
 impl Manifest {
@@ -51,8 +51,8 @@ impl Manifest {
         }
     }
 
-    /// Hash of everything that determines the run. The hash leaves out the paths of the images: they may
-    /// move.
+    /// Hash of the machine's description and the unit of positions, which determine the run together with the log. The
+    /// hash leaves out the paths of the images, because the user may move images.
     pub fn machine_hash(&self) -> [u8; 32] {
         let mut machine = self.machine.clone();
         machine.files_mut().for_each(|(_, image)| image.path = PathBuf::new());

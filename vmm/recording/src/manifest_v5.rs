@@ -24,7 +24,7 @@ pub(super) struct ManifestV5 {
     engine: String,
     counter: String,
     machine: MachineConfigV5,
-    /// Left out unless the recording was cut out of a longer one, so that older recordings keep their text.
+    /// Left out unless the recording was cut out of a longer recording, so that older recordings keep their text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cut: Option<CutV5>,
 }
@@ -50,24 +50,24 @@ pub(super) struct MachineConfigV5 {
     /// Left out for machines without a network card, so that older recordings keep their text and their hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network: Option<NetworkConfigV5>,
-    /// Left out for machines without passed-through devices, for the same reason.
+    /// Left out for machines without passed-through devices, so that older recordings keep their text and their hash.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     passthrough: Vec<PassedDeviceV5>,
-    /// Left out for machines without a starting state, for the same reason.
+    /// Left out for machines without a starting state, so that older recordings keep their text and their hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     start: Option<ImageFileV5>,
-    /// Only in format 6: for machines with several processors.
+    /// Only in format 6, which is for machines with several processors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     processors: Option<ProcessorsV6>,
 }
 
-/// The stored form of a number of processors above one, and how they take turns.
+/// The stored form of [`Processors`], if there are several.
 #[derive(Serialize, Deserialize)]
 struct ProcessorsV6 {
     count: u8,
     turn_steps: u64,
     policy: PolicyV6,
-    /// Left out if CPUID says only how many processors there are, as in older recordings.
+    /// Left out if CPUID has only the number of processors, as in older recordings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     topology: Option<TopologyV6>,
     /// Left out if only PAUSE yields, as in older recordings.
@@ -82,13 +82,13 @@ struct TopologyV6 {
     threads: u8,
 }
 
-/// How processors take turns.
+/// The stored form of the policy of turns.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum PolicyV6 {
-    /// In the order of their numbers.
+    /// Processors take turns in the order of their numbers.
     Ring,
-    /// A generator with this seed draws the turns.
+    /// A generator with this seed draws the processor and the length of each turn.
     Random { seed: u64 },
 }
 

@@ -18,8 +18,8 @@ use crate::opened::forget_beginning;
 use crate::pace::CheckpointOptions;
 use crate::recorder::Recorder;
 
-/// A recording before its run: see the module. By default the recorder takes a checkpoint about four times a
-/// second of guest time, and the default policy decides which checkpoints are kept.
+/// A recording whose files exist, and whose machine has not run yet. By default the recorder takes a checkpoint about
+/// four times a second of guest time, and the default policy decides which checkpoints are kept.
 pub struct NewRecording<'a, U> {
     machine: &'a mut Machine<U>,
     folder: PathBuf,
@@ -62,7 +62,7 @@ impl<'a, U: Unit> NewRecording<'a, U> {
         self.checkpoints(Some(CheckpointOptions { interval_ns, ..CheckpointOptions::default() }))
     }
 
-    /// Takes checkpoints with these options, or none.
+    /// Takes checkpoints with these options. `None` means no checkpoints.
     pub fn checkpoints(self, options: Option<CheckpointOptions>) -> Self {
         NewRecording { checkpoints: options, ..self }
     }
@@ -73,8 +73,8 @@ impl<'a, U: Unit> NewRecording<'a, U> {
     }
 
     /// Runs the machine to its end and records the inputs. If the disk fills up or the engine fails, the error is
-    /// [`Error::CutOff`], and the recording replays up to its last check. If nothing could be recorded, the folder is
-    /// empty afterwards.
+    /// [`Error::CutOff`], and the recording replays up to its last check. If not even the beginning could be recorded,
+    /// the folder is empty afterwards.
     pub fn run(self, inputs: impl Inputs<U>) -> Result<EndRecord<U>, Error> {
         let NewRecording { machine, folder, log, power_on, checks, checkpoints } = self;
         let mut recorder = Recorder::new(inputs, log, power_on);

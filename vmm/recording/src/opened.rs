@@ -1,5 +1,5 @@
-//! A recording on disk: a directory with a readable manifest and the event log. `FORMAT.md` describes both
-//! files. Opening reads the manifest and the log; it builds no machine.
+//! A recording on disk: a directory with a readable manifest and the event log. `FORMAT.md` describes both files.
+//! Opening a recording reads the manifest and the log, and builds no machine.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,11 +32,11 @@ pub struct Recording<C> {
     pub manifest: Manifest,
     /// The event log.
     pub log: Arc<Log<C>>,
-    /// The log of exits, if `log` was recounted from a log of exits.
+    /// The original log, which counts exits, if `log` was made from it by recounting in instructions.
     pub recounted: Option<Arc<Recounted>>,
 }
 
-/// The log of exits that was recounted in instructions, as a whole or from some exit on.
+/// The log of exits from which a log in instructions was made, and the part of the run that the new log covers.
 #[derive(Clone, Debug)]
 pub struct Recounted {
     /// The log that counts exits.
@@ -66,7 +66,7 @@ impl Recounted {
 }
 
 impl<C: Unit> Recording<C> {
-    /// Whether this recording is only the end of a run, recounted from some exit on. Such a part begins with a
+    /// Whether the log covers only the end of the run, recounted from some exit on. Such a part of a run begins with a
     /// checkpoint.
     pub fn is_part(&self) -> bool {
         self.recounted.as_ref().is_some_and(|exits| exits.from > Exits(0))
@@ -79,9 +79,9 @@ impl<C: Unit> Recording<C> {
         Recording::<C>::begin(path, machine)
     }
 
-    /// As [`Recording::create`], for a machine that starts from a state, in an existing empty folder. If the new
-    /// recording was cut out of a longer one, `cut` describes the part that the new recording lacks. The state of such
-    /// a recording is compressed with [`Effort::Small`].
+    /// As [`Recording::create`], for a machine that starts from a starting state, in an existing empty folder. If the
+    /// new recording is cut out of a longer recording, `cut` describes the part that the new recording lacks. The
+    /// starting state is then compressed with [`Effort::Small`].
     pub fn begin_from(
         path: &Path,
         machine: &MachineConfig,
@@ -122,7 +122,7 @@ impl<C: Unit> Recording<C> {
     }
 
     /// Reads the images that the recording was made with, and checks that they have not changed. A disk image is not
-    /// hashed if it is the file hashed last: size, times and inode are the same.
+    /// hashed if size, times and inode show that it is the file that was hashed last.
     pub fn read_images(&self) -> Result<Images, Error> {
         let images = self.manifest.machine.read_images(self.manifest.format)?;
         disk_seen::check(&self.path, &self.manifest.machine)?;
@@ -131,7 +131,7 @@ impl<C: Unit> Recording<C> {
 
     /// Opens the recording's checkpoints for reading, and checks that they belong to the recording; `None` if the
     /// recording has no checkpoints. The checkpoints' positions are in the recording's unit. Leaves out damaged
-    /// checkpoints, with a warning. A damaged page is noticed when it is read.
+    /// checkpoints, with a warning. Damage of a page's contents is noticed only when the page is read.
     pub fn checkpoints(&self) -> Result<Option<Arc<Store>>, Error> {
         open_around_damage(&self.path, &self.log)
     }
@@ -176,7 +176,7 @@ pub enum Opened {
     ByExits(Recording<Exits>),
 }
 
-/// Empties the folder of a recording that could not begin, so that nobody mistakes the remaining files for a recording.
+/// Empties the folder of a recording that could not begin, so that no one takes the remaining files for a recording.
 /// The folder itself stays, because the caller made it.
 pub(super) fn forget_beginning(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -188,7 +188,7 @@ pub(super) fn forget_beginning(folder: &Path) {
     }
 }
 
-/// Refuses a path that cannot be a recording.
+/// Returns an error if the path cannot be a recording.
 pub(super) fn must_be_a_directory(path: &Path) -> Result<(), Error> {
     if path.is_dir() {
         return Ok(());
@@ -241,7 +241,7 @@ pub fn create_folder(path: &Path) -> Result<(), Error> {
     std::fs::create_dir(path).map_err(|source| Error::file("create", path)(existing(source)))
 }
 
-/// Says what to do about a name that is taken.
+/// Adds to the error that something has this name what the user can do.
 fn existing(source: std::io::Error) -> std::io::Error {
     if source.kind() != std::io::ErrorKind::AlreadyExists {
         return source;

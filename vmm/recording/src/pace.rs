@@ -1,4 +1,4 @@
-//! Decides when checkpoints are taken. The decision follows from the run alone, not from the host's speed.
+//! Decides when checkpoints are taken. The decision depends only on the run, not on the host's speed.
 
 use checkpoint::Policy;
 
@@ -7,65 +7,66 @@ use machine::unit::Unit;
 
 /// How often a recorder takes checkpoints, and which of them it keeps.
 ///
-/// Each page of a checkpoint costs instructions, and the run earns them. A checkpoint is due once the run has saved
-/// the cost of its pages. A run begins with a credit: a booting guest writes so much that it would have to save for
-/// seconds.
+/// Checkpoints have a budget in instructions. Each executed instruction adds one to the budget, and each page of a
+/// checkpoint costs some thousands. A checkpoint is due when the budget covers the cost of its pages. A run begins with
+/// a credit. Without the credit, a booting guest writes so much that the first checkpoint would come after seconds.
 #[derive(Clone, Debug)]
 pub struct CheckpointOptions {
     /// Virtual time between two checkpoints.
     pub interval_ns: u64,
-    /// Least number of instructions between two checkpoints. Exceptions are the rare checkpoints of an idle guest,
-    /// and checkpoints that store held disk blocks.
+    /// Least number of instructions between two checkpoints. Exceptions are the rare checkpoints of an idle guest, and
+    /// checkpoints that are taken because too many written disk blocks are in memory.
     pub min_steps: u64,
     /// Cost of a page in instructions. The cost bounds the share of the run's time that checkpoints take.
     pub page_rest_steps: u64,
-    /// Cost of a page in virtual time, where exits are counted.
+    /// Cost of a page in virtual time, for machines that count exits.
     pub page_rest_ns: u64,
-    /// Least number of instructions between two of the states held in memory for the end, for each page copied. The
-    /// last checkpoint counts as such a state.
+    /// For the [`trail`](crate::trail): the least number of instructions between two of its states, for each page that
+    /// the state copies. The last checkpoint counts as such a state.
     pub trail_rest_steps: u64,
-    /// If the last checkpoint is at least this many instructions back, the run's end gets one at any cost. A debugger
-    /// replays fewer in a fraction of a second.
+    /// If the last checkpoint is at least this number of instructions before the run's end, the end gets a checkpoint
+    /// at any cost. A debugger replays fewer instructions in a fraction of a second.
     pub end_steps: u64,
-    /// The savings of a run when it begins, which are also the largest possible savings.
+    /// The budget at the beginning of a run, in instructions. After a checkpoint, the budget or the debt is at most
+    /// this number.
     pub credit_steps: u64,
-    /// Instructions between two looks at whether a checkpoint is due.
+    /// The length of a slice in instructions. After each slice, the recorder decides whether a checkpoint is due.
     pub slice_steps: u64,
-    /// Least virtual time between two looks, where exits are counted: a guest makes thousands of exits in a second,
-    /// or hardly any. The look comes at the next exit.
+    /// The least virtual time of a slice, for machines that count exits. The slice ends at the next exit after this
+    /// time. A slice is not a number of exits, because a guest makes thousands of exits in a second, or hardly any.
     pub slice_ns: u64,
     /// The policy that decides which checkpoints are kept.
     pub policy: Policy,
 }
 
 impl CheckpointOptions {
-    /// The default time between checkpoints. On average, a session's first step back replays half of this time.
+    /// The default time between checkpoints. On average, a debugger's first step back replays half of this time.
     pub const INTERVAL_NS: u64 = 250_000_000;
     /// The default share of the run's time that checkpoints may take, in percent.
     pub const OVERHEAD_PERCENT: f64 = 4.0;
 
-    /// These options, with checkpoints that take this percentage of the run's time.
+    /// The same options, but checkpoints take at most this percentage of the run's time.
     pub fn with_overhead(self, percent: f64) -> CheckpointOptions {
         let rest = |page: f64| (page * 100.0 / percent) as u64;
         CheckpointOptions { page_rest_steps: rest(PAGE_STEPS), page_rest_ns: rest(PAGE_NS), ..self }
     }
 
-    /// These options, with checkpoints at any cost.
+    /// The same options, but the cost of checkpoints is not limited.
     pub fn at_any_cost(self) -> CheckpointOptions {
         CheckpointOptions { page_rest_steps: 0, page_rest_ns: 0, ..self }
     }
 }
 
-/// Time to store a page's first version, in steps of the software engine: copying and packing it, and tracking the
-/// guest's next write to it.
+/// The time to store the first version of a page, in steps of the software engine. In this time the page is copied and
+/// compressed, and the guest's next write to the page is noticed.
 const PAGE_STEPS: f64 = 2_500.0;
-/// Virtual time after which a page costs [`LATE_PAGE`] times as much. By then most pages have an earlier version. A page
-/// with an earlier version takes some 7,000 steps. Before this time, a page is charged too little on purpose: a short
-/// run has dense checkpoints.
+/// Virtual time after which a page costs [`LATE_PAGE`] times as much. After this time, most pages have an earlier
+/// version, and storing such a page takes some 7,000 steps. Before this time the cost is too low for such pages on
+/// purpose, so that short runs have dense checkpoints.
 const LATE_NS: u64 = 10_000_000_000;
 const LATE_PAGE: i64 = 3;
-/// Time to store a page if exits are counted: virtual time then passes as fast as the host's. In this time
-/// KVM executes more than the software CPU.
+/// The time in nanoseconds to store a page, for machines that count exits. The virtual time of such machines passes as
+/// fast as the host's time.
 const PAGE_NS: f64 = 10_000.0;
 
 impl Default for CheckpointOptions {
@@ -75,13 +76,13 @@ impl Default for CheckpointOptions {
             min_steps: 50_000_000,
             page_rest_steps: 0,
             page_rest_ns: 0,
-            // Copying a page, and tracking the guest's next write to it, takes as long as 2,500 instructions. So
-            // this is one part in 100.
+            // Copying a page, and noticing the guest's next write to it, takes as long as 2,500 instructions. So the
+            // trail takes about 1 % of the run's time.
             trail_rest_steps: 2_500 * 100,
             end_steps: 100_000_000,
             // The cost of 16,000 pages.
             credit_steps: 1_000_000_000,
-            // Some milliseconds.
+            // A slice takes some milliseconds of host time.
             slice_steps: 10_000_000,
             slice_ns: 20_000_000,
             policy: Policy::default(),
@@ -90,13 +91,14 @@ impl Default for CheckpointOptions {
     }
 }
 
-/// After this much virtual time, the next look takes a checkpoint at any cost. An idle guest's virtual time
-/// passes in no host time. A busy guest that does not write gigabytes can afford a checkpoint much earlier.
+/// If the last checkpoint is this virtual time back, a checkpoint is taken at any cost. An idle guest executes few
+/// instructions in this time, so its budget hardly grows. A busy guest that does not write gigabytes gets a checkpoint
+/// much earlier.
 const LONGEST_NS: u64 = 100_000_000_000;
-/// Written disk blocks that are held in memory before a checkpoint is taken to store them: 96 MiB.
+/// If this number of written disk blocks (96 MiB) is in memory, a checkpoint is taken at any cost to store the blocks.
 const MAX_HELD_BLOCKS: usize = 24_576;
 
-/// A checkpoint at the end with at most this many pages is always taken: it costs some milliseconds.
+/// A checkpoint at the end with at most this number of pages is always taken, because it takes only some milliseconds.
 const FREE_PAGES: u64 = 1024;
 
 /// Decides when a checkpoint is due.
@@ -109,9 +111,10 @@ pub(super) struct Pace<C> {
     end_steps: u64,
     credit: i64,
     pub last: Moment<C>,
-    /// The run's savings at the last checkpoint, in the unit of [`Unit::cost`]; a negative number is a debt.
+    /// The budget right after the last checkpoint, in the unit of [`Unit::cost`]. A negative number is a debt.
     saved: i64,
-    /// Least cost of the next checkpoint, as far as it is known: the number of written pages never falls.
+    /// The cost of a checkpoint when the written pages were last counted. The number of written pages never falls
+    /// before the next checkpoint, so the cost is at least this.
     known_cost: i64,
 }
 
@@ -142,8 +145,8 @@ impl<C: Unit> Pace<C> {
         }
     }
 
-    /// Whether to take a checkpoint now. `held_blocks` is the number of written disk blocks in memory. `written`
-    /// counts the pages to store; it is called only if the run can afford the last count.
+    /// Whether to take a checkpoint now. `held_blocks` is the number of written disk blocks in memory. `written` counts
+    /// the pages to store. The function is called only if the budget covers the cost of the last count.
     pub fn due<E>(
         &mut self,
         now: Moment<C>,
@@ -159,9 +162,9 @@ impl<C: Unit> Pace<C> {
         }
         let saved = self.saved_at(now);
         if !C::NAMES_ONE_PLACE {
-            // Before a debugger opens a run that counts exits, ttvm replays the part after a checkpoint on the software
-            // CPU. This replay takes far longer than that part of the run. So the first checkpoint comes at once, and each
-            // checkpoint is paid for afterwards.
+            // Before a debugger opens a run that counts exits, ttvm replays the part after the last checkpoint on the
+            // software CPU. This replay takes far longer than the part took on KVM. So the first checkpoint comes at
+            // once. After each checkpoint, the next one waits until guest time has covered the cost.
             return Ok(saved >= 0);
         }
         if saved < self.known_cost {
@@ -171,8 +174,8 @@ impl<C: Unit> Pace<C> {
         Ok(saved >= self.known_cost)
     }
 
-    /// Whether the run's end, which is here, gets a checkpoint of this many pages. The end gets a checkpoint
-    /// if the run can afford it, or if the last checkpoint is far back.
+    /// Whether the run's end, at `now`, gets a checkpoint of this number of pages. The end gets a checkpoint if the
+    /// budget covers it, if it has few pages, or if the last checkpoint is far back.
     pub fn due_at_end(&self, now: Moment<C>, pages: u64) -> bool {
         !C::NAMES_ONE_PLACE
             || pages <= FREE_PAGES
@@ -180,7 +183,7 @@ impl<C: Unit> Pace<C> {
             || self.saved_at(now) >= self.cost_of(now, pages)
     }
 
-    /// The run's earnings since the last checkpoint.
+    /// The amount by which the budget has grown since the last checkpoint.
     fn earned(&self, now: Moment<C>) -> u64 {
         C::cost(now.count - self.last.count, now.time_ns - self.last.time_ns)
     }
@@ -197,11 +200,12 @@ impl<C: Unit> Pace<C> {
         if C::NAMES_ONE_PLACE && now.time_ns >= LATE_NS { cost.saturating_mul(LATE_PAGE) } else { cost }
     }
 
-    /// Notes that a checkpoint of this many pages was taken.
+    /// Notes that a checkpoint of this number of pages was taken.
     pub fn taken(&mut self, now: Moment<C>, pages: u64) {
         let cost = self.cost_of(now, pages);
         self.saved = if C::NAMES_ONE_PLACE {
-            // A checkpoint at any cost leaves a debt of at most the credit: else no other might come for hours.
+            // After a checkpoint at any cost, the debt is at most the credit. Otherwise the next checkpoint might come
+            // hours later.
             self.saved_at(now).saturating_sub(cost).clamp(-self.credit, self.credit)
         } else {
             -cost

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::PANICKED;
 
-/// The largest note that is read.
+/// The largest size in bytes of a note that is read.
 const MAX_NOTE_BYTES: u64 = 16_384;
 /// A longer line is cut to this length.
 const MAX_LINE_CHARS: usize = 1024;

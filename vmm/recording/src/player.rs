@@ -19,18 +19,18 @@ use machine::unit::Unit;
 /// How much of the machine is compared with the recording's checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scrutiny {
-    /// Nothing: events are given at their places, whatever state the machine is in. This choice is for a comparison of
-    /// one replay with another replay.
+    /// Nothing is compared. Events come in at their points, whatever state the machine is in. This choice is for a
+    /// comparison of one replay with another replay.
     Nothing,
-    /// The registers, at every event and every check.
+    /// The registers are compared, at every event and every check.
     #[default]
     Registers,
-    /// Devices and RAM as well, wherever the recording noted their hashes.
+    /// Devices and RAM are compared as well, at every check that has their hashes.
     Everything,
 }
 
-/// The part of a machine in which a difference was found. The part tells when the difference may have begun: some parts
-/// are compared only rarely.
+/// The part of a machine in which a difference was found. Some parts are compared only rarely, so the part determines
+/// how early the difference may have begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Registers and counts, which every record has.
@@ -43,15 +43,18 @@ pub enum Part {
     Whole,
 }
 
-/// In a recording that counts instructions, a longer part without a record is refused. A recorder writes a check for
-/// each 16 million instructions. Without this limit, a bad log would be replayed for hours without a sign of life.
+/// In a recording that counts instructions, the largest accepted number of instructions between two records. A recorder
+/// writes a check every 16 million instructions. Without this limit, a damaged log could make a replay run for hours
+/// without progress.
 pub const MOST_STEPS_WITHOUT_RECORD: u64 = 1 << 32;
-/// In a recording that counts exits, a longer part without an exit is a divergence. A recorder stops a guest that makes
-/// no exit after a fifth of a second at the latest, and counts the stop as an exit. A processor executes fewer
-/// instructions in that time: four in each cycle of 5 GHz.
+/// In a recording that counts exits, a replay that executes more than this number of instructions without an exit has
+/// diverged. A recorder stops a guest that makes no exit after at most a fifth of a second, and counts the stop as an
+/// exit. In this time, a processor of 5 GHz with four instructions per cycle executes fewer instructions than this
+/// limit.
 pub const MOST_STEPS_WITHOUT_EXIT: u64 = 1 << 32;
 
-/// Names an environment variable that replaces [`MOST_STEPS_WITHOUT_EXIT`], for a fuzzer that cannot wait so long.
+/// The name of an environment variable that replaces [`MOST_STEPS_WITHOUT_EXIT`], for a fuzzer that cannot wait so
+/// long.
 const MOST_VARIABLE: &str = "TTVM_MOST_STEPS_WITHOUT_EXIT";
 
 fn most_without_exit() -> u64 {
@@ -67,23 +70,23 @@ pub struct Player<C> {
     /// The piece of the log that holds the next entry.
     piece: Arc<Piece<C>>,
     scrutiny: Scrutiny,
-    /// The run ends at the point where this event is due.
+    /// The number of an event. The run ends at the point where this event is due.
     end_before: Option<usize>,
     most_without_exit: u64,
-    /// Receives console output, if it is shown.
+    /// Receives console output. `None` if the output is dropped.
     output: Option<Box<Output>>,
-    /// Receives the network's frames, if anybody looks at them.
+    /// Receives the network's frames. `None` if the frames are dropped.
     frames: Option<Box<Frames<C>>>,
 }
 
-/// Takes console output.
+/// A function that receives console output.
 type Output = dyn FnMut(&[u8]) -> Result<(), Error> + Send;
 
 /// A frame that passed between the guest and its network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame<C> {
-    /// The point where the guest received the frame. The next instruction after this point sends a frame that the guest
-    /// sent.
+    /// For a received frame, the point where the guest received it. For a sent frame, the point before the instruction
+    /// that sent it.
     pub at: Moment<C>,
     /// Whether the guest sent the frame.
     pub is_sent: bool,
@@ -91,7 +94,7 @@ pub struct Frame<C> {
     pub bytes: Vec<u8>,
 }
 
-/// Takes frames.
+/// A function that receives network frames.
 type Frames<C> = dyn FnMut(Frame<C>) -> Result<(), Error> + Send;
 
 /// The next entry of the log.
@@ -148,17 +151,17 @@ impl<C: Unit> Player<C> {
         self.output = Some(Box::new(sink));
     }
 
-    /// Shows the network's frames to `sink`, both received and sent ones.
+    /// Passes all network frames to `sink`, received frames and sent frames.
     pub fn on_frame(&mut self, sink: impl FnMut(Frame<C>) -> Result<(), Error> + Send + 'static) {
         self.frames = Some(Box::new(sink));
     }
 
-    /// Stops showing console output.
+    /// Drops console output from now on.
     pub fn without_output(&mut self) {
         self.output = None;
     }
 
-    /// Whether console output is shown.
+    /// Whether console output goes to a sink.
     pub fn shows_output(&self) -> bool {
         self.output.is_some()
     }
@@ -168,7 +171,8 @@ impl<C: Unit> Player<C> {
         self.next
     }
 
-    /// Moves to a cursor. Only the cursor's numbers of events and checks need be right.
+    /// Moves the player to a cursor. The cursor's numbers of events and checks must be right. The other fields may be
+    /// wrong.
     pub fn set_cursor(&mut self, cursor: Cursor<C>) -> Result<(), Error> {
         let log_check = self.log.check_behind(cursor.event, cursor.check)?.unwrap_or_default();
         self.next = Cursor { log_check, ..cursor };
@@ -180,7 +184,7 @@ impl<C: Unit> Player<C> {
         &self.log
     }
 
-    /// Moves behind the next entry of the log.
+    /// Moves past the next entry of the log.
     fn advance(&mut self) -> Result<(), Error> {
         let place = self.next.entry();
         match self.piece.entry(place) {
@@ -205,7 +209,7 @@ impl<C: Unit> Player<C> {
         matches!(self.next(), Next::Nothing)
     }
 
-    /// A difference at `at`, with the recorded events around the next entry.
+    /// Makes the error for a difference at `at`, with the recorded events around the next entry.
     pub fn divergence(
         &self,
         at: Moment<C>,
@@ -265,7 +269,7 @@ impl<C: Unit> Player<C> {
         }
     }
 
-    /// Skips the checks up to this moment, for callers that compare nothing.
+    /// Skips the checks up to `now`, for callers that compare nothing.
     pub fn pass_checks(&mut self, now: Moment<C>) -> Result<(), Error> {
         while matches!(self.next(), Next::Check(check) if check.at <= now) {
             self.advance()?;
@@ -297,8 +301,7 @@ impl<C: Unit> Player<C> {
             return Ok(None);
         }
         let Next::Event(next) = self.next() else { return Ok(None) };
-        // The machine may have counted all exits before the event, and still be on the way to the place where the guest
-        // was stopped.
+        // The machine may have reached the event's count of exits, but not yet the place where the guest was stopped.
         let on_the_way = !C::NAMES_ONE_PLACE && is_stop(next) && view.stopped.is_none();
         Ok((!on_the_way).then_some(next))
     }
@@ -306,8 +309,8 @@ impl<C: Unit> Player<C> {
     fn compare_event(&self, view: &View<'_, C>, expected: &EventRecord<C>) -> Result<(), Error> {
         let mut actual = EventRecord::of(view, expected.event.clone());
         if !C::NAMES_ONE_PLACE {
-            // The number of branches helps to find a place, but is not part of its identity: not every engine counts
-            // branches.
+            // Not every engine counts branches. So the count of branches helps to find a place, but a different count
+            // is not a divergence.
             if expected.branches != 0 && actual.branches != 0 && expected.branches != actual.branches {
                 let (then, now) = (expected.branches, actual.branches);
                 log::warn!("a branch counter is not exact: {then} when it was recorded, {now} now");
@@ -412,10 +415,11 @@ impl<C: Unit> Inputs<C> for Player<C> {
 
     fn next_poll(&self, now: Moment<C>) -> C {
         match self.next_moment() {
-            // An answer comes in while the instruction that asks for it executes.
+            // An answer comes in while the instruction after this point executes.
             Some(at) if matches!(self.next(), Next::Event(event) if event.event.is_answer()) => at.count + 1,
             Some(at) if at.count > now.count => at.count,
-            // If the guest makes an exit before the place where it was stopped, the replay differs.
+            // If the guest makes an exit before the place where it was stopped, the machine must ask again, because the
+            // replay has diverged.
             Some(_) if matches!(self.next(), Next::Event(event) if is_stop(event)) => now.count + 1,
             _ => C::MAX,
         }
@@ -423,7 +427,7 @@ impl<C: Unit> Inputs<C> for Player<C> {
 
     fn without_exit(&self, now: Moment<C>, executed: u64) -> Result<u64, Error> {
         if C::NAMES_ONE_PLACE {
-            // The next record bounds the number of instructions.
+            // The distance to the next record already limits the number of instructions.
             return Ok(u64::MAX);
         }
         match self.most_without_exit.checked_sub(executed) {

@@ -5,8 +5,8 @@
 //!              └─ record_from_here ──►
 //! ```
 //!
-//! A program makes a [`Recordable`] before the recording's files. In between, the program can give up its
-//! privileges: see `ttvm record`.
+//! A program makes a [`Recordable`] first, and the recording's files later. Between these two steps, the program can
+//! give up its privileges, as `ttvm record` does.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ use crate::manifest::Cut;
 use crate::new_recording::NewRecording;
 use crate::opened::{Recording, create_folder};
 
-/// A machine that can be recorded: see the module.
+/// A machine that can be recorded, and its description.
 pub struct Recordable<U> {
     /// The machine. The machine may run without being recorded. [`Recordable::record_from_here`] then records the rest
     /// of the run.
@@ -33,7 +33,8 @@ pub struct Recordable<U> {
     config: MachineConfig,
     power_on: PowerOn,
     beginning: Beginning,
-    /// The images that the recording will carry. Only a recording in the folder of these images can carry them.
+    /// The copied images, if the recording contains its images. The recording must then be in the folder of these
+    /// images.
     carried: Option<CarriedImages>,
 }
 
@@ -43,7 +44,8 @@ enum Beginning {
     PowerOn,
     /// The machine starts from this state, which was taken from a replay of another recording.
     State(Box<StartingState>, Option<Cut>),
-    /// No recording can begin any more: one began already, or the caller has given up the beginning.
+    /// No recording can begin any more. Either a recording has begun, or the caller called
+    /// [`Recordable::forget_beginning`].
     Gone,
 }
 
@@ -55,16 +57,16 @@ impl Recordable<Instructions> {
 }
 
 impl<U: Unit> Recordable<U> {
-    /// As [`Recordable::new`], for another engine: it must be able to count in `U`.
+    /// As [`Recordable::new`], for another engine. The engine must be able to count in `U`.
     pub fn on(engine: EngineKind, options: &MachineOptions, power_on: PowerOn) -> Result<Self, Error> {
         let (config, images) = MachineConfig::from_options(options)?;
         let machine = Machine::build(&config, &images, &power_on, engine)?;
         Ok(Recordable { machine, config, power_on, beginning: Beginning::PowerOn, carried: None })
     }
 
-    /// As [`Recordable::on`], for a recording that carries its images, in an existing empty folder. Copies the images
-    /// into this folder now. A disk image is not copied. An image above 256 MiB is copied only if the file system can
-    /// share its blocks.
+    /// As [`Recordable::on`], for a recording that contains copies of its images, in an existing empty folder. Copies
+    /// the images into this folder now. A disk image is not copied. An image above 256 MiB is copied only if the file
+    /// system can share its blocks.
     ///
     /// [`Recordable::record_in_empty`] must be given the same folder.
     pub fn carrying_images(
@@ -80,8 +82,8 @@ impl<U: Unit> Recordable<U> {
         Ok(Recordable { machine, config, power_on, beginning: Beginning::PowerOn, carried: Some(carried) })
     }
 
-    /// A machine that starts from `start`, which was taken from a replay of `recording`. The recording does not
-    /// change.
+    /// Builds a machine that starts from `start`, which was taken from a replay of `recording`. The files of
+    /// `recording` do not change.
     pub fn going_on(
         engine: EngineKind,
         recording: &Recording<Instructions>,
@@ -121,7 +123,7 @@ impl<U: Unit> Recordable<U> {
         Ok(Recordable { machine, config, power_on, beginning, carried: None })
     }
 
-    /// Marks the new recording as a part of a longer one.
+    /// Marks the new recording as a part that was cut out of a longer recording.
     pub fn cut_out(mut self, cut: Cut) -> Self {
         if let Beginning::State(_, noted) = &mut self.beginning {
             *noted = Some(cut);
@@ -134,7 +136,7 @@ impl<U: Unit> Recordable<U> {
         &self.config
     }
 
-    /// The machine's description as a recording in this folder stores it: carried images have their paths inside the
+    /// The machine's description as a recording in this folder stores it. Copied images have their paths inside the
     /// folder.
     pub fn config_in(&self, folder: &Path) -> MachineConfig {
         match &self.carried {
@@ -179,12 +181,12 @@ impl<U: Unit> Recordable<U> {
     }
 
     /// Makes the recording's files in an existing empty folder. The recording begins at the machine's present position,
-    /// and the machine counts from zero from there on. If this fails, the machine can continue as before.
+    /// and the machine counts from zero from there on. If the function fails, the machine can continue as before.
     pub fn record_from_here(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
         let start = StartingState::of(&mut self.machine)?;
         let log = Recording::<U>::begin_from(folder.as_ref(), &self.config, &start, None)?;
         self.machine.begin_at(&start)?;
-        // The file of the starting state now has RAM and disk, so memory need not hold them.
+        // The new file has the starting state's RAM and disk, so the copies in memory can be freed.
         self.machine.begin_written()?;
         self.forget_beginning();
         Ok(NewRecording::new(&mut self.machine, folder.as_ref(), log, self.power_on.clone()))

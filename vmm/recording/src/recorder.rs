@@ -15,14 +15,14 @@ use machine::position::Moment;
 use machine::unit::Unit;
 use machine::{Format, Machine};
 
-/// Passes on inputs, and records them.
+/// Passes the events of live inputs on to the machine, and records them.
 pub struct Recorder<C, I> {
     live: I,
     log: LogWriter,
     power_on: Option<PowerOn>,
     schedule: Schedule<C>,
     console: ConsoleDigest,
-    /// Number of events and checks so far, and the point of the last one.
+    /// The number of events so far. The next fields are the number of checks, and the point of the last event or check.
     events: usize,
     checks: usize,
     last: Moment<C>,

@@ -1,4 +1,4 @@
-//! Tells a recording where its images lie now.
+//! Changes the images' paths in a recording's manifest, for images that the user has moved.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,21 +13,21 @@ use machine::contents_hash::Scheme;
 use machine::error::Error;
 use machine::start::Start;
 
-/// The new paths of images. An image that is not named keeps its path.
+/// The new paths of images. An image without a new path keeps its old path.
 #[derive(Clone, Debug, Default)]
 pub struct MovedImages {
     /// The kernel.
     pub kernel: Option<PathBuf>,
     /// The initial RAM disk.
     pub initrd: Option<PathBuf>,
-    /// All boot modules in the manifest's order, or none.
+    /// The paths of all boot modules, in the manifest's order. Empty if the modules keep their paths.
     pub modules: Vec<PathBuf>,
     /// The disk image.
     pub disk: Option<PathBuf>,
 }
 
-/// Writes these paths into a recording's manifest, if the recorded images lie at these paths. Otherwise the manifest
-/// does not change.
+/// Writes these paths into a recording's manifest. If the file at a path is not the recorded image, returns an error
+/// and does not change the manifest.
 pub fn relink(recording: &Path, moved: &MovedImages) -> Result<(), Error> {
     must_be_a_directory(recording)?;
     let file = recording.join(MANIFEST);
@@ -46,8 +46,8 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
             format!("has {images} of {what}, and you named {named}: name all of them"),
         )),
     };
-    // The order of `MachineConfig::images_mut`: first kernel, initial RAM disk and modules, or else the starting state;
-    // then the disk.
+    // The paths are in the order of `MachineConfig::images_mut`: kernel, initial RAM disk and modules, or else the
+    // starting state. The disk is last.
     let mut paths = match &machine.start {
         Start::Kernel(files) => {
             let named = usize::from(moved.initrd.is_some());
@@ -75,8 +75,8 @@ fn link(recording: &Path, machine: &mut MachineConfig, moved: &MovedImages) -> R
     Ok(())
 }
 
-/// The image at this path, which must be the recorded one. If the file is another one, the error does not show its
-/// hash: the user may not be allowed to know it.
+/// The image at this path, which must be the recorded image. If it is another file, the error does not show the file's
+/// hash, because the user may not be allowed to know the hash.
 fn found(what: &str, recorded: &ImageFile, path: &Path) -> Result<ImageFile, Error> {
     let now = hash_image(path, Scheme::of(&recorded.hash))?;
     if (&now.hash, now.size_bytes) == (&recorded.hash, recorded.size_bytes) {

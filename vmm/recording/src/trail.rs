@@ -1,10 +1,10 @@
-//! Two states of a machine shortly before its present position, held in memory while it records. The recorder
-//! stores the states when the run ends. A debugger that opens the recording at its end then steps backward at
-//! once, instead of replaying from the last checkpoint.
+//! The trail: two states of a machine shortly before its present position, held in memory while the machine is
+//! recorded. The recorder stores the states when the run ends. A debugger that opens the recording at its end then
+//! steps backward at once, instead of replaying from the last checkpoint.
 //!
-//! A state consists of the pages written since the checkpoint before it, as they were at that point. We do
-//! not know which pages the guest will write again before the end. So the trail copies all of them, up to a
-//! limit.
+//! A state has the contents, at the state's position, of the pages written since the checkpoint before the state. The
+//! recorder does not know which of these pages the guest will write again before the end. So the trail copies all these
+//! pages, up to a limit.
 
 use std::collections::BTreeMap;
 
@@ -17,24 +17,24 @@ use machine::position::Moment;
 use machine::unit::Unit;
 use machine::{Format, Machine, MachineState};
 
-/// The most pages and disk blocks that are held: 16 MiB. Beyond this limit there is no trail until the next
-/// checkpoint.
+/// The largest number of pages and disk blocks in the trail: 16 MiB. If the states need more, they are dropped, and
+/// there is no trail until the next checkpoint.
 const MAX_PAGES: usize = 4096;
 
-/// A state costs as much as this many pages beside its own pages: the devices' and the CPU's state, and the tracking of
-/// writes.
+/// The cost of a state in addition to its pages, as a number of pages. The cost is for the state of CPU and devices,
+/// and for noticing the next writes.
 const STATE_PAGES: usize = 64;
 
-/// The states held for the end: see the module.
+/// The two states that are stored when the run ends.
 pub struct Trail<C> {
     older: Option<TrailState<C>>,
     newer: Option<TrailState<C>>,
     given_up: bool,
-    /// Least distance of a state from the one before it, for each page copied.
+    /// The least number of instructions between a state and the state before, for each copied page.
     page_rest_steps: u64,
-    /// The last state's place, or where the trail began.
+    /// The last state's position, or the position where the trail began.
     last: C,
-    /// The next state is not kept before this place.
+    /// The next state is not taken before this position.
     next: C,
 }
 
@@ -43,27 +43,27 @@ struct TrailState<C> {
     at: Moment<C>,
     head: CheckpointHead<C>,
     state: MachineState,
-    /// Pages written since the state or checkpoint before this state. The older state has all pages since its
-    /// checkpoint.
+    /// The pages written since the state or checkpoint before this state. The older of the two states has all pages
+    /// written since its checkpoint.
     ram: BTreeMap<u64, Box<Page>>,
     disk: PageMap,
-    /// Number of held disk blocks that were written since the checkpoint before this state.
+    /// Number of disk blocks in memory that were written since the checkpoint before this state.
     blocks: usize,
     /// Whether a checkpoint was taken after this state.
     is_behind_checkpoint: bool,
 }
 
 impl<C: Unit> Trail<C> {
-    /// Begins at a checkpoint, or at the machine's first instruction. A state is kept once `page_rest_steps` have
-    /// passed for each page that it costs. The run pays in advance: a starting guest writes so much that the run may
-    /// end before it has paid.
+    /// Begins at a checkpoint, or at the machine's first instruction. A state is taken only when the run has executed
+    /// `page_rest_steps` instructions for each page of the state's cost. The run executes these instructions before and
+    /// not after the state, because a starting guest writes many pages, and the run may end soon.
     pub fn begin<U: Unit>(machine: &mut Machine<U>, page_rest_steps: u64) -> Result<Trail<C>, Error> {
         machine.begin_trail()?;
         let last = machine.moment_in::<C>().count;
         Ok(Trail { older: None, newer: None, given_up: false, page_rest_steps, last, next: last })
     }
 
-    /// Notes that a checkpoint was taken here: later states are relative to it.
+    /// Notes that a checkpoint was taken here. Later states have the pages written since this checkpoint.
     pub fn checkpoint<U: Unit>(&mut self, machine: &mut Machine<U>) -> Result<(), Error> {
         let last = joined(self.older.take(), self.newer.take());
         let older = last.map(|kept| TrailState { is_behind_checkpoint: true, ..kept });
@@ -71,14 +71,14 @@ impl<C: Unit> Trail<C> {
         Ok(())
     }
 
-    /// Forgets all states. Later states are relative to the next checkpoint.
+    /// Drops both states. Later states have the pages written from here on.
     pub fn begin_anew<U: Unit>(&mut self, machine: &mut Machine<U>) -> Result<(), Error> {
         *self = Trail::begin(machine, self.page_rest_steps)?;
         Ok(())
     }
 
-    /// Keeps the present state, and the state kept last. Does nothing if the last state is too near, compared
-    /// to the cost of a new state.
+    /// Takes the present state. The last state becomes the older one. Does nothing if the last state is too few
+    /// instructions back for the cost of a new state.
     pub fn keep<U: Unit>(&mut self, machine: &mut Machine<U>, cursor: Cursor<C>) -> Result<(), Error> {
         let at = machine.moment_in::<C>();
         if self.given_up || at.count < self.next {
@@ -89,7 +89,7 @@ impl<C: Unit> Trail<C> {
             self.give_up();
             return Ok(());
         }
-        // The number of pages never falls.
+        // The number of written pages never falls, so no state is due before this position.
         self.next = self.last + (count + STATE_PAGES) as u64 * self.page_rest_steps;
         if at.count < self.next {
             return Ok(());
@@ -122,7 +122,7 @@ impl<C: Unit> Trail<C> {
         (self.older, self.newer, self.given_up) = (None, None, true);
     }
 
-    /// Hands the states before `end` to the writer, each as a checkpoint.
+    /// Passes the states before `end` to the writer, each as a checkpoint.
     pub fn store(self, end: Moment<C>, format: Format, writer: &mut BackgroundWriter) -> Result<(), Error> {
         let mut before: Option<PageMap> = None;
         for kept in [self.older, self.newer].into_iter().flatten().filter(|kept| kept.at.count < end.count) {
@@ -132,7 +132,7 @@ impl<C: Unit> Trail<C> {
             }
             let nothing = PageMap::new(kept.disk.len());
             for (block, contents) in kept.disk.changed_since(before.as_ref().unwrap_or(&nothing)) {
-                // Other blocks lie in an earlier checkpoint.
+                // An earlier checkpoint has the other blocks.
                 if let PageRef::Held(contents) = contents {
                     writer.page(Space::Disk, block, contents)?;
                 }
@@ -144,8 +144,8 @@ impl<C: Unit> Trail<C> {
     }
 }
 
-/// Returns the later state. The result gets the earlier state's pages too, if both states are relative
-/// to the same checkpoint.
+/// Returns the later state. If no checkpoint lies between the two states, the result also has the earlier state's
+/// pages.
 fn joined<C>(earlier: Option<TrailState<C>>, later: Option<TrailState<C>>) -> Option<TrailState<C>> {
     match (earlier, later) {
         (Some(earlier), Some(later)) if !earlier.is_behind_checkpoint => {
@@ -177,7 +177,7 @@ mod tests {
         machine.run(Instructions(until), &mut Script(Vec::new())).unwrap();
     }
 
-    /// The places of the two states.
+    /// The positions of the two states.
     fn places(trail: &Trail<Instructions>) -> [Option<u64>; 2] {
         [&trail.older, &trail.newer].map(|kept| kept.as_ref().map(|kept| kept.at.count.0))
     }
@@ -198,12 +198,13 @@ mod tests {
         }
         let expected = [[None, Some(1_000)], [Some(1_000), Some(2_000)], [Some(2_000), Some(3_000)]];
         assert_eq!([0, 1, 2].map(|number| seen[number].0), expected);
-        // The older state has the pages of the state before it, too.
+        // The older state also has the pages of the state that it replaced.
         let older = trail.older.as_ref().unwrap();
         assert_eq!(older.ram.len(), seen[1].1);
         assert!(older.ram.len() > 10 && seen[2].1 > seen[1].1, "{seen:?}");
 
-        // Behind a checkpoint, the last state stays, and needs no pages of later states.
+        // After a checkpoint, the last state stays as the older state. The pages of this state are not added to later
+        // states.
         trail.checkpoint(&mut machine).unwrap();
         assert_eq!(places(&trail), [Some(3_000), None]);
         assert!(trail.older.as_ref().unwrap().is_behind_checkpoint);

@@ -50,7 +50,7 @@ fn power_on() -> Event {
     Event::PowerOn(PowerOn { unix_seconds: 1, seed: [7; 32], columns: 80, rows: 25 })
 }
 
-/// A recording with these events.
+/// Writes a recording with these events.
 fn write(path: &Path, machine: &MachineConfig, events: Vec<LogRecord<Instructions>>) {
     let mut log = Recording::<Instructions>::create(path, machine).unwrap();
     events.iter().for_each(|event| log.append(event).unwrap());
@@ -74,12 +74,12 @@ fn moved_images_are_found_again_if_they_are_the_recorded_ones() {
     let path = old.path().join("r.ttvm");
     write(&path, &machine(old.path(), true), vec![record(0, power_on())]);
     let before = paths(&path);
-    // The copies have the same contents.
+    // Makes the same files in the folder `new`.
     machine(new.path(), true);
     let moved = |name: &str| Some(new.path().join(name));
     let modules = vec![new.path().join("first"), new.path().join("second")];
 
-    // Images that are not named keep their paths.
+    // Images without a new path keep their paths.
     relink(&path, &MovedImages { initrd: moved("initrd"), ..MovedImages::default() }).unwrap();
     let mut expected = before.clone();
     expected[1] = new.path().join("initrd");
@@ -97,7 +97,7 @@ fn moved_images_are_found_again_if_they_are_the_recorded_ones() {
     assert_eq!(paths(&path), all);
     assert!(matches!(Opened::open(&path).unwrap(), Opened::ByInstructions(_)));
 
-    // Nothing changes if an image is another one, or if one of several modules is left out.
+    // The manifest does not change if a new path leads to another image, or if only one of the modules has a new path.
     let other = MovedImages { kernel: moved("initrd"), disk: moved("disk"), ..MovedImages::default() };
     assert!(why(relink(&path, &other)).contains("is not the kernel of the recording"));
     let one = MovedImages { modules: modules[..1].to_vec(), ..MovedImages::default() };
@@ -171,7 +171,7 @@ fn what_is_no_recording_is_refused_with_the_reason() {
     let begun = || vec![record(0, power_on())];
     assert_eq!(refused("good", begun(), &|_| {}), "");
     assert!(refused("empty", Vec::new(), &|_| {}).contains("the recording's log is empty"));
-    // The longest stretch that is accepted, and one instruction more.
+    // The largest accepted distance between two records, and one instruction more.
     let longest = |steps: u64| vec![record(0, power_on()), record(steps, Event::PowerButton)];
     assert_eq!(refused("long", longest(MOST_STEPS_WITHOUT_RECORD), &|_| {}), "");
     let error = refused("longer", longest(MOST_STEPS_WITHOUT_RECORD + 1), &|_| {});
@@ -197,7 +197,7 @@ fn a_recording_that_cannot_begin_leaves_an_empty_folder() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("r.ttvm");
     std::fs::create_dir(&path).unwrap();
-    // The log cannot be made, because something has its name.
+    // The log cannot be created, because a folder has its name.
     std::fs::create_dir(path.join(EVENTS)).unwrap();
     assert!(Recording::<Instructions>::begin(&path, &machine(directory.path(), false)).is_err());
     assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);

@@ -42,6 +42,6 @@ fn a_recording_is_never_written_over() {
     std::fs::create_dir(&name).unwrap();
     let mut guest = guest(directory.path());
     assert!(guest.record_in(&name).err().unwrap().to_string().contains("never overwrites"));
-    // The folder is empty, so the caller who made it can use it again.
+    // The folder of the failed recording is empty, so the caller can use the folder for another recording.
     guest.record_in_empty(&name).unwrap().run(Script::silent()).unwrap();
 }

@@ -1,5 +1,6 @@
-//! The player by itself: where it gives events, what it refuses, and to whom it shows output and frames. These tests are a
-//! program of their own, because one installs a logger in the process.
+//! Tests of the player without a running machine. The tests check at which points the player gives events, which
+//! differences it reports, and which sinks get output and frames. These tests are a program of their own, because one
+//! test installs a logger in the process.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
@@ -40,7 +41,7 @@ fn at<C: Count>(number: u64) -> Moment<C> {
     Moment { count: C::new(number), time_ns: 10 * number }
 }
 
-/// A machine of which only the moment and the branches change.
+/// The inputs' view of a machine at rest, with this moment and this count of branches.
 fn view<C: Unit>(machine: &Machine<C>, moment: Moment<C>, branches: u64) -> View<'_, C> {
     View {
         moment,
@@ -69,7 +70,7 @@ fn check<C: Unit>(machine: &Machine<C>, moment: Moment<C>, parts: CheckParts) ->
     })
 }
 
-/// A player that has given power-on, with these records to come.
+/// A player of a log with power-on and these records. The player has already given power-on.
 fn player<C: Unit>(machine: &Machine<C>, records: Vec<LogRecord<C>>) -> Player<C> {
     let begin = [LogRecord::Machine([0; 32]), event(machine, at(0), Event::PowerOn(power_on()))];
     let records: Vec<_> = begin.into_iter().chain(records).collect();
@@ -159,7 +160,8 @@ fn what_the_next_check_looks_at_is_known_once_it_is_next() {
 fn the_machine_is_told_how_far_it_may_run() {
     let machine = machine::<Instructions>();
     let of = |event: LogRecord<_>| player(&machine, vec![event]);
-    // The machine may run up to the next event. If the next event waits for idle time here, there is no limit.
+    // The machine may run up to the next event. If the next event is at this count but later in time, the player sets
+    // no limit, because only idle time leads there.
     let button = of(event(&machine, at(5), Event::PowerButton));
     assert_eq!(button.next_poll(at(3)), Instructions(5));
     assert_eq!(button.next_poll(Moment { count: Instructions(5), time_ns: 1 }), Instructions::MAX);
@@ -176,7 +178,7 @@ fn where_the_guest_was_stopped_the_next_exit_would_be_a_difference() {
     let mut stop = player(&machine, vec![event(&machine, at(5), stopped())]);
     assert_eq!(stop.next_poll(at(3)), Exits(5));
     assert_eq!(stop.next_poll(at(5)), Exits(6));
-    // The guest reaches this count by its exits, and the place of the stop lies behind the count.
+    // The guest reaches this count by its exits. The place of the stop lies beyond the exit.
     assert_eq!(stop.poll(&view(&machine, at(5), 0)).unwrap(), None);
     let here = View { stopped: Some(Stopped::default()), ..view(&machine, at(5), 0) };
     assert_eq!(stop.poll(&here).unwrap(), Some(stopped()));
@@ -209,7 +211,7 @@ fn an_answer_is_given_to_who_asked_for_it_only() {
     assert!(right.finished());
     must_diverge(player(&machine, records.clone()).ask_devices(asked_at(at(5)), &ask_at(4)));
     must_diverge(player(&machine, records.clone()).ask_devices(asked_at(at(6)), &ask()));
-    // The machine has not asked.
+    // The machine is one instruction farther, and has not asked for the answer.
     must_diverge(player(&machine, records).poll(&view(&machine, at(6), 0)));
     let button = vec![event(&machine, at(9), Event::PowerButton)];
     must_diverge(player(&machine, button).ask_devices(asked_at(at(5)), &ask()));
@@ -305,7 +307,7 @@ thread_local! {
     static WARNINGS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A logger that keeps each thread's warnings.
+/// A logger that collects the warnings of each thread.
 struct Warnings;
 
 impl log::Log for Warnings {
@@ -323,7 +325,7 @@ fn a_branch_counter_that_is_not_exact_is_warned_of_and_no_difference() {
     log::set_logger(&Warnings).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
     let machine = machine::<Exits>();
-    // Zero means that branches were not counted.
+    // A count of 0 means that branches were not counted.
     for (then, now, is_warned_of) in
         [(7, 8, true), (7, 7, false), (0, 8, false), (7, 0, false), (0, 0, false)]
     {

@@ -1,4 +1,4 @@
-//! The recorder by itself: which inputs it hands on, and what it writes.
+//! Tests of the recorder without a running machine: the inputs that it passes on, and the records that it writes.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -126,7 +126,7 @@ fn all_inputs_and_checks_are_written_in_their_order() {
     recorder.check_every(intervals);
     let both = CheckParts { devices: true, ram: true };
 
-    // Everything is due at the beginning, after the power-on event.
+    // All parts of a check are due at the beginning, after the power-on event.
     assert_eq!(recorder.next_poll(at(0)), Instructions(0));
     let given = recorder.poll(&view(&machine, at(0))).unwrap();
     assert_eq!(given, Some(Event::PowerOn(power_on())));
@@ -162,7 +162,7 @@ fn all_inputs_and_checks_are_written_in_their_order() {
     assert_eq!(kinds, [("power-on", at(0)), ("power-button", at(100)), ("devices", at(101))]);
     let parts: Vec<_> = log.checks().map(|check| check.unwrap().parts()).collect();
     assert_eq!(parts, [both, none, CheckParts { devices: true, ram: false }]);
-    // The cursor is the player's at the same place.
+    // A player at the same place has the same cursor.
     assert!(cursor.is_of(&log).unwrap());
     let mut player = Player::new(log.into()).unwrap();
     player.set_cursor(cursor).unwrap();
@@ -186,13 +186,13 @@ fn a_cursor_belongs_to_a_log_with_the_same_records_before_it() {
     let ((one, of_one), (other, of_other)) = (log(1), log(2));
     assert!(one.is_of(&of_one).unwrap() && other.is_of(&of_other).unwrap());
     assert!(!one.is_of(&of_other).unwrap() && !other.is_of(&of_one).unwrap());
-    // The log may have been cut off before the place.
+    // A cursor beyond the end is accepted, because the log may have been cut off before this place.
     let behind = recording::cursor::Cursor::after(2, 0, at::<Exits>(0), 0);
     assert!(behind.is_of(&of_one).unwrap());
     assert_eq!((one.entry(), behind.entry()), (1, 2));
 }
 
-/// Inputs whose host fails after some polls.
+/// Inputs that return an error after a number of polls.
 struct Failing(u32);
 
 impl Inputs<Instructions> for Failing {

@@ -1,5 +1,5 @@
 //! Replays of recordings by the player. An unchanged recording replays to the same end, from its beginning and from
-//! each checkpoint. Each changed record is noticed.
+//! each checkpoint. A replay notices each changed record.
 
 use std::sync::{Arc, Mutex};
 
@@ -118,10 +118,10 @@ fn a_recorder_takes_checks_at_its_intervals() {
     }
 }
 
-/// A change of a log, and the name of the part that then differs.
+/// A change of a log: its name, the function that makes the change, and the name of the part that then differs.
 type Change = (&'static str, fn(&mut [LogRecord<Instructions>]), &'static str);
 
-/// The second check of RAM, which also has the devices.
+/// The second check with RAM. This check also has the devices.
 fn check_of(records: &mut [LogRecord<Instructions>]) -> &mut machine::checks::CheckRecord<Instructions> {
     let checks = records.iter_mut().filter_map(|record| match record {
         LogRecord::Check(check) => Some(check),
@@ -163,7 +163,7 @@ fn each_part_of_a_changed_record_is_noticed_and_named() {
             assert_eq!(found.what, part, "{what}, {scrutiny:?}");
             assert!(found.expected != found.actual, "{what}: {found}");
         }
-        // A replay that compares nothing goes on, whatever the record says.
+        // A replay that compares nothing goes on, whatever the record contains.
         assert!(replayed(&changed, Scrutiny::Nothing).is_ok(), "{what}");
     }
 }
@@ -306,12 +306,12 @@ fn a_checkpoint_has_the_count_and_the_time_of_its_place() {
     assert!(!loads(|state| state.idle_ns += 1));
     assert!(!loads(|state| state.counts.steps += 1));
     assert!(!loads(|state| (state.counts.steps, state.idle_ns) = (state.counts.steps + 1, u64::MAX)));
-    // The sum of both is the time, but the count is wrong.
+    // Steps and idle time add up to the right virtual time, but the count of steps is wrong.
     assert!(
         !loads(|state| (state.counts.steps, state.idle_ns) = (state.counts.steps - 1, state.idle_ns + 1))
     );
 
-    // Where exits are counted, all time is counted apart from the steps.
+    // In a recording that counts exits, `idle_ns` is all of the time.
     let (recording, _) = stopped::record_with_checkpoints(directory.path(), 8);
     let from = checkpoints_of(&recording);
     let at = *from.heads().keys().nth(1).unwrap();
@@ -343,7 +343,7 @@ fn checkpoints_that_do_not_fit_the_log_are_refused_or_left_out() {
     let mut behind = good.clone();
     behind.cursor = Cursor::after(1, recording.log.check_count() + 1, good.at, 0);
     assert!(store(at.number(), &behind, "behind").is_err(), "the log has fewer checks");
-    // A recorder that was killed may have stored more checkpoints than records.
+    // A recorder that was killed may have stored a checkpoint beyond the last record of its log.
     let mut beyond = good.clone();
     beyond.at.count = recording.log.last_moment().count + 1;
     beyond.at.time_ns = recording.log.last_moment().time_ns + 1;
@@ -380,7 +380,7 @@ fn damaged_checkpoints_are_left_out_or_an_error() {
     assert_eq!(recording.checkpoints().unwrap().unwrap().entries().len(), all - 1);
 }
 
-/// Options for checkpoints at every slice.
+/// Options for a checkpoint at the end of every slice.
 fn often() -> CheckpointOptions {
     CheckpointOptions {
         interval_ns: 10_000,
@@ -418,7 +418,7 @@ fn a_run_that_counts_exits_replays_with_every_scrutiny() {
         let mut machine = replayed(&recording, scrutiny).unwrap();
         must_end_as_recorded(&mut machine, &end);
     }
-    // A stop elsewhere is a difference.
+    // If the recorded stop is at another place, the replay differs.
     let mut changed = recording.clone();
     let stop =
         recording.log.events().position(|event| matches!(event.unwrap().event, Event::Stopped(_))).unwrap();

@@ -1,9 +1,9 @@
-//! Tests the stored bytes of a recording. Programs with the same format version read one another's recordings, so
-//! these bytes must never change. A type with other fields gets the next number, and the format gets the next
-//! version.
+//! Tests the stored bytes of a recording. Programs with the same format version read one another's recordings, so these
+//! bytes must never change. A type whose fields change becomes a new type with the next number in its name, and the
+//! format gets the next version.
 //!
-//! All fields here have different values, and every variant is present: a test notices a field that is moved, added
-//! or retyped. The states of the CPU and the devices have their own tests (`cpu/tests/stored_state.rs`,
+//! All fields in these tests have different values, and every variant is present. So a test fails if a field is moved,
+//! added or retyped. The states of the CPU and the devices have their own tests (`cpu/tests/stored_state.rs`,
 //! `devices/tests/golden_state.rs`).
 
 use cpu::{Counts, CpuModel, CpuState, CpuStateV1, SpinState, Turn, TurnPolicy, TurnState};
@@ -235,7 +235,7 @@ fn the_records_of_a_log() {
 #[test]
 fn the_end_of_a_log() {
     let ends = OUTCOMES.map(|outcome| payloads::<Exits>(&records(outcome)).pop().expect("it has an end"));
-    // The outcome, and the bytes behind it.
+    // The bytes of the outcome, and the bytes after it.
     let found = ends.map(|end| end[18..40].to_string());
     let expected = [
         "000102030405060708090a",
@@ -299,7 +299,7 @@ fn a_machines_state_with_several_processors() {
     for length in 0..bytes.len() {
         assert_eq!(MachineState::from_bytes(Format::V6, &bytes[..length]), None, "{length}");
     }
-    // The turns follow, if the counts do not decide them.
+    // The state of the turns follows, if the counts alone do not determine whose turn it is.
     let waiting = vec![Turn { processor: 1, steps: 0x1234 }, Turn { processor: 0, steps: 0x56 }];
     state.others.turns = Some(TurnState {
         generator: 0x1234_5678_9abc_def0,

@@ -1,13 +1,14 @@
-//! The states that a recorder holds for a run's end.
+//! Tests of the trail: the states that a recorder holds in memory and stores when the run ends.
 
 use machine::position::Count;
 use recording::pace::CheckpointOptions;
 use tiny_guest::{Script, record_with};
 
-/// The checkpoints' places and the end of a recording, with this cost for each page of a state held for the end.
+/// Records a run with this cost for each page of a state in the trail. Returns the positions of the checkpoints, and
+/// the position of the end.
 fn checkpoints(trail_rest_steps: u64) -> (Vec<u64>, u64) {
     let directory = tempfile::tempdir().unwrap();
-    // The recording keeps only the checkpoints of the end.
+    // With these options the recording has only the checkpoints at and shortly before the end.
     let options = CheckpointOptions {
         page_rest_steps: u64::MAX / 4096,
         end_steps: 0,

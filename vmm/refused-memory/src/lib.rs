@@ -1,4 +1,4 @@
-//! If the host refuses memory to a program, this crate ends the program with a sentence and an exit code.
+//! If the host refuses memory to a program, this crate prints a sentence and ends the program with an exit code.
 //! Without the crate, the standard library ends the program with a signal, as if it were broken.
 //!
 //! ```
@@ -11,9 +11,9 @@
 //! ```
 //!
 //! The standard library's hook for this (`std::alloc::set_alloc_error_hook`) is not stable. So this crate has an
-//! allocator, which passes each request to the system's allocator and looks at the answer. The program cannot go on:
-//! the caller that asked for memory expects to get it. Code that can do with less memory must not ask by `Vec` or
-//! `Box`, but map memory itself.
+//! allocator, which passes each request to the system's allocator and checks the answer for null. The program cannot go
+//! on after a refusal, because the caller does not handle it. Code that can do with less memory must not ask by `Vec`
+//! or `Box`, but map memory itself.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::File;
@@ -23,7 +23,7 @@ use std::os::fd::BorrowedFd;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::termios::{InputFlags, LocalFlags, OutputFlags, SetArg, tcgetattr, tcsetattr};
 
-/// The exit code of a process that gets no memory, as for every failed request.
+/// The exit code of a process that gets no memory. `ttvm` uses the same code for every failed request.
 pub const EXIT_CODE: i32 = 1;
 
 const MIB: u64 = 1 << 20;
@@ -37,25 +37,25 @@ pub struct SpokenRefusals;
 unsafe impl GlobalAlloc for SpokenRefusals {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller keeps the promises of this function, which are the same.
+        // SAFETY: the caller upholds the contract of this function, and `System` has the same contract.
         or_end(unsafe { System.alloc(layout) }, layout.size())
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller keeps the promises of this function, which are the same.
+        // SAFETY: the caller upholds the contract of this function, and `System` has the same contract.
         or_end(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     #[inline]
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller keeps the promises of this function, which are the same.
+        // SAFETY: the caller upholds the contract of this function, and `System` has the same contract.
         or_end(unsafe { System.realloc(old, layout, size) }, size)
     }
 
     #[inline]
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the promises of this function, which are the same.
+        // SAFETY: the caller upholds the contract of this function, and `System` has the same contract.
         unsafe { System.dealloc(old, layout) }
     }
 }
@@ -68,7 +68,7 @@ fn or_end(memory: *mut u8, size_bytes: usize) -> *mut u8 {
     memory
 }
 
-/// Prints what was refused, and ends the process at once. This function allocates no memory.
+/// Prints the number of refused bytes, and ends the process at once. This function allocates no memory.
 #[cold]
 fn end(size_bytes: usize) -> ! {
     let mut line = Cursor::new([0; 512]);
@@ -83,8 +83,8 @@ fn end(size_bytes: usize) -> ! {
     unsafe { libc::_exit(EXIT_CODE) }
 }
 
-/// Ends the raw mode of the terminal on standard input, so that people can type lines again. A process calls this
-/// function if it ends without unwinding its functions.
+/// Ends the raw mode of the terminal on standard input, so that the shell works as usual again. A process calls this
+/// function before it ends without dropping its values.
 pub fn end_raw_mode() {
     // SAFETY: the descriptor is only looked at here, and a process that has closed it gets an error.
     let stdin = unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) };
@@ -99,12 +99,12 @@ pub fn end_raw_mode() {
     let _ = tcsetattr(stdin, SetArg::TCSANOW, &mode);
 }
 
-/// The reason for the refusal, and advice.
+/// Appends the reason for the refusal, and advice.
 fn write_reason(line: &mut Cursor<[u8; 512]>) -> std::io::Result<()> {
     match getrlimit(Resource::RLIMIT_AS) {
         Ok((limit, _)) if limit != libc::RLIM_INFINITY => {
             write!(line, ": this process may have {} MiB of address space (ulimit -v)", limit / MIB)?;
-            // A process in its sandbox cannot find out this number.
+            // A process in the sandbox cannot read this number.
             if let Some(bytes) = address_space_bytes() {
                 write!(line, ", of which {} MiB are taken", bytes / MIB)?;
             }
@@ -117,7 +117,7 @@ fn write_reason(line: &mut Cursor<[u8; 512]>) -> std::io::Result<()> {
     }
 }
 
-/// The address space that this process has (proc(5), statm).
+/// The size of this process's mappings, in bytes (proc(5), statm).
 fn address_space_bytes() -> Option<u64> {
     let mut text = [0; 32];
     let count = File::open("/proc/self/statm").ok()?.read(&mut text).ok()?;

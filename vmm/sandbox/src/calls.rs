@@ -1,11 +1,11 @@
-//! seccomp: the allowed system calls, each with its reason. SIGSYS ends a process that makes another call, and the
-//! kernel logs the call. No code of ttvm makes such a call, so an attacker must have taken over the process. A few
-//! calls fail instead, as on an older kernel, because the libraries try these calls and then use others
-//! ([`TRIED_BY_LIBRARIES`]).
+//! seccomp: the allowed system calls, each with its reason. If a process makes a call that is not on the list, SIGSYS
+//! ends the process, and the kernel logs the call. No code of ttvm makes such a call, so an attacker must have taken
+//! over the process. A few other calls fail instead, as on an older kernel. The libraries try these calls, and use
+//! others if they fail ([`TRIED_BY_LIBRARIES`]).
 //!
 //! The lists in this file are for the whole process. [`crate::kinds`] has the shorter lists for kinds of threads.
 //!
-//! seccomp(2). The list is for x86-64. A call through another of the kernel's interfaces (32-bit, x32) ends the
+//! See seccomp(2). The list is for x86-64. A call through another of the kernel's interfaces (32-bit, x32) ends the
 //! process.
 
 use std::collections::BTreeMap;
@@ -39,7 +39,8 @@ pub(crate) const FILES: &[c_long] = &[
     libc::SYS_fdatasync,
 ];
 
-/// Calls that name a file. Landlock decides which files. No call makes links, or changes owners or modes.
+/// Calls that name a file. Landlock decides which files the process may use. The list has no calls that make links, or
+/// change owners or modes.
 pub(crate) const NAMED_FILES: &[c_long] = &[
     libc::SYS_openat,
     libc::SYS_newfstatat,
@@ -51,9 +52,10 @@ pub(crate) const NAMED_FILES: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// Calls that the C library and Rust's library try, and can do without. Such calls start a thread in the newer way,
-/// look up the names of folders, or read files with information about the host. At a panic, the backtrace looks for the
-/// program's own file. No library tries to open a file for writing ([`of_reading`]).
+/// Calls that the C library and Rust's library try. If such a call fails, the library goes on without it. `clone3`
+/// starts a thread; the library then uses `clone`. Other calls look up the names of folders, or open files with
+/// information about the host. At a panic, the backtrace opens the program's own file. No library tries to open a file
+/// for writing ([`of_reading`]).
 const TRIED_BY_LIBRARIES: &[c_long] = &[
     libc::SYS_clone3,
     libc::SYS_openat,
@@ -67,7 +69,7 @@ const TRIED_BY_LIBRARIES: &[c_long] = &[
     libc::SYS_copy_file_range,
 ];
 
-/// Calls about memory; [`of_protection`] has the others.
+/// Calls about memory. [`of_protection`] has the rules for mmap and mprotect.
 pub(crate) const MEMORY: &[c_long] = &[libc::SYS_brk, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise];
 
 /// Calls about threads of this process. [`of_clone`] allows the start of threads.
@@ -118,7 +120,8 @@ pub(crate) const CLIENTS: &[c_long] = &[
     libc::SYS_setsockopt,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
-    // A pipe between the process's own threads: it tells the thread that refuses clients that there is room again.
+    // A pipe between two threads of the process. Through it, the thread that refuses clients hears that there is room
+    // for a client again.
     libc::SYS_pipe2,
 ];
 
@@ -143,7 +146,7 @@ pub(crate) const HELPER: &[c_long] = &[libc::SYS_wait4, libc::SYS_waitid];
 /// Calls that make copies of the process, and end them. [`of_clone`] allows the copies themselves.
 const BRANCHES: &[c_long] = &[libc::SYS_pipe2, libc::SYS_getppid, libc::SYS_wait4, libc::SYS_kill];
 
-/// Requests for the terminal's mode and size. TIOCSTI is not among them: it would type into the shell that runs
+/// ioctl requests for the terminal's mode and size. TIOCSTI is not among them: it would type into the shell that runs
 /// afterwards.
 const TERMINAL_REQUESTS: &[u64] = &[
     libc::TCGETS,
@@ -156,9 +159,9 @@ const TERMINAL_REQUESTS: &[u64] = &[
     libc::TCSETSF2,
     libc::TIOCGWINSZ,
 ];
-/// Requests that set whether sockets and pipes block, and whether programs inherit them.
+/// ioctl requests that set whether sockets and pipes block, and whether executed programs inherit them.
 pub(crate) const FILE_REQUESTS: &[u64] = &[libc::FIONBIO, libc::FIOCLEX];
-/// The bits of a request that name its driver.
+/// The bits of an ioctl request that identify its driver.
 pub(crate) const REQUEST_TYPE: u64 = 0xff00;
 pub(crate) const KVM_TYPE: u64 = 0xae00;
 pub(crate) const PERF_TYPE: u64 = (b'$' as u64) << 8;
@@ -169,7 +172,7 @@ const EMPTY_PATH: u64 = libc::AT_EMPTY_PATH as u64;
 /// Allowed calls, with conditions on their arguments. A call without conditions is always allowed.
 pub(crate) type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
-/// Two filters; the kernel takes the stricter result. The first filter makes every call fail that is not allowed. The
+/// Two filters; the kernel takes the stricter result. Under the first filter, every call fails that is not allowed. The
 /// second filter ends the process at such a call, except for the calls that libraries try.
 pub(crate) type Filters = [BpfProgram; 2];
 
@@ -216,7 +219,7 @@ fn is_missing(error: &std::io::Error) -> bool {
 fn filters(allowed: Rules) -> Result<Filters, Box<dyn std::error::Error>> {
     let mut survived = allowed.clone();
     for &call in TRIED_BY_LIBRARIES {
-        // Without conditions, a call is allowed in all its forms.
+        // An empty list of conditions allows the call with all arguments.
         let is_whole = survived.get(&call).is_some_and(Vec::is_empty);
         if call == libc::SYS_openat && !is_whole {
             survived.entry(call).or_default().extend(of_reading()?);
@@ -224,7 +227,8 @@ fn filters(allowed: Rules) -> Result<Filters, Box<dyn std::error::Error>> {
             survived.insert(call, Vec::new());
         }
     }
-    // The second filter must get past the first one.
+    // The process adds the second filter when the first filter is already in force, so the first filter must allow
+    // that.
     let mut first = allowed;
     first.entry(libc::SYS_seccomp).or_insert(of_filters()?);
     first.entry(libc::SYS_prctl).or_insert(of_privileges()?);
@@ -245,7 +249,7 @@ fn rules(needs: &Needs) -> Result<Rules, BackendError> {
         (libc::SYS_fcntl, of_descriptors()?),
         (libc::SYS_prctl, of_process(needs)?),
         (libc::SYS_seccomp, of_filters()?),
-        // Both calls may only get the status of an open file.
+        // These two calls may only get the status of an open file.
         (libc::SYS_newfstatat, vec![rule(vec![masked(3, EMPTY_PATH, EMPTY_PATH)?])?]),
         (libc::SYS_statx, vec![rule(vec![masked(2, EMPTY_PATH, EMPTY_PATH)?])?]),
         (libc::SYS_prlimit64, of_limits()?),
@@ -294,28 +298,30 @@ fn of_privileges() -> Result<Vec<SeccompRule>, BackendError> {
     Ok(vec![rule(vec![equal(0, libc::PR_SET_NO_NEW_PRIVS as u64)?])?])
 }
 
-/// The rules for prctl of the whole process. A branch ends with its parent.
+/// The rules for prctl of the whole process. A process that makes branches may also set the signal that ends a branch
+/// with its parent.
 fn of_process(needs: &Needs) -> Result<Vec<SeccompRule>, BackendError> {
     let of_branches = needs.branches.then_some(libc::PR_SET_PDEATHSIG);
     let of_branches = of_branches.map(|option| rule(vec![equal(0, option as u64)?]));
     of_names_and_privileges()?.into_iter().map(Ok).chain(of_branches).collect()
 }
 
-/// The rules for seccomp: more filters, which can only take rights away. No filter may hand calls to another process.
+/// The rules for seccomp. A process may add filters, which can only take rights away. A filter may not pass calls to
+/// another process.
 pub(crate) fn of_filters() -> Result<Vec<SeccompRule>, BackendError> {
     let flags = [0, libc::SECCOMP_FILTER_FLAG_TSYNC];
     let operation = u64::from(libc::SECCOMP_SET_MODE_FILTER);
     flags.iter().map(|&flags| rule(vec![equal(0, operation)?, equal(1, flags)?])).collect()
 }
 
-/// The rules for memory: never writable and executable at the same time.
+/// The rules for mmap and mprotect: memory is never writable and executable at the same time.
 pub(crate) fn of_protection() -> Result<Vec<SeccompRule>, BackendError> {
     let both = (libc::PROT_WRITE | libc::PROT_EXEC) as u64;
     let allowed = [libc::PROT_NONE, libc::PROT_WRITE, libc::PROT_EXEC];
     allowed.iter().map(|&bits| rule(vec![masked(2, both, bits as u64)?])).collect()
 }
 
-/// The flags of clone for a thread, and for new namespaces.
+/// `THREAD` has the flags of clone for a thread, and `NAMESPACES` the flags for new namespaces.
 const THREAD: c_int = libc::CLONE_THREAD | libc::CLONE_VM;
 const NAMESPACES: c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
@@ -350,7 +356,8 @@ fn of_requests(needs: &Needs) -> Result<Vec<SeccompRule>, BackendError> {
     single.chain(types.map(|&(_, bits)| rule(vec![masked(1, REQUEST_TYPE, bits)?]))).collect()
 }
 
-/// The rules for fcntl: copies and flags of descriptors, but not the target of their signals.
+/// The rules for fcntl. A process may copy descriptors and change their flags, but may not choose the process that gets
+/// their signals.
 pub(crate) fn of_descriptors() -> Result<Vec<SeccompRule>, BackendError> {
     let commands =
         [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
@@ -362,12 +369,12 @@ pub(crate) fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, Bac
     SeccompRule::new(conditions)
 }
 
-/// A condition on an argument that the kernel reads as 32 bits.
+/// The condition that the low 32 bits of an argument are equal to `value`. The kernel reads the argument as 32 bits.
 pub(crate) fn equal(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
 }
 
-/// A condition on the masked bits of an argument.
+/// The condition that the bits of an argument in `mask` are equal to `value`.
 pub(crate) fn masked(argument: u8, mask: u64, value: u64) -> Result<SeccompCondition, BackendError> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask), value)
 }

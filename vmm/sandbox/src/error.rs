@@ -6,7 +6,7 @@ pub enum Error {
     /// The process has several threads; the field is their number. Landlock would restrict only the calling thread.
     #[error("{0} threads run already, and only one of them would be locked in")]
     Threads(usize),
-    /// An operation failed that every host supports.
+    /// An operation that every host supports failed.
     #[error("cannot {what}: {why}")]
     Failed {
         /// The operation.

@@ -1,6 +1,6 @@
 //! Landlock allows only the named files. Landlock allows no network addresses and no other processes.
 //!
-//! landlock(7). A descriptor that is already open keeps its rights.
+//! See landlock(7). A descriptor that is already open keeps its rights.
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus, Ruleset,
@@ -18,7 +18,8 @@ const KNOWN: ABI = ABI::V6;
 pub enum Files {
     /// Landlock blocks all files that were not named.
     All,
-    /// Landlock blocks most files: this host has an old version.
+    /// Landlock blocks most files that were not named, but this host has an old version of Landlock. The field is the
+    /// version's number.
     Most(i32),
     /// Landlock blocks no files, for this reason.
     None(&'static str),

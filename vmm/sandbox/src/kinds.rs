@@ -1,8 +1,8 @@
 //! Kinds of threads: each kind keeps only the system calls that its job needs.
 //!
-//! A thread enters its kind at its start, and cannot leave it. The kernel takes the stricter of all filters of a thread,
-//! so a kind never allows a call that the process has given up. Signal handlers of this program only change memory, so
-//! they need no calls of their own on any thread.
+//! A thread chooses its kind when it starts, and cannot change it. The kernel applies the strictest of a thread's
+//! filters. So a kind never allows a call that the process has given up. Signal handlers of this program only change
+//! memory, so they need no calls of their own on any thread.
 
 use std::sync::OnceLock;
 
@@ -31,7 +31,7 @@ pub enum ThreadKind {
     GdbSession,
     /// Accepts clients and answers them. Opens no files.
     Doorkeeper,
-    /// Waits for the end of a program that was started before, and then ends the process.
+    /// Waits for the end of a helper program that was started before the lock-in, and then ends the process.
     Waiter,
 }
 
@@ -54,11 +54,11 @@ const EVERY_THREAD: &[c_long] = &[
     libc::SYS_rt_sigreturn,
     libc::SYS_sigaltstack,
     libc::SYS_restart_syscall,
-    // A message in the log may have the time, and not all hosts tell the time without a call.
+    // A log message may contain the time. On some hosts the C library needs a system call to read the time.
     libc::SYS_clock_gettime,
 ];
 
-/// Calls that change a file which is open.
+/// Calls that change an open file.
 const CHANGED_FILES: &[c_long] = &[
     libc::SYS_write,
     libc::SYS_writev,
@@ -70,7 +70,7 @@ const CHANGED_FILES: &[c_long] = &[
     libc::SYS_fdatasync,
 ];
 
-/// Calls that read a file which is open.
+/// Calls that read an open file.
 const READ_FILES: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_readv,
@@ -98,7 +98,7 @@ const CLIENTS: &[c_long] = &[
     libc::SYS_ppoll,
 ];
 
-/// Requests that end the raw mode of the terminal, when the process ends in any thread.
+/// ioctl requests that end the raw mode of the terminal. Any thread may end the process and then makes these requests.
 const TERMINAL_REQUESTS: &[u64] = &[libc::TCGETS, libc::TCSETS, libc::TCGETS2, libc::TCSETS2];
 
 /// Signals that end the process. The C library and Rust's library reset their actions before the end.
@@ -158,7 +158,8 @@ fn without_conditions(kind: ThreadKind, needs: &Needs) -> Vec<&'static [c_long]>
             vec![FILES, NAMED_FILES, TIME, kvm, SOCKETS, CLIENTS, own]
         }
         ThreadKind::Doorkeeper => {
-            // The kernel's tables of connections are open files. A table of clients has random numbers.
+            // This thread reads the kernel's tables of connections, which are already open files. The thread's hash map
+            // of clients needs random numbers.
             let own = &[libc::SYS_pread64, libc::SYS_read, libc::SYS_close, libc::SYS_getrandom];
             vec![SOCKETS, CLIENTS, own]
         }
@@ -183,12 +184,12 @@ fn with_conditions(kind: ThreadKind, needs: &Needs) -> Result<Conditions, Backen
     })
 }
 
-/// The rules of every thread. Messages go to standard error.
+/// The rules of every thread. A thread may write messages to standard error.
 fn of_every_thread() -> Result<Rules, BackendError> {
     let to_standard_error = || Ok(vec![rule(vec![equal(0, libc::STDERR_FILENO as u64)?])?]);
     let data = || Ok(vec![rule(vec![masked(2, libc::PROT_EXEC as u64, 0)?])?]);
     let ends = FATAL.iter().map(|&signal| rule(vec![equal(0, signal as u64)?])).collect::<Result<_, _>>()?;
-    // In builds with assertions, Rust's library looks at a descriptor before it closes the descriptor.
+    // In builds with assertions, Rust's library reads the flags of a descriptor before it closes the descriptor.
     let looked_at = vec![rule(vec![equal(1, libc::F_GETFD as u64)?])?];
     let mode = |&request| rule(vec![equal(0, libc::STDIN_FILENO as u64)?, equal(1, request)?]);
     let mut rules = Rules::from([
@@ -206,7 +207,8 @@ fn of_every_thread() -> Result<Rules, BackendError> {
     Ok(rules)
 }
 
-/// The rules for threads that run a guest again: code, threads that help, and KVM if the process has it.
+/// The rules for threads that replay a guest. Such a thread may make executable code, start threads, and use KVM if the
+/// process needs KVM.
 fn replaying(needs: &Needs) -> Result<Conditions, BackendError> {
     let mut requests = of_file_requests()?;
     for bits in [KVM_TYPE, PERF_TYPE].into_iter().filter(|_| needs.kvm) {
@@ -222,7 +224,7 @@ fn replaying(needs: &Needs) -> Result<Conditions, BackendError> {
     ])
 }
 
-/// The rule for openat of a device. The device exists, and is both read and written.
+/// The rule for openat of a device: only for both reading and writing, and only a device that exists.
 fn of_device() -> Result<Vec<SeccompRule>, BackendError> {
     let how = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
     Ok(vec![rule(vec![masked(2, how, libc::O_RDWR as u64)?])?])

@@ -1,4 +1,5 @@
-//! Locks the process in. Afterwards the process can use only the files and system calls that it has named before.
+//! Locks the process in. Afterwards the process can use only the files that it has named before, and the system calls
+//! that it needs.
 //!
 //! ```no_run
 //! use sandbox::Needs;
@@ -11,14 +12,14 @@
 //! # Ok::<(), sandbox::Error>(())
 //! ```
 //!
-//! There are four locks. Each lock holds by itself if the host lacks another lock. [`mod@privileges`] gives up
-//! capabilities. `no_new_privs` keeps executed programs from gaining capabilities. Landlock allows only the named files
-//! and folders ([`mod@files`]). seccomp allows only a list of system calls ([`mod@calls`]). No lock can be undone.
-//! [`fn@probe`] finds out what a host offers.
+//! There are four locks. Each lock also works if the host lacks another lock. [`mod@privileges`] gives up capabilities.
+//! `no_new_privs` keeps executed programs from gaining capabilities. Landlock allows only the named files and folders
+//! ([`mod@files`]). seccomp allows only a list of system calls ([`mod@calls`]). No lock can be undone. [`fn@probe`]
+//! finds out which locks a host offers.
 //!
 //! Each thread then keeps only the system calls of its job: see [`ThreadKind`] and [`enter`].
 //!
-//! This crate knows nothing of guests. The caller lists in [`Needs`] what the process still needs.
+//! This crate does not depend on guests or machines. The caller lists in [`Needs`] what the process still needs.
 
 #![forbid(unsafe_code)]
 
@@ -54,7 +55,7 @@ pub struct Locked {
 /// Locks the process in. The process must have one thread; later threads are locked in too. A lock that the host lacks
 /// is left out without an error.
 ///
-/// # Errors If there are more threads, or if an existing lock fails.
+/// # Errors If the process has several threads, or if a lock that the host has fails.
 pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
     let threads = lasting_threads();
     if threads != 1 {
@@ -70,7 +71,7 @@ pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
 /// Allows the calling thread, and threads that it starts later, only the system calls for `needs`. Does nothing in a
 /// process that is not locked in.
 ///
-/// # Errors If seccomp fails for another reason than that the host has none.
+/// # Errors If the host has seccomp and it fails.
 pub fn narrow(needs: &Needs) -> Result<(), Error> {
     if LOCKED_IN.get().is_some() {
         calls::restrict_thread(needs)?;

@@ -11,20 +11,20 @@ pub struct Needs {
     pub written: Vec<PathBuf>,
     /// Devices that are opened later for reading, writing and ioctls.
     pub devices: Vec<PathBuf>,
-    /// Whether clients are accepted on a socket that is already bound.
+    /// Whether the process accepts clients on a socket that is already bound.
     pub clients: bool,
-    /// Whether a program that was started before is waited for.
+    /// Whether the process waits for a program that it started before the lock-in.
     pub helper: bool,
-    /// Whether copies of the process are made, waited for and asked to end.
+    /// Whether the process makes copies of itself (branches), waits for them and asks them to end.
     pub branches: bool,
     /// Whether the guest runs on KVM.
     pub kvm: bool,
-    /// Whether the guest has devices of the host, by VFIO.
+    /// Whether the guest uses devices of the host through VFIO.
     pub vfio: bool,
 }
 
 impl Needs {
-    /// Whether any file is opened by its name.
+    /// Whether the process opens any file by its name.
     pub(crate) fn names_files(&self) -> bool {
         !(self.read.is_empty() && self.written.is_empty() && self.devices.is_empty())
     }

@@ -1,6 +1,6 @@
 //! Capabilities: a process that root started gives them up, and programs that it executes gain none.
 //!
-//! capabilities(7); Linux, Documentation/userspace-api/no_new_privs.rst.
+//! See capabilities(7) and Linux's Documentation/userspace-api/no_new_privs.rst.
 
 use std::path::PathBuf;
 
@@ -29,7 +29,8 @@ pub(crate) fn give_up(needs: &Needs) -> Result<(), Error> {
     set(CapSet::Effective, &nothing)?;
     let mut kept = wanted(needs);
     if !reached.iter().all(can_access) {
-        // Root may work on a recording of another user.
+        // Root keeps this capability if it needs the capability for the files, for example if the recording belongs to
+        // another user.
         kept.insert(Capability::CAP_DAC_OVERRIDE);
     }
     let kept = &kept & &had;

@@ -1,4 +1,4 @@
-//! Finds out what a host offers: locks in a thread, which then ends.
+//! Finds out which locks a host offers, by locking in a thread that then ends.
 
 use crate::calls;
 use crate::error::Error;

@@ -1,5 +1,6 @@
-//! Tests what a locked-in process can still do, even if an attacker controls it. For each attempt this program starts
-//! itself twice, free and locked in. An attempt that also fails in the free process would prove nothing.
+//! Tests which actions are still possible in a locked-in process, even if an attacker controls the process. For each
+//! attempt this program starts itself twice, free and locked in. An attempt that also fails in the free process would
+//! prove nothing.
 //!
 //! The test is a program of its own without a harness, because a process must be locked in before it has a
 //! second thread.
@@ -22,7 +23,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sandbox::{Files, Needs, ThreadKind};
 
-/// The result if an attacker's call ends the process, so that it does not go unnoticed.
+/// The result of an attempt that ended its process by SIGSYS.
 const ENDED: &str = "ended";
 
 /// The attempts, with their results in a free and in a locked-in process.
@@ -83,7 +84,7 @@ const TRIED: &[(&str, &str, &str)] = &[
     ("wait for one of many files", "EFAULT", ENDED),
 ];
 
-/// Attempts of processes that have named more needs: the need, the attempt, and the result.
+/// Attempts of locked-in processes with one more need. Each element is the need, the attempt and the result.
 const NEEDED: &[(&str, &str, &str)] = &[
     ("kvm", "ask a file as if it were KVM", "ENOTTY"),
     ("kvm", "ask a file as if it were a counter", "ENOTTY"),
@@ -117,7 +118,8 @@ const NEEDED: &[(&str, &str, &str)] = &[
 /// Attempts in a process that has all needs. Each attempt has its result in the first thread, and its results in threads
 /// of each kind, in the order of [`ThreadKind::ALL`].
 const OF_KINDS: &[(&str, &str, [&str; 6])] = &[
-    // By the process, and then by: writer, reader, replayer, session, doorkeeper, waiter.
+    // The attempt, the first thread's result, and the results of: checkpoint writer, page reader, replayer, gdb
+    // session, doorkeeper, waiter.
     ("get memory", "done", ["done", "done", "done", "done", "done", "done"]),
     ("print a message", "done", ["done", "done", "done", "done", "done", "done"]),
     ("panic", "done", ["done", "done", "done", "done", "done", "done"]),
@@ -150,7 +152,7 @@ const OF_KINDS: &[(&str, &str, [&str; 6])] = &[
     ("stop the process's signals", "done", [ENDED, ENDED, "done", "done", ENDED, ENDED]),
 ];
 
-/// Flags for new namespaces. No thread may have one of its own.
+/// Flags for new namespaces. No thread may enter a new namespace.
 const NAMESPACES: [libc::c_int; 7] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWCGROUP,
@@ -168,7 +170,7 @@ const LOOK_AT_A_FILE: &str = "look at a file where none was named";
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.get(1).map(String::as_str) {
-        // `cargo test` hands on its arguments. There is one test.
+        // `cargo test` passes its arguments to this program, which has one test.
         Some("--list") if !arguments.contains(&"--ignored".to_string()) => println!("locked_in: test"),
         Some("--list") => {}
         Some("attack") => attack(Path::new(&arguments[3]), &arguments[2], &arguments[4]),
@@ -208,7 +210,7 @@ fn what_is_tried_fails_where_one_is_locked_in() {
             assert_eq!(result(&format!("{kind:?}"), what), *expected, "{what}, by a {kind:?}");
         }
     }
-    // Without KVM, a kind needs neither KVM nor its device.
+    // In a process without the need `kvm`, a replayer may use neither KVM nor its device.
     for what in ["ask a file as if it were KVM", "open a device to read and write it"] {
         assert_eq!(result("locked-in Replayer", what), ENDED, "{what}, by a Replayer without KVM");
     }
@@ -280,7 +282,7 @@ fn result_in(kind: &str, what: &str, change: impl FnOnce(&Path)) -> String {
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    // A backtrace tries more calls than a message.
+    // A backtrace makes more calls than a message alone.
     command.args(arguments).stdin(std::process::Stdio::null()).env("RUST_BACKTRACE", "1");
     command
 }
@@ -376,7 +378,8 @@ fn attack(root: &Path, kind: &str, what: &str) {
             call(libc::SYS_clone, [flags as u64, 0, 0])
         }
         "make a process that shares memory" => {
-            // The kernel makes no process: the last two flags want the same argument.
+            // The kernel refuses these flags, because the last two both use the third argument. So no process is made
+            // even if seccomp allows the call.
             let flags = libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_PARENT_SETTID;
             call(libc::SYS_clone, [flags as u64, 0, 0])
         }
@@ -394,7 +397,7 @@ fn attack(root: &Path, kind: &str, what: &str) {
         "copy a descriptor" => call(libc::SYS_fcntl, [fd, libc::F_DUPFD_CLOEXEC as u64, 0]),
         _ if what.starts_with(WITH_FLAG) => {
             let flag: libc::c_int = what[WITH_FLAG.len()..].parse().unwrap();
-            // Without CLONE_SIGHAND, the kernel makes no thread.
+            // Without CLONE_SIGHAND the kernel refuses the call. So no thread is made even if seccomp allows the call.
             call(libc::SYS_clone, [(libc::CLONE_VM | libc::CLONE_THREAD | flag) as u64, 0, 0])
         }
         "enter the kind again" => {
@@ -424,7 +427,7 @@ fn attack(root: &Path, kind: &str, what: &str) {
         "ask who the user is" => call(libc::SYS_getuid, [0; 3]),
         "make a pipe" => std::io::pipe().map(drop),
         "stop the process's signals" => {
-            // SAFETY: this process sends itself no such signal.
+            // SAFETY: the process ignores the signal, and no handler runs.
             of_nix(unsafe {
                 nix::sys::signal::signal(nix::sys::signal::SIGUSR1, nix::sys::signal::SigHandler::SigIgn)
             })
@@ -446,7 +449,7 @@ fn attack(root: &Path, kind: &str, what: &str) {
 
 fn terminal_request(request: libc::c_ulong) -> std::io::Result<()> {
     let mut answer = [0_u8; 256];
-    // SAFETY: the answer is smaller than the memory.
+    // SAFETY: the kernel's answer is smaller than `answer`.
     of_nix(Errno::result(unsafe { libc::ioctl(0, request, answer.as_mut_ptr()) }))
 }
 
@@ -490,11 +493,11 @@ fn ask_what_filters_can_do() -> std::io::Result<()> {
 
 /// A system call by its number.
 fn call(number: libc::c_long, [a, b, c]: [u64; 3]) -> std::io::Result<()> {
-    // SAFETY: the calls above write to no memory of this process.
+    // SAFETY: none of the calls in this file writes to memory of this process.
     of_nix(Errno::result(unsafe { libc::syscall(number, a, b, c, 0, 0, 0) }))
 }
 
-/// Sends by `sendto` without an address.
+/// Sends one byte with `sendto`, without an address.
 fn send(stream: &UnixStream) -> std::io::Result<()> {
     of_nix(nix::sys::socket::send(stream.as_fd().as_raw_fd(), b"x", nix::sys::socket::MsgFlags::empty()))
 }
@@ -502,7 +505,7 @@ fn send(stream: &UnixStream) -> std::io::Result<()> {
 /// Makes a process like `fork`. The new process ends at once. Nothing waits for the process: waiting would be
 /// another forbidden call.
 fn make_a_process() -> std::io::Result<()> {
-    // SAFETY: this process has one thread, and the new one does nothing.
+    // SAFETY: this process has one thread, and the new process only exits.
     match unsafe { nix::unistd::fork() }? {
         nix::unistd::ForkResult::Child => std::process::exit(0),
         nix::unistd::ForkResult::Parent { .. } => Ok(()),
@@ -510,7 +513,7 @@ fn make_a_process() -> std::io::Result<()> {
 }
 
 fn type_into_the_terminal() -> std::io::Result<()> {
-    // SAFETY: the kernel reads one byte.
+    // SAFETY: the kernel only reads one byte at the pointer.
     let result = unsafe { libc::ioctl(0, libc::TIOCSTI, b"x".as_ptr()) };
     of_nix(Errno::result(result))
 }
@@ -573,7 +576,7 @@ fn root_can_use_the_files_of_another_user() {
     }
 }
 
-/// Prints the kernel's status of this process when it is locked in with a need.
+/// Locks this process in with a need, and prints the kernel's status of the process.
 fn status(need: &str) {
     let file = File::open("/proc/self/status").unwrap();
     sandbox::lock_in(&needs(need, Path::new("/"))).unwrap();

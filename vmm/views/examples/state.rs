@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 pub fn state(name: &Path, place: &str) -> Result<State, Box<dyn Error>> {
     let mut timeline = history::open(name)?;
     timeline.go_to(place.parse()?, &mut never)?;
-    // For a Linux guest, `processes`, `backtrace` and `dmesg` can be set too.
+    // For a Linux guest, the options `processes`, `backtrace` and `dmesg` add more parts.
     let options = StateOptions { instructions: 4, console_lines: 10, ..StateOptions::default() };
     Ok(State::of(timeline.machine(), &options)?)
 }

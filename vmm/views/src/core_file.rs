@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Each part of RAM is a PT_LOAD segment with its physical address. If the kernel is known, the segment also has the
-//! virtual address at which the kernel maps this part. A further segment shows the kernel's image, which lies in the
-//! same bytes of the file (`kernel/kexec_core.c`, `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
+//! virtual address at which the kernel maps this part. A further segment describes the kernel's image, and shares its
+//! bytes in the file with the segment of RAM (`kernel/kexec_core.c`, `fs/proc/vmcore.c`, `include/linux/elfcore.h`).
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -43,9 +43,10 @@ pub struct Written {
     pub memory_bytes: u64,
     /// Pages of guest RAM that are all zeroes. These pages are holes in the file.
     pub zero_pages: u64,
-    /// The running process or thread, if known. With several processors: on the processor that runs.
+    /// The number of the running process or thread, if known. With several processors, this is the thread on the
+    /// processor whose turn it is.
     pub pid: Option<u32>,
-    /// The kernel's release, from its VMCOREINFO note; `None` if there is no such note in memory.
+    /// The kernel's release, from its VMCOREINFO note; `None` if memory has no such note.
     pub kernel: Option<String>,
     /// The file's segments.
     pub segments: Vec<Segment>,
@@ -127,7 +128,7 @@ impl Contents {
         Contents { vmcoreinfo, pid, segments: segments(machine, symbols.as_ref()), notes }
     }
 
-    /// Writes everything; returns the number of pages that are holes.
+    /// Writes the whole file. Returns the number of pages that are holes.
     fn write<U: Unit>(&self, machine: &Machine<U>, file: &mut File) -> io::Result<u64> {
         let head = self.head(machine);
         let data_at = data_offset(head.len() as u64);
@@ -193,7 +194,7 @@ impl Contents {
                 p_paddr: segment.physical,
                 p_filesz: segment.bytes,
                 p_memsz: segment.bytes,
-                // The kernel writes this value too. crash recognises a kernel's core file by the value.
+                // Linux's own dumps have the value 0 here. crash recognises a kernel's core file by this value.
                 p_align: 0,
             });
         }

@@ -1,18 +1,18 @@
 //! The notes of a core file that describe a processor.
 //!
-//! QEMU writes such notes when it dumps a running guest (`target/i386/arch_dump.c`), and crash and drgn know them:
+//! QEMU writes such notes when it dumps a running guest (`target/i386/arch_dump.c`), and crash and drgn read them:
 //!
-//! - `NT_PRSTATUS` (`include/linux/elfcore.h`) has the general registers. The process number in the note is
-//!   the number of the processor plus one: drgn finds a processor's note by this number.
-//! - `QEMU` has the system registers, too (`QEMUCPUState`). If there are such notes, crash takes the registers of all
-//!   running tasks from `NT_PRSTATUS`. Otherwise it looks for the traces of a panic on their stacks.
+//! - `NT_PRSTATUS` (`include/linux/elfcore.h`) has the general registers. The process number in the note is the number
+//!   of the processor plus one, because drgn finds a processor's note by this number.
+//! - `QEMU` has the system registers, too (`QEMUCPUState`). If a file has these notes, crash takes the registers of all
+//!   running tasks from `NT_PRSTATUS`. Otherwise crash looks for the traces of a panic on the stacks of these tasks.
 //!
 //! A processor that has not started has notes, too, because crash finds a note by its place among the notes.
 
 use cpu::{CpuState, SegReg, Segment, TableRegister};
 use object::elf::{NT_PRSTATUS, NoteType};
 
-/// The name of QEMU's notes, and the version of their contents.
+/// The name of QEMU's notes. The next constant is the version of their contents.
 const QEMU: &str = "QEMU";
 const QEMU_VERSION: u32 = 1;
 
@@ -117,7 +117,7 @@ fn qemu_segment(segment: Segment) -> impl Iterator<Item = u8> {
 mod tests {
     use super::*;
 
-    /// Readers such as crash know these offsets of `struct elf_prstatus` on x86-64.
+    /// Readers such as crash expect these offsets of `struct elf_prstatus` on x86-64.
     #[test]
     fn the_note_of_a_cpu_has_the_process_and_all_registers_in_their_places() {
         let mut state = CpuState { rip: 0x100, rflags: 0x202, ..CpuState::reset() };

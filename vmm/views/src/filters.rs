@@ -7,7 +7,7 @@ use machine::{Machine, notation};
 
 use crate::processors;
 
-/// `TASK_COMM_LEN` without the NUL: the kernel stores no longer names.
+/// `TASK_COMM_LEN` without the NUL: the longest name of a thread that the kernel stores.
 const NAME_BYTES: usize = 15;
 
 /// The filters of a search. The default has no filters.
@@ -65,7 +65,7 @@ impl Filters {
         Ok((condition, Filters::parse(&words)?))
     }
 
-    /// Refuses the number of a processor that a machine does not have.
+    /// Returns an error if the filters name a processor that the machine does not have.
     pub fn check<U: Unit>(&self, machine: &Machine<U>) -> Result<(), Error> {
         self.processor.map_or(Ok(()), |number| processors::find(machine, number).map(drop))
     }

@@ -16,7 +16,7 @@ use machine::position::Instructions;
 use machine::unit::Unit;
 use machine::{Machine, Processor};
 
-/// A place in the kernel's entry code for SYSCALL, and the function that this code calls.
+/// A symbol in the kernel's entry code for SYSCALL. The next constant is the function that this code calls.
 const ENTRY: &str = "entry_SYSCALL_64_after_hwframe";
 const CALLED: &str = "do_syscall_64";
 /// Bytes of the entry code that are searched for the call.
@@ -24,7 +24,8 @@ const ENTRY_BYTES: usize = 512;
 
 /// A guest's kernel: its symbols, its tasks and its unwind tables.
 ///
-/// Valid at all places where the kernel and its modules have the same addresses as at the place where this was made.
+/// A `GuestKernel` was made at one place. The value is valid at all places where the kernel and its modules have the
+/// same addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestKernel {
     /// The names of the kernel's functions and variables.
@@ -94,7 +95,7 @@ impl GuestKernel {
 #[derive(Clone, Debug, Default)]
 pub struct GuestKernels {
     kernels: Kernels,
-    /// The data to describe events in each kernel, in the kernels' order.
+    /// One `GuestKernel` for each kernel, in the order of the run.
     guests: Vec<GuestKernel>,
 }
 
@@ -146,7 +147,7 @@ impl GuestKernels {
         self.kernels.name_at(machine)
     }
 
-    /// Resolves names in each kernel: see [`Kernels::stops`].
+    /// Resolves names in each kernel, as [`Kernels::stops`] does.
     pub fn stops<E>(&self, parse: impl Fn(&dyn Names) -> Result<Stops, E>) -> Result<Stops, E> {
         self.kernels.stops(parse)
     }
@@ -164,7 +165,7 @@ impl Backtrace {
         Backtrace { frames: found.frames.iter().map(call).collect(), end: found.end.to_string() }
     }
 
-    /// A line for each function, and one for the end of the stack.
+    /// A line for each function, and a line for the end of the stack.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let line = |call: &Call| format!("{:#x}  {}", call.address, call.name());
         self.frames.iter().map(line).chain([format!("from {}", self.end)])

@@ -24,23 +24,23 @@ use crate::system_calls::SystemCall;
 const ENTRY: &str = "entry_SYSCALL_64";
 /// The largest number of system calls in progress at the start of a search.
 const RETURNS_BEFORE: usize = 64;
-/// The largest number of candidates, for a search with a filter that needs all candidates.
+/// The largest number of candidates that a search collects if its filter (`longer:`) needs all candidates.
 const MOST_CANDIDATES: usize = 1_000_000;
-/// A search for a system call's return looks over the first distance, and then over each longer one, one after the
-/// other.
+/// A search for a system call's return goes over the first of these distances in steps. If the return is not found, the
+/// search goes over the next distance, and so on.
 const RETURN_STEPS: [u64; 5] = [100_000, 2_000_000, 30_000_000, 500_000_000, 4_000_000_000];
 
 /// A search: the wanted events, and the part of the recording to search.
 #[derive(Clone, Copy, Debug)]
 pub struct Search<'a> {
-    /// The condition: see [`history::timeline::CONDITIONS`]. The condition may name symbols of the
-    /// guest's kernel.
+    /// The condition, in a notation of [`history::timeline::CONDITIONS`]. The condition may name symbols of the guest's
+    /// kernel.
     pub condition: &'a str,
     /// The filters of the events.
     pub filters: &'a Filters,
     /// Which places are wanted.
     pub wanted: Wanted,
-    /// Whether each place comes with the guest kernel's backtrace.
+    /// Whether each place in the result has the guest kernel's backtrace.
     pub backtrace: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct Found {
     pub replayed: u64,
     /// Whether the poll function ended the search.
     pub interrupted: bool,
-    /// The position where an interrupted search can continue. The search has found everything before this position.
+    /// The position where an interrupted search can continue. The search has found all hits before this position.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub goes_on_at: Option<u64>,
 }
@@ -109,7 +109,8 @@ impl Search<'_> {
         let needs_kernel = self.backtrace || condition.is_err() || of_calls || self.filters.choose_threads();
         let mut kernels = GuestKernels::default();
         if matches!(self.wanted, Wanted::All { .. }) || needs_kernel {
-            // Look up the guest's kernel. At the recording's start there is no kernel yet, so look at the end.
+            // Finds the guest's kernel. At the recording's start there is no kernel yet, so the search for the kernel
+            // is at the end.
             let place = if from == Instructions(0) { timeline.end() } else { from };
             if timeline.seek(place, poll)? == TravelStop::Interrupted {
                 return Ok(Found::interrupted_before(from));
@@ -144,8 +145,8 @@ impl Search<'_> {
         }
     }
 
-    /// The filter for threads and processors, from `pid:`, `comm:` and `cpu:`. `returns` says that the search also stops
-    /// where system calls return.
+    /// The filter for threads and processors, from `pid:`, `comm:` and `cpu:`. `returns` is true if the search also
+    /// stops where system calls return.
     fn only(&self, kernels: Arc<GuestKernels>, returns: bool) -> Result<Filter, Error> {
         let filters = self.filters.clone();
         if filters.choose_threads() && kernels.all().is_empty() {
@@ -189,7 +190,8 @@ impl Asked<'_> {
             rows.into_iter().for_each(|row| joined.take(row));
             Ok(())
         };
-        // Each call has one return. At the beginning, calls may be in progress, and their returns are found too.
+        // Each call has one return. Calls may be in progress at the beginning of the search, and their returns are
+        // found too.
         let rows = match (self.returns, longer_ns) {
             (_, Some(_)) => usize::MAX,
             (true, None) => limit.saturating_mul(2).saturating_add(RETURNS_BEFORE),
@@ -251,8 +253,8 @@ impl Asked<'_> {
         Ok(Found { hits, replayed, interrupted, goes_on_at })
     }
 
-    /// Describes the event at the timeline's position. Replays the event's step again for details that only this step
-    /// shows, and looks for the return of a system call.
+    /// Describes the event at the timeline's position. Replays the event's step again for details that are visible only
+    /// in this step, and looks for the return of a system call.
     fn place_here(
         &self,
         timeline: &mut Timeline,
@@ -263,7 +265,7 @@ impl Asked<'_> {
         let here = timeline.position();
         let begin = if direction == Direction::Forward { here.saturating_back(1) } else { here };
         let mut seen = None;
-        // With several processors, only the event's step shows which of them executes the step.
+        // With several processors, only a replay of the event's step shows which processor executes the step.
         let are_several = timeline.machine().processors() > 1 && !matches!(cause, Cause::Breakpoint(_));
         if are_several || matches!(cause, Cause::SystemCall(_) | Cause::Watch { .. }) {
             let look = |machine: &Machine<Instructions>, hit: Hit| (hit.processor, self.met(machine, hit));
@@ -331,7 +333,8 @@ impl Asked<'_> {
         Met::Place(Box::new(place), machine.moment().time_ns)
     }
 
-    /// Whether the guest entered the system call by SYSCALL. Other entries have other call numbers and arguments.
+    /// Whether the guest entered the system call by SYSCALL. Other instructions for system calls have other call
+    /// numbers and arguments.
     fn is_64_bit_call(&self, processor: &Processor<'_, Instructions>) -> bool {
         let kernel = self.kernels.at(processor.machine());
         let entry = kernel.and_then(|kernel| kernel.symbols.address_of(ENTRY));
@@ -358,13 +361,13 @@ fn values(processor: &Processor<'_, Instructions>, address: u64) -> (Option<Stri
     (hit.old.map(hex), (count == wanted).then(|| hex(u64::from_le_bytes(bytes))))
 }
 
-/// Whether the stops include system calls.
+/// Whether the stops include entries of system calls.
 fn waits_for_calls(stops: &Stops) -> bool {
     stops.traps.system_calls != SystemCalls::default()
 }
 
 impl Found {
-    /// The result of a search that was interrupted before it looked at anything.
+    /// The result of a search that was interrupted at its beginning.
     pub fn interrupted_before(from: Instructions) -> Found {
         Found { hits: Vec::new(), replayed: 0, interrupted: true, goes_on_at: Some(from.number()) }
     }

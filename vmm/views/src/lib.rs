@@ -15,12 +15,11 @@
 //! }
 //! ```
 //!
-//! [`state`] is the machine at one place, and [`hits`] are the places of events. Both views serialize, and both have a
-//! text for people. [`processors`] lists the processors in short.
-//! [`reports`] lists the guest kernel's panics, oopses and warnings. [`guest_kernel`] names the
-//! running thread and its callers. [`core_file`] writes the machine for debuggers, and [`trace`] writes the activity of
-//! threads for Perfetto. Perfetto's format has hundreds of messages. The crate defines only the ten messages that a
-//! trace needs, with `prost`.
+//! [`state`] describes the machine at one place, and [`hits`] lists the places of events. Both views can be serialized,
+//! and both have a text for people. [`processors`] lists the processors, a line for each. [`reports`] lists the guest
+//! kernel's panics, oopses and warnings. [`guest_kernel`] names the running thread and its callers. [`core_file`]
+//! writes the machine for debuggers, and [`trace`] writes the activity of threads for Perfetto. Perfetto's format has
+//! hundreds of messages. The crate defines only the ten messages that a trace needs, with `prost`.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Readable memory, and disassembled code.
+//! Memory as hex text, and disassembled code.
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, Instruction, IntelFormatter};
 use machine::position::Instructions;
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// The largest number of disassembled instructions.
 const MOST_INSTRUCTIONS: usize = 10_000;
-/// The longest instruction.
+/// The largest size of an instruction in bytes.
 const MOST_INSTRUCTION_BYTES: usize = 15;
 
 /// An address and a length.
@@ -26,13 +26,13 @@ pub struct Bytes {
     pub address: String,
     /// The readable bytes, in hex.
     pub bytes: String,
-    /// Why fewer bytes than requested are readable, if so.
+    /// Why fewer bytes than requested are readable. `None` if all are readable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ends: Option<String>,
 }
 
 impl Bytes {
-    /// Reads at a virtual address, as a processor does.
+    /// Reads at a virtual address, through a processor's page tables.
     pub fn at(processor: &Processor<'_, Instructions>, range: Range) -> Bytes {
         let read = |to: &mut [u8]| processor.peek(range.address, to);
         Bytes::read(range, read, |at| match processor.peek_address(at) {

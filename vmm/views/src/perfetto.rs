@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use prost::Message;
 
-/// The only sequence of packets. The sequence's first packet has a flag for the beginning.
+/// The number of the only sequence of packets. The sequence's first packet has a flag for the beginning.
 const SEQUENCE: u32 = 1;
 const SEQUENCE_BEGINS: u32 = 1;
 

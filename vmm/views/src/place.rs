@@ -17,7 +17,7 @@ pub struct Place {
     pub what: String,
     /// The guest's time at the place.
     pub guest_seconds: f64,
-    /// The instruction's address in hex, if the search wants one place only.
+    /// The address of the next instruction in hex. Only in a search for one place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rip: Option<String>,
     /// The thread's number, if known.
@@ -53,7 +53,7 @@ pub struct OfKernel {
     pub number: usize,
     /// The kernel's release.
     pub release: String,
-    /// Number and release, for people.
+    /// Number and release as text for people.
     #[serde(skip)]
     text: String,
 }
@@ -67,7 +67,8 @@ impl From<KernelName> for OfKernel {
 }
 
 impl Place {
-    /// The place at which a machine is, of an event on one of its processors. `instruction` is the place's position.
+    /// Describes an event on one of a machine's processors at the machine's present place. `instruction` is the
+    /// position of this place.
     pub(crate) fn of(
         processor: &Processor<'_, Instructions>,
         instruction: Instructions,

@@ -1,4 +1,4 @@
-//! The processors of a machine, in short.
+//! A line about each processor of a machine.
 
 use guest_symbols::Symbols;
 use guest_symbols::tasks::Tasks;
@@ -7,7 +7,7 @@ use machine::unit::Unit;
 use machine::{Machine, Processor};
 use serde::Serialize;
 
-/// One processor of a machine with several.
+/// One processor of a machine with several processors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProcessorRow {
     /// The processor's number, from 0.
@@ -33,7 +33,7 @@ pub struct ProcessorRow {
 pub enum Activity {
     /// The processor executes the machine's next instruction.
     Running,
-    /// The processor can run, and another processor has the turn.
+    /// The processor can run, but it is another processor's turn.
     Waiting,
     /// The processor waits for an interrupt.
     Halted,

@@ -16,7 +16,7 @@ pub struct ReportRow {
     pub kind: String,
     /// Instructions executed before the first line of the report is complete.
     pub instruction: u64,
-    /// The guest's time at this place.
+    /// The guest's time when the first line of the report is complete.
     pub guest_seconds: f64,
     /// The running thread's number, if known.
     #[serde(skip_serializing_if = "Option::is_none")]

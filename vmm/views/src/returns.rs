@@ -33,8 +33,8 @@ pub(crate) enum Met {
 }
 
 impl Return {
-    /// Adds breakpoints at which the kernels return from `do_syscall_64`. A filter at each breakpoint lets only returns
-    /// pass that the search waits for.
+    /// Adds breakpoints at which the kernels return from `do_syscall_64`. A filter at each breakpoint is true only for
+    /// returns that the search waits for.
     pub fn join(kernels: &Arc<GuestKernels>, stops: &mut Stops) {
         let wanted = stops.traps.system_calls.clone();
         let places: BTreeSet<u64> = kernels.all().iter().filter_map(|kernel| kernel.call_return).collect();
@@ -50,7 +50,7 @@ impl Return {
         }
     }
 
-    /// Whether a machine stands where its kernel returns from `do_syscall_64`.
+    /// Whether a machine's next instruction is the instruction after the kernel's call of `do_syscall_64`.
     pub fn is_at(machine: &Machine<Instructions>, kernels: &GuestKernels) -> bool {
         kernels.at(machine).is_some_and(|kernel| kernel.call_return == Some(machine.cpu().rip()))
     }
@@ -65,12 +65,13 @@ impl Return {
     }
 }
 
-/// System calls in the order of their entry. Returns are added to the calls.
+/// Joins system calls and their returns. The calls are in the order of their entries.
 pub(crate) struct Joined {
     longer_ns: Option<u64>,
     limit: usize,
     found: BTreeMap<u64, Place>,
-    /// For each thread with a call in progress: the key of the call in `found`, and the time of its entry.
+    /// For each thread with a call in progress: the key of the call in `found`, and the time in nanoseconds when the
+    /// call was entered.
     open: BTreeMap<u32, (u64, u64)>,
     entered: u64,
     last_ns: u64,
@@ -116,8 +117,8 @@ impl Joined {
         }
     }
 
-    /// All results, in the order of the run. With a filter by duration, a call without return counts as in progress
-    /// until the end.
+    /// All results, in the order of the run. With a filter by duration, a call without a return counts as if it lasted
+    /// until `end_ns`.
     pub fn finish(mut self, end_ns: u64) -> Vec<Place> {
         if let Some(least) = self.longer_ns {
             let end_ns = end_ns.max(self.last_ns);
@@ -191,7 +192,7 @@ mod tests {
             returned(2, 1_000_000_020, 4),
             Met::Place(Box::new(event(1, 40)), 40),
             returned(1, 50, 1),
-            // This call never returns, because the thread makes another one.
+            // This call never returns, because the thread makes another call.
             call(1, 60, "execve"),
             call(1, 70, "brk"),
             returned(1, 75, 0x1000),
@@ -223,7 +224,7 @@ mod tests {
         assert_eq!(joined(Some(10), 100, met(), 49), [read]);
         assert_eq!(joined(Some(10), 100, met(), 50), [read, "40 poll()"]);
         assert_eq!(joined(Some(11), 100, met(), 51), ["40 poll()"]);
-        // The last event is a place where the run was, too.
+        // If the last event is later than `end_ns`, the time of this event counts as the end.
         let late = met().into_iter().chain([returned(9, 60, 0)]).collect();
         assert_eq!(joined(Some(10), 100, late, 0), [read, "40 poll()"]);
         let later = met().into_iter().chain([call(9, 60, "brk")]).collect();

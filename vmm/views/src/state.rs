@@ -35,16 +35,16 @@ pub struct StateOptions {
     pub backtrace: bool,
     /// The messages of the guest's kernel.
     pub dmesg: bool,
-    /// Number of instructions from RIP on.
+    /// Number of instructions to disassemble, from RIP on.
     pub instructions: usize,
-    /// Number of lines of the console.
+    /// Number of the console's last lines to show.
     pub console_lines: usize,
 }
 
 /// The machine's state at one place.
 #[derive(Clone, Debug, Serialize)]
 pub struct State {
-    /// Instructions so far.
+    /// Number of instructions executed so far.
     pub instruction: u64,
     /// Conditional branches so far.
     pub branches: u64,
@@ -61,7 +61,7 @@ pub struct State {
     /// The activity of the shown processor, if the options choose a processor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activity: Option<Activity>,
-    /// All processors in short, if the machine has several, and the options choose none.
+    /// A row for each processor, if the machine has several processors and the options choose none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processors: Option<Vec<ProcessorRow>>,
     /// The running kernel, if known.
@@ -127,7 +127,7 @@ pub struct Registers {
 /// A message of the guest's kernel.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Said {
-    /// The kernel's time.
+    /// The message's time in seconds, by the kernel's clock.
     pub seconds: f64,
     /// The message's level: 0 is the most urgent.
     pub level: u8,
@@ -299,7 +299,7 @@ fn part<L: Display>(
     lines.into_iter().try_for_each(|line| write!(f, "\n{indent}{line}"))
 }
 
-/// Bytes in rows of sixteen, and the reason if they end early.
+/// Rows of sixteen bytes. If fewer bytes than requested are readable, the last row gives the reason.
 fn rows(bytes: &Bytes) -> impl Iterator<Item = String> {
     let digits = bytes.bytes.as_bytes().chunks(32);
     digits.map(|row| String::from_utf8_lossy(row).into_owned()).chain(bytes.ends.clone())

@@ -42,9 +42,9 @@ impl std::fmt::Display for SystemCall {
 /// The kind of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// 64 bits.
+    /// A number of 64 bits.
     Number,
-    /// 32 bits, signed. In C the upper half of such an argument may contain anything.
+    /// A signed number of 32 bits. The upper half of the register may contain anything.
     Int,
     Address,
     Descriptor,
@@ -52,7 +52,7 @@ enum Kind {
     Octal,
     /// A NUL-terminated text.
     Text,
-    /// Bytes; the argument with this index is their number.
+    /// A buffer of bytes. The argument with this index is the number of bytes.
     Bytes(usize),
     LockCommand,
 }

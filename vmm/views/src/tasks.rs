@@ -16,16 +16,17 @@ use serde::Serialize;
 pub struct Task {
     /// The task's number in the kernel.
     pub pid: u32,
-    /// For a thread: its process.
+    /// For a thread: the number of its process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thread_of: Option<u32>,
-    /// For a process: its parent.
+    /// For a process: the number of its parent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<u32>,
     /// For a process: its state, as `ps` prints it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<char>,
-    /// CR3 while the kernel works for this task, without the low bits.
+    /// CR3 while this task runs in the kernel, in hex, without the low bits. `None` if the task has no page tables of
+    /// its own.
     pub cr3: Option<String>,
     /// Whether the task is a kernel thread, without page tables of its own.
     pub kernel_thread: bool,

@@ -2,13 +2,13 @@
 //! durations, and the console's lines.
 //!
 //! All cores search the recording for these events at once. The results become packets in the order of the run. On a
-//! thread's track, slices nest: for example, an interrupt in a page fault in a system call. When a thread continues its
-//! program, all its slices end. Two places in the kernel's code mark the ends: the return from `do_syscall_64` to its
-//! caller, and the IRET by which all interrupts return.
+//! thread's track, slices nest: for example, an interrupt in a page fault in a system call. When a thread returns to
+//! its program, all its slices end. A slice ends at one of two addresses in the kernel's code. One is the return from
+//! `do_syscall_64` to its caller, the other is the IRET by which all interrupts return.
 //!
-//! With several processors, each has a track with its turns. The turns follow from the ends of turns, and from the time
-//! that passes while all processors are halted. An interrupt ends this time, and every interrupt is in the trace. The
-//! idle tasks, which all have the number 0, have a track for each processor.
+//! With several processors, each processor has a track with its turns. The trace computes the turns from the ends of
+//! turns, and from the time that passes while all processors are halted. An interrupt ends this time, and every
+//! interrupt is in the trace. The idle tasks, which all have the number 0, have a track for each processor.
 //!
 //! Times are guest time. Thread switches are not slices but ftrace events, as Perfetto requires.
 
@@ -40,7 +40,7 @@ const SWITCH: &str = "__switch_to";
 const RETURN: &str = "native_irq_return_iret";
 /// The offset of a system call's result in `struct pt_regs` (`ax`).
 pub(crate) const RESULT_OFFSET: u64 = 80;
-/// Longest console line; longer lines are cut.
+/// The largest size of a console line in bytes. Longer lines are cut.
 const MAX_LINE_BYTES: usize = 4096;
 
 /// The number of events of each kind in a trace.
@@ -157,12 +157,13 @@ impl Places {
     }
 }
 
-/// An event, and where it happened.
+/// An event, with its moment, its processor and its thread.
 struct Note {
     at: Instructions,
-    /// The moment behind the event.
+    /// The moment right after the event.
     moment: Moment<Instructions>,
-    /// The processor on which the event happened, and the processor that runs behind the event.
+    /// The number of the processor on which the event happened. The next field is the processor that runs after the
+    /// event.
     processor: usize,
     next: usize,
     thread: Option<Thread>,
@@ -244,7 +245,8 @@ pub(crate) fn stack_word(processor: &Processor<'_, Instructions>, offset: u64) -
     (processor.peek(rsp.wrapping_add(offset), &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
 }
 
-/// The interrupted code, from the state that the processor has just saved on the stack. In 64-bit mode only.
+/// The interrupted code, from the state that the processor has just saved on the stack. Returns `None` outside of
+/// 64-bit mode.
 fn interrupted(processor: &Processor<'_, Instructions>, vector: u8) -> Option<Interrupted> {
     const WITH_ERROR_CODE: [u8; 9] = [8, 10, 11, 12, 13, 14, 17, 21, 30];
     if processor.code_size() != cpu::CodeSize::Bits64 {
@@ -292,10 +294,10 @@ mod track {
     }
 }
 
-/// The turns of several processors, as far as they are traced.
+/// The turns of several processors up to the last traced event.
 struct Turns {
     processors: usize,
-    /// The processor that runs at the last known moment; `None` if all are halted there.
+    /// The processor that runs at the last traced moment. `None` if all processors are halted at this moment.
     running: Option<usize>,
     last: Moment<Instructions>,
 }
@@ -437,8 +439,8 @@ impl<W: Write> Trace<W> {
         }
         let category = if is_interrupt { "interrupt" } else { "exception" };
         let name = vector_name(vector);
-        // Without a known thread, no event shows where the handler ends. An NMI's handler ends with another IRET, which
-        // is not traced.
+        // If the thread is not known, the trace has no event for the end of the handler. An NMI's handler ends with
+        // another IRET, which is not traced. Both get an event without a duration.
         if track == track::MACHINE || vector == NMI {
             return self.instant(track, time_ns, category, name, annotations);
         }
@@ -812,7 +814,7 @@ mod tests {
             (1, 8, What::SystemCall(0)),
             (2, 8, interrupt(false)),
             (3, 8, What::InterruptReturns { to_program: false }),
-            // No interrupt is open on the track: this one began before the trace.
+            // The track has no open interrupt, because this interrupt began before the trace.
             (4, 8, What::InterruptReturns { to_program: false }),
             (5, 8, interrupt(false)),
             (6, 8, What::InterruptReturns { to_program: true }),
@@ -899,7 +901,7 @@ mod tests {
         let (packets, counts) = packets(vec![
             note(1, Some(one.clone()), What::SystemCall(60)),
             switch(2, Some(one.clone()), 'S'),
-            // A thread that has ended continues no slice.
+            // The slices of a thread that has ended are not continued.
             switch(3, Some(one.clone()), 'X'),
             switch(4, None, 'R'),
         ]);

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 
 /// The text with control characters shown as escapes, like `\u001b`. Line feeds and tabs stay. A carriage return stays
-/// before a line feed and at the end. Characters that turn the direction of writing become escapes, too.
+/// before a line feed and at the end. Characters that change the direction of writing become escapes, too.
 pub fn visible(text: &str) -> Cow<'_, str> {
     shown(text, |character, rest| match character {
         '\n' | '\t' => true,
@@ -18,12 +18,13 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// As [`visible`], for a text that is a part of a line: the text cannot begin another line.
+/// As [`visible`], for a text that is a part of a line. Line feeds become escapes too, so that the text cannot begin
+/// another line.
 pub fn in_a_line(text: &str) -> Cow<'_, str> {
     shown(text, |character, _| !steers(character))
 }
 
-/// Replaces the characters for which `stays` is false. `stays` also gets the text behind each character.
+/// Replaces the characters for which `stays` is false. `stays` also gets the text after each character.
 fn shown<'a>(text: &'a str, stays: impl Fn(char, &str) -> bool) -> Cow<'a, str> {
     let rest_of = |at: usize, character: char| &text[at + character.len_utf8()..];
     if text.char_indices().all(|(at, character)| stays(character, rest_of(at, character))) {
@@ -34,21 +35,21 @@ fn shown<'a>(text: &'a str, stays: impl Fn(char, &str) -> bool) -> Cow<'a, str> 
         if stays(character, rest_of(at, character)) {
             all.push(character);
         } else {
-            // All these characters lie in the first plane.
+            // All these characters are below U+10000, so four digits suffice.
             let _ = write!(all, "\\u{:04x}", u32::from(character));
         }
     }
     Cow::Owned(all)
 }
 
-/// Whether a terminal may take a character for a command, or shows the text behind the character in another order.
+/// Whether a terminal may take a character for a command, or shows the text after the character in another order.
 fn steers(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Console output that comes in pieces, as text for a terminal. Besides line feeds and tabs, backspaces and carriage
-/// returns stay: they only move the cursor within a line.
+/// returns stay, because they only move the cursor within a line.
 #[derive(Debug, Default)]
 pub struct VisibleConsole {
     /// The first bytes of a character whose other bytes have not come yet.

@@ -81,7 +81,7 @@ fn the_state_in_a_system_call_names_the_kernel_the_thread_and_the_callers() {
         assert!(text.contains(line), "{line} is not in {text}");
     }
     assert!(!text.contains("started by kexec") && !text.contains("\n\nconsole"), "{text}");
-    // 40 bytes are three rows, and the reason why they end.
+    // 40 bytes are a heading, three rows, and a row with the reason why the bytes end.
     let rows = text.split("physical memory at").nth(1).unwrap().split("\n\n").next().unwrap();
     assert_eq!(rows.lines().count(), 5, "{rows}");
     let lines: Vec<_> = first.backtrace.unwrap().lines().collect();
@@ -177,7 +177,7 @@ fn a_guests_kernel_is_found_with_its_thread_and_its_callers() {
     assert_eq!((timeline.position(), kernels.all().len()), (here, 1));
     assert_eq!(kernels.at(timeline.machine()), Some(&kernels.all()[0]));
     assert_eq!(kernels.thread(timeline.machine()).unwrap().id, 5);
-    // One kernel needs no name.
+    // If there is only one kernel, its name is not given.
     assert_eq!((kernels.number_at(timeline.machine()), kernels.name_at(timeline.machine())), (Some(0), None));
 }
 
@@ -243,7 +243,7 @@ fn system_calls_are_found_with_their_threads_arguments_and_results() {
     let wanted = Wanted::One { from: Instructions(0), direction: Direction::Forward };
     let forward = found(&mut timeline, "syscall", &[], wanted);
     assert_eq!((calls(&forward), &forward.hits[0].call), (made[..1].to_vec(), &every.hits[0].call));
-    // No call lies before the first one.
+    // There is no call before the first call.
     let wanted =
         Wanted::One { from: Instructions(every.hits[0].instruction), direction: Direction::Backward };
     assert!(found(&mut timeline, "syscall", &[], wanted).hits.is_empty());
@@ -425,7 +425,7 @@ fn a_core_file_has_all_of_memory_at_the_kernels_addresses() {
     let (rows, notes, bytes) = read_core(&path);
     assert_eq!(written.file_bytes, bytes.len() as u64);
     assert_eq!((rows[0].0, rows[1..].iter().all(|row| row.0 == PT_LOAD.0)), (PT_NOTE.0, true));
-    // RAM, which is one piece, and the kernel's image in it.
+    // The segments are RAM, which is one piece, and the kernel's image in RAM.
     let text = kernel.address_of("_text");
     let image_bytes = (kernel.address_of("_end") - text).next_multiple_of(4096);
     let data_at = rows[1].1;
@@ -439,7 +439,7 @@ fn a_core_file_has_all_of_memory_at_the_kernels_addresses() {
     assert_eq!(bytes.len() as u64, data_at + RAM_BYTES);
     let virtual_addresses: Vec<_> = written.segments.iter().map(|segment| segment.virtual_address).collect();
     assert_eq!(virtual_addresses, [Some(DIRECT_MAP), Some(text)]);
-    // All bytes are the machine's, pages of zeroes too.
+    // All bytes are equal to the machine's RAM, including pages of zeroes.
     let mut memory = vec![0; RAM_BYTES as usize];
     assert_eq!(timeline.machine().read_physical(0, &mut memory), memory.len());
     assert!(bytes[data_at as usize..] == memory);
@@ -448,7 +448,7 @@ fn a_core_file_has_all_of_memory_at_the_kernels_addresses() {
     assert!(written.disk_bytes < written.file_bytes, "{written:?}");
     assert!(notes.windows(10).any(|part| part == b"VMCOREINFO") && notes.starts_with(&[5, 0, 0, 0]));
     assert!(notes.windows(RELEASE.len()).any(|part| part == RELEASE.as_bytes()));
-    // drgn wants the processor's number plus one in the place of the process's number.
+    // drgn expects the processor's number plus one in the field of the process's number.
     assert_eq!(notes[20 + 32..20 + 36], [1, 0, 0, 0]);
     let error = core_file::write(timeline.machine(), &path).unwrap_err().to_string();
     assert!(error.contains("core"), "no file is overwritten: {error}");

@@ -93,7 +93,7 @@ fn each_running_task_is_marked_with_its_processor() {
     let told: Vec<_> = tasks.iter().map(|task| (task.pid, task.current, task.processor)).collect();
     assert_eq!(told, [(0, false, None), (2, true, Some(1)), (5, true, Some(0)), (6, false, None)]);
     let by_pid = |pid: u32| tasks.iter().find(|task| task.pid == pid).unwrap();
-    // A running task's saved registers are old.
+    // The saved registers of a running task are old, so `waits_in` must be missing.
     assert_eq!(by_pid(2).waits_in, None);
     assert!(by_pid(6).waits_in.is_some());
     let first = |task: &Task| task.line().split_whitespace().next().unwrap().to_string();
@@ -135,8 +135,8 @@ fn a_search_says_the_processor_and_can_ask_for_one() {
     assert_eq!(error, "there is no processor 3: this machine has processors 0 to 2");
 }
 
-/// The last step of a turn belongs to the processor that executes the step, although the next processor already has the
-/// turn behind the step.
+/// The last step of a turn belongs to the processor that executes the step, although it is already the next processor's
+/// turn after the step.
 #[test]
 fn the_last_step_of_a_turn_is_its_processors() {
     let (_directory, mut timeline, _) = timeline();

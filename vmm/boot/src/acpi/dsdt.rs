@@ -1,5 +1,5 @@
-//! The DSDT: the "off" state, the processor, the PCI host bridge with its interrupt routing, and the ISA
-//! devices.
+//! The DSDT. This ACPI table describes the "off" state, the processor, the PCI host bridge with its interrupt routing,
+//! and the ISA devices.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -15,7 +15,7 @@ use devices::pci::PciRevision;
 pub const S5_SLEEP_TYPE: u8 = 5;
 const PCI_SLOTS: u32 = 32;
 const PCI_PINS: u32 = 4;
-/// Present, enabled, shown, working.
+/// The value of `_STA` for a device that is present, enabled, shown to users, and working.
 const DEVICE_WORKS: u8 = 0xF;
 
 pub(super) fn build(pci: PciRevision, oem_id: [u8; 6], oem_table_id: [u8; 8], oem_revision: u32) -> Vec<u8> {
@@ -60,7 +60,8 @@ fn processor(aml: &mut Vec<u8>) {
     Device::new("CPU0".into(), vec![&hid, &uid]).to_aml_bytes(aml);
 }
 
-/// One bus, all I/O ports outside of the configuration mechanism, and the 32-bit memory window.
+/// Appends the host bridge. The bridge has one bus. The bus has the 32-bit memory window, and all I/O ports except the
+/// ports of the configuration mechanism.
 fn pci_host_bridge(pci: PciRevision, aml: &mut Vec<u8>) {
     let config = layout::PCI_CONFIG_PORT;
     let bus = AddressSpace::new_bus_number(0_u16, 0);
@@ -94,7 +95,7 @@ fn pci_host_bridge(pci: PciRevision, aml: &mut Vec<u8>) {
 }
 
 /// The interrupt routing table. Pin `p` (0 for INTA) of slot `s` is connected to pin `(s + p) % 4` of the bus, the
-/// usual swizzle. `interrupt` gives the interrupt of the bus's pin.
+/// usual swizzle. `interrupt` returns the interrupt for a pin of the bus.
 fn interrupt_routing(interrupt: impl Fn(u8) -> u8) -> PackageBuilder {
     let mut table = PackageBuilder::new();
     for slot in 0..PCI_SLOTS {

@@ -3,8 +3,8 @@
 //!
 //! The tables are constants: every guest gets the same bytes at the same addresses. There are three exceptions. A guest
 //! with PCI functions of the host has an additional table (DMAR). A machine with an older PCI bus has an older DSDT.
-//! The MADT lists the processors. The tables deliberately leave out GPEs, HPET, and sleep states other than "off". The only
-//! methods choose the routing of interrupts.
+//! The MADT lists the processors. The tables deliberately leave out GPEs, HPET, and sleep states other than "off". The
+//! tables contain AML methods only to choose the routing of interrupts.
 //!
 //! ```text
 //! 0xE0000  RSDP, RSDT, XSDT, FADT, MADT, DSDT   ACPI reclaim memory (a scan of the firmware area finds
@@ -29,13 +29,14 @@ use vm_memory::{Bytes, GuestAddress};
 pub struct AcpiTables {
     /// Guest-physical address of the RSDP.
     pub rsdp: u64,
-    /// Whole pages with tables. The guest may reuse these pages after reading the tables.
+    /// The pages that contain the tables. The guest may reuse these pages after reading the tables.
     pub reclaim: Range<u64>,
-    /// Whole pages that the guest must not use (the FACS).
+    /// The page with the FACS, which the guest must never use as RAM.
     pub nvs: Range<u64>,
 }
 
-/// Writes all tables. `memory` must have RAM in the legacy hole, as every `guest_ram::GuestRam` of at least 1 MiB does.
+/// Writes all tables. `memory` must have RAM in the legacy hole. Every `guest_ram::GuestRam` of at least 1 MiB has RAM
+/// there.
 ///
 /// The tables describe the IOMMU of `devices::passthrough` for the PCI functions in `translated_slots`, if there are
 /// any.

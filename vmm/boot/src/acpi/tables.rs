@@ -12,7 +12,7 @@ use super::dsdt;
 
 /// The value that the guest writes to `devices::layout::RESET_PORT` to reset the machine.
 pub const RESET_VALUE: u8 = 6;
-/// The address of the RSDP and the tables.
+/// The address of the RSDP. The other tables follow it.
 pub const TABLES_START: u64 = 0xE_0000;
 
 pub(super) const PAGE_SIZE: u64 = 4096;
@@ -39,7 +39,8 @@ pub fn rsdp() -> Vec<u8> {
     rsdp
 }
 
-/// The RSDP of ACPI 1.0, for guests that get a copy of the RSDP and know only ACPI 1.0.
+/// The RSDP of ACPI 1.0, which points to the RSDT. A Multiboot2 kernel gets a copy of this RSDP in its boot
+/// information.
 pub fn rsdp_v1() -> Vec<u8> {
     rsdp_of_revision(0)
 }
@@ -88,7 +89,7 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-/// The root table with 32-bit entries, for guests that know only ACPI 1.0.
+/// The root table with 32-bit entries, for guests that support only ACPI 1.0.
 fn rsdt(entries: &[u64]) -> Vec<u8> {
     let mut rsdt = Sdt::new(*b"RSDT", 36, 1, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     entries.iter().for_each(|entry| rsdt.append_slice(&(*entry as u32).to_le_bytes()));
@@ -111,7 +112,7 @@ const FLAG_RESET: u32 = 1 << 10;
 /// Boot architecture flags (table 5.11): ISA devices present, no VGA. Clear: 8042 present (bit 1), MSI not
 /// supported (bit 3), no CMOS RTC (bit 5).
 const BOOT_ARCHITECTURE: u16 = 1 << 0 | 1 << 2;
-/// Latencies that mean "this C state does not exist".
+/// Latencies in microseconds. A larger latency than the limit of ACPI means that the C state does not exist.
 const NO_C2_LATENCY: u16 = 101;
 const NO_C3_LATENCY: u16 = 1001;
 /// CMOS register of the century.
@@ -140,7 +141,7 @@ fn fadt(facs: u64, dsdt: u64) -> Vec<u8> {
     fadt.write(116, GenericAddress::io_port_address::<u8>(layout::RESET_PORT));
     fadt.write_u8(128, RESET_VALUE);
     fadt.write_u8(131, 5);
-    // X_FIRMWARE_CTRL stays 0: the 32-bit field has the address, and only one of the two may be set.
+    // X_FIRMWARE_CTRL stays 0, because FIRMWARE_CTRL has the FACS's address, and only one of the two fields may be set.
     fadt.write_u64(140, dsdt);
     let event = GenericAddress {
         register_bit_width: 32,
@@ -152,7 +153,8 @@ fn fadt(facs: u64, dsdt: u64) -> Vec<u8> {
     fadt.as_slice().to_vec()
 }
 
-/// ISA interrupt 0 is I/O APIC pin 2: edge-triggered, active high, like the bus.
+/// The flags of ISA interrupt 0, which is connected to I/O APIC pin 2. The interrupt is edge-triggered and active high,
+/// as is usual on the ISA bus.
 const CONFORMS_TO_BUS: u16 = 0;
 /// Interrupt flags: active high, level-triggered.
 const ACTIVE_HIGH_LEVEL: u16 = 0b1101;
@@ -167,7 +169,7 @@ fn madt(apic_ids: &[u8]) -> Vec<u8> {
         base.add_structure(ProcessorLocalApic::new(processor, id, EnabledStatus::Enabled));
     }
     base.add_structure(IoApic::new(0, layout::IOAPIC_BASE as u32, 0));
-    // The crate lacks the remaining structures and the flag, so they are written as bytes.
+    // The crate `acpi_tables` lacks the remaining structures and the flag, so this function writes them as bytes.
     let base = bytes(&base);
     let mut madt = Sdt::new(*b"APIC", 36, 5, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     madt.append_slice(&base[36..]);
@@ -180,7 +182,7 @@ fn madt(apic_ids: &[u8]) -> Vec<u8> {
 
 /// Width of physical addresses, minus one.
 const ADDRESS_WIDTH: u8 = 39;
-/// DMAR (Intel VT-d 3.3, chapter 8): one unit, for the functions in these slots of bus 0 and no others.
+/// DMAR (Intel VT-d 3.3, chapter 8): one IOMMU, only for the PCI functions in these slots of bus 0.
 fn dmar(slots: &[u8]) -> Vec<u8> {
     let mut dmar = Sdt::new(*b"DMAR", 36, 1, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     dmar.append_slice(&[ADDRESS_WIDTH, 0]);

@@ -126,7 +126,7 @@ fn madt_has_the_processors_the_interrupt_controllers_and_overrides() {
     );
 }
 
-/// If the reference compiler is installed, it reads every table, and understands it as intended.
+/// Disassembles every table with ACPI's reference compiler, iasl, if it is installed.
 #[test]
 fn iasl_understands_every_table() {
     if Command::new("iasl").arg("-v").output().is_err() {
@@ -170,8 +170,8 @@ fn a_guest_with_functions_of_the_host_has_an_iommu_for_them() {
     assert!(image.parts.windows(2).zip(&ends).all(|(pair, end)| *end <= pair[1].0));
 }
 
-/// A guest on the 8259 pair (`nolapic`) finds its interrupt lines in the same routing table. A machine with an older
-/// PCI bus keeps its older table.
+/// A guest on the 8259 pair (`nolapic`) finds its interrupt lines in the same routing table. A machine with the first
+/// revision of the PCI bus keeps the routing table of that revision.
 #[test]
 fn routing_follows_the_interrupt_model_since_the_second_revision() {
     let has = |pci, what: &[u8]| {

@@ -35,7 +35,7 @@ pub fn pvh_note(entry: u32) -> Segment {
     note_segment(b"Xen", 18, &entry.to_le_bytes())
 }
 
-/// An executable; segments follow the headers in the file, 16-aligned.
+/// An ELF executable. In the file, the segments follow the headers and are 16-aligned.
 pub fn elf(is_64: bool, entry: u64, segments: &[Segment]) -> Vec<u8> {
     let (header_size, entry_size) = if is_64 { (64, 56) } else { (52, 32) };
     let word = |value: u64| value.to_le_bytes()[..if is_64 { 8 } else { 4 }].to_vec();
@@ -100,7 +100,7 @@ pub fn multiboot1_header(flags: u32, addresses: [u32; 5]) -> Vec<u8> {
     words.iter().flat_map(|word: &u32| word.to_le_bytes()).collect()
 }
 
-/// A Multiboot2 header of (type, flags, body) tags; the end tag is added.
+/// A Multiboot2 header with these tags, each as (type, flags, body). The function adds the end tag.
 pub fn multiboot2_header(tags: &[(u16, u16, &[u32])]) -> Vec<u8> {
     let mut body = Vec::new();
     for (kind, flags, words) in tags.iter().chain([&(0_u16, 0_u16, &[][..])]) {

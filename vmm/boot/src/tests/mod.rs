@@ -47,7 +47,7 @@ fn text_at(ram: &GuestRam, gpa: u64) -> String {
     String::from_utf8(bytes[..end].to_vec()).unwrap()
 }
 
-/// The map that every protocol must give for this RAM, as (start, length, kind).
+/// The memory map that every protocol must give for this RAM. Each entry is (start, length, kind).
 fn expected_map(ram: &GuestRam) -> Vec<(u64, u64, u32)> {
     let tables = crate::acpi::write_tables(ram.memory(), PciRevision::default(), &[0], &[]);
     memory_map(ram.layout(), &tables).iter().map(|r| (r.start, r.length, r.kind as u32)).collect()

@@ -3,7 +3,7 @@ use super::*;
 
 const CODE: &[u8] = b"\xFA\xF4\xEB\xFDsome code";
 
-/// Checks the common state of all 32-bit entries.
+/// Checks the CPU state that is the same at the 32-bit entry of every protocol.
 fn assert_protected32(ram: &GuestRam, entry: &CpuEntry, rip: u64) {
     assert_eq!((entry.mode, entry.rip, entry.rflags), (CpuMode::Protected32, rip, 2));
     assert_eq!((entry.cr0, entry.cr3, entry.cr4, entry.efer), (0x11, 0, 0, 0));
@@ -110,7 +110,7 @@ fn elf_vmlinux_starts_at_its_physical_entry() {
     {
         let ram = ram(64);
         text.virtual_address = virtual_address;
-        // Linux takes precedence over PVH, because the 64-bit protocol gives it more information.
+        // The Linux protocol takes precedence over PVH, because the 64-bit protocol gives Linux more information.
         let file = elf(true, entry, &[text.clone(), linux.clone(), pvh_note(0x100_0000)]);
         let state = load(&ram, &with(&file, |i| i.cmdline = "root=/dev/vda")).unwrap();
         assert_eq!((state.mode, state.rip), (CpuMode::Long64, 0x100_0004));
@@ -215,7 +215,7 @@ fn multiboot1_elf_files_of_both_classes() {
 
 #[test]
 fn multiboot1_address_fields_name_the_part_to_load() {
-    // The header stands at file offset 16, the load address is 8 bytes before it.
+    // The header is at file offset 16. The load address is 8 bytes before the header's address.
     for (load_end, file_bytes) in [(0, 8 + 32 + CODE.len()), (0x20_0030, 0x30)] {
         let ram = ram(32);
         ram.fill(0x20_0000, 0xEE, 0x1000);
@@ -305,7 +305,7 @@ fn multiboot2_kernels_get_their_section_names_in_memory() {
     }
 }
 
-/// No data of the loader may overlap the kernel, whatever its address.
+/// No data of the loader may overlap the kernel, whatever the kernel's address.
 #[test]
 fn kernels_in_conventional_memory_are_not_overwritten() {
     let ram = ram(32);
@@ -343,7 +343,7 @@ fn multiboot2_relocatable_kernels_move_only_when_they_must() {
     }
 }
 
-/// A distribution's kernel, if one is given: `TTVM_TEST_KERNEL=/boot/vmlinuz-...`.
+/// Loads a distribution's kernel, if the environment names one: `TTVM_TEST_KERNEL=/boot/vmlinuz-...`.
 #[test]
 fn a_distribution_kernel_loads() {
     let Some(path) = std::env::var_os("TTVM_TEST_KERNEL") else {

@@ -14,12 +14,13 @@ pub struct Memory {
     instructions: u64,
     /// Private_Clean and Private_Dirty of smaps_rollup.
     private_kib: u64,
-    /// The branch's own translated code. The process has it mapped twice, so the kernel does not call it private.
+    /// The size of the translated code that only this branch has. The kernel does not count this code as private,
+    /// because the process has mapped it twice.
     code_kib: u64,
 }
 
 impl Memory {
-    /// The memory now, after this number of instructions.
+    /// Measures the memory now. `instructions` is the number of instructions executed so far.
     pub fn now(instructions: u64) -> Result<Memory, Error> {
         let read = |path| std::fs::read_to_string(path).map_err(Error::file("read", path));
         Ok(Memory { instructions, private_kib: private(&read(WHOLE)?), code_kib: code(&read(EACH)?) })
@@ -35,8 +36,9 @@ fn kib(line: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Sums what the shared mappings hold beyond private memory, of each memory that this process can write: a branch never
-/// writes memory of the template's.
+/// The size in KiB of the branch's translated code. The function sums, over all shared mappings of files that this
+/// process has also mapped writable, the proportional size minus the private size. Memory of the template is not
+/// counted, because a branch does not map it writable.
 fn code(text: &str) -> u64 {
     let mut memories = BTreeMap::<&str, (bool, u64)>::new();
     let mut inode = "";

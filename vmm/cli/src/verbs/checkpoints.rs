@@ -116,9 +116,9 @@ struct Row {
     events: usize,
     ram_pages: u64,
     disk_blocks: u64,
-    /// Size of the pages written since the checkpoint before.
+    /// Size in bytes of the pages written since the checkpoint before.
     written_bytes: u64,
-    /// Size of the checkpoint's file.
+    /// Size in bytes of the checkpoint's file.
     bytes: u64,
 }
 
@@ -246,7 +246,7 @@ fn take_along(
         }
         let next = match timeline.resolve(PositionSpec::After(every), &mut || wait.poll()) {
             Ok(next) if next <= end && next > timeline.position() => next,
-            // The next position would be behind `end`, or behind the recording's end.
+            // The next position would be after `end`, or after the recording's end.
             Ok(_) | Err(Error::Position(_)) => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -254,13 +254,13 @@ fn take_along(
     }
 }
 
-/// The place of the checkpoint to remove.
+/// Parses the position of the checkpoint to remove.
 fn instruction(recording: &Recording<Instructions>, position: &str) -> Result<Instructions, Error> {
     let spec: PositionSpec = position.parse().map_err(Error::Position)?;
     Timeline::open(recording)?.resolve_outside(spec, &mut || false)
 }
 
-/// The place of the checkpoint to remove, in a recording that counts exits.
+/// Parses the position of the checkpoint to remove, in a recording that counts exits.
 fn exit(position: &str) -> Result<Exits, Error> {
     position.parse().map(Exits).map_err(|_| {
         let why =

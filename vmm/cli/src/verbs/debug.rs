@@ -14,13 +14,13 @@ use machine::notation::PositionSpec;
 use recording::Opened;
 use sandbox::ThreadKind;
 
-/// Our own gdb commands, in gdb's Python. The first parts are modules that later parts import.
+/// The gdb commands of ttvm, in gdb's Python. The first parts are modules that later parts import.
 const COMMANDS: [&str; 3] = [
     include_str!("../../../../gdb/commands/ttvm_ask.py"),
     include_str!("../../../../gdb/commands/ttvm_symbols.py"),
     include_str!("../../../../gdb/commands/tt.py"),
 ];
-/// gdb gets these commands from this environment variable. Unlike a file, the variable needs no cleaning up.
+/// The environment variable in which gdb gets these commands. Unlike a file, a variable need not be removed later.
 const COMMANDS_VARIABLE: &str = "TTVM_GDB_COMMANDS";
 /// The default address at which to wait for gdb.
 const DEFAULT_ADDRESS: &str = "127.0.0.1:1234";
@@ -97,7 +97,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         &Leftovers { folder: Some(folder.path()), socket: socket(args), ..Leftovers::default() },
         gdb,
     )?;
-    // From now on the companion, and no longer this value, removes the folder at the end.
+    // From now on the companion removes the folder at the end. So this value must not remove the folder when it is
+    // dropped.
     let folder = folder.keep();
     let mut needs = sandbox_arg::of_debug(&opened, path, engine);
     needs.written.push(folder.clone());
@@ -107,12 +108,12 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         folder,
         commands: Some(commands),
         at: args.at,
-        // Our own gdb is the only one, unless the user gave an address for others.
+        // The gdb that ttvm starts is the only gdb, unless the user gave an address for other gdbs.
         once: args.once || (args.gdb && args.listen.is_none()),
         engine,
     };
     if args.gdb {
-        // ^C is for gdb, which is in the foreground with us.
+        // ^C is for gdb, which is in the foreground together with this process. So this process ignores ^C.
         signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::new(AtomicBool::new(false)))
             .map_err(|source| Error::Host { what: "cannot watch for signals".to_string(), source })?;
     }
@@ -128,7 +129,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-/// Prints what happened. Starts gdb when the server is ready. From then on gdb has the terminal.
+/// Prints a report of the server. Starts gdb when the server is ready. From then on gdb uses the terminal.
 fn tell(args: &Args, companion: &mut Option<Companion>, report: Report) {
     match report {
         Report::Ready(_) if args.gdb => {
@@ -144,7 +145,7 @@ fn tell(args: &Args, companion: &mut Option<Companion>, report: Report) {
         Report::Moving(number, text) if std::io::stderr().is_terminal() => {
             say(&format!("ttvm: session {number}: {text}"));
         }
-        // Standard error is not a terminal, and progress messages would only fill a file.
+        // Standard error is not a terminal here. Progress messages would only fill a file, so none is printed.
         Report::Moving(..) => {}
         Report::Began(number) => say(&format!("ttvm: session {number}: gdb is connected")),
         Report::Ended(number, end) => say(&format!("ttvm: session {number}: {end}")),

@@ -1,5 +1,5 @@
-//! `ttvm doctor`: tests what this host offers to each engine, `--net`, `--passthrough` and the sandbox, and gives
-//! advice on the rest.
+//! `ttvm doctor`: tests whether this host supports each engine, `--net`, `--passthrough` and the sandbox, and gives
+//! advice on missing parts.
 
 mod finding;
 mod network;
@@ -30,9 +30,9 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report {
     findings: Vec<Finding>,
-    /// KVM works, with hardware virtualisation.
+    /// Whether KVM works, with hardware virtualisation.
     kvm: bool,
-    /// Hardware can count positions.
+    /// Whether the processor can count conditional branches, by which positions are found.
     counter: bool,
     /// The engine that `--engine auto` chooses for a new run.
     auto: &'static str,

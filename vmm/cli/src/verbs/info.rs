@@ -42,12 +42,12 @@ struct Info<'a> {
     counter: &'a str,
     cpu_model: &'a str,
     machine: &'a MachineConfig,
-    /// Whether the recording reaches the end of the run; if not, it was cut off.
+    /// Whether the recording reaches the end of the run. If false, the recording was cut off.
     complete: bool,
-    /// Whether a recorder is still writing it.
+    /// Whether a recorder is still writing the recording.
     being_recorded: bool,
     ended: Option<String>,
-    /// The first line of the kernel's panic, if the run went on after it.
+    /// The first line of the kernel's panic, if the run went on after the panic.
     #[serde(skip_serializing_if = "Option::is_none")]
     panic: Option<String>,
     /// The recording's length, in its unit.
@@ -58,7 +58,7 @@ struct Info<'a> {
     /// The guest time at the beginning, unless the recording begins with power-on.
     #[serde(skip_serializing_if = "Option::is_none")]
     begins_at_guest_seconds: Option<f64>,
-    /// The omitted contents, if the recording was cut out of a longer one.
+    /// If the recording was cut out of a longer recording, the facts about the missing part.
     #[serde(skip_serializing_if = "Option::is_none")]
     cut: Option<Cut>,
     events: BTreeMap<&'static str, usize>,
@@ -77,11 +77,12 @@ struct CheckpointInfo {
     bytes_per_guest_second: Option<f64>,
     first: Option<Place>,
     last: Option<Place>,
-    /// The longest part without a checkpoint, including the start and the end. No replay to a place is longer.
+    /// The longest part without a checkpoint, including the start and the end. No replay from a checkpoint to a place
+    /// is longer.
     largest_gap: Place,
 }
 
-/// A point of the run, or a distance between two.
+/// A point of the run, or a distance between two points.
 #[derive(Clone, Copy, Serialize)]
 struct Place {
     #[serde(flatten)]
@@ -179,7 +180,8 @@ fn checkpoint_info<U: Unit>(store: &Store, recording: &Recording<U>, begins_ns: 
     let passed_ns = end.time_ns.saturating_sub(begins_ns);
     let starts = [begin].into_iter().chain(points.iter().copied());
     let longest = starts.zip(ends).max_by_key(|(from, to)| {
-        // Any number of instructions may lie between two exits.
+        // Between two exits the guest may execute any number of instructions. So gaps are compared by guest time if
+        // exits are counted.
         U::cost(to.count.saturating_since(from.count), to.time_ns.saturating_sub(from.time_ns))
     });
     let longest = longest.map(|(from, to)| Place::between(from, to));
@@ -270,7 +272,7 @@ fn text(info: &Info<'_>) -> String {
     lines.join("\n")
 }
 
-/// The number of processors, and what is special about them; nothing for one processor.
+/// The number of processors, their topology and their policy of turns as text. Empty for one processor.
 fn processors_in_words(processors: Processors) -> String {
     let mut special = Vec::new();
     if let Some(topology) = processors.topology().filter(|topology| topology.cores() < processors.count()) {

@@ -189,7 +189,7 @@ fn text(line: &Line<'_>) -> String {
     text + &line.outcome.as_ref().map_or(String::new(), |outcome| format!(": {outcome}"))
 }
 
-/// Given turns: their number, and the first of them as processor and number of instructions.
+/// The turns of an event as text: their number, and the first of them as processor and number of instructions.
 fn turns_in_words(turns: &[Turn]) -> String {
     const SHOWN: usize = 8;
     let first: Vec<String> =

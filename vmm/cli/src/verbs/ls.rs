@@ -35,9 +35,9 @@ pub struct Args {
 #[derive(Serialize)]
 struct Row {
     path: PathBuf,
-    /// Size of all its files.
+    /// Size in bytes of all files of the recording.
     bytes: u64,
-    /// Time since the log was last written.
+    /// Time in seconds since the log was last written.
     seconds_old: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     guest_seconds: Option<f64>,
@@ -57,7 +57,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-/// The directories that have a manifest, by name. If the directory is a recording itself, it is the only one.
+/// The directories in `directory` that have a manifest, ordered by name. If `directory` is a recording itself, returns
+/// only `directory`.
 fn recordings_in(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     if directory.join(MANIFEST).is_file() {
         return Ok(vec![directory.to_path_buf()]);
@@ -89,7 +90,7 @@ fn length_and_end<U: Unit>(recording: &Recording<U>) -> (Option<f64>, String) {
     (Some(recording.log.last_moment().time_ns.saturating_sub(begins_ns) as f64 / 1e9), ended)
 }
 
-/// Size of all files in a directory and below. Does not follow links.
+/// Size in bytes of all files in a directory and its subdirectories. Does not follow links.
 fn bytes_below(directory: &Path) -> u64 {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let bytes = entries.map(|entry| match entry.metadata() {

@@ -52,14 +52,15 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-/// Packs a recording's end. The cut recording lies beside the packed file meanwhile.
+/// Packs a recording's end. Until the packed file is written, the cut recording is in a temporary folder beside this
+/// file.
 fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
     let Opened::ByInstructions(recording) = opened else {
         let why =
             "--last needs a recording that counts instructions, and this one counts exits: leave --last out";
         return Err(Error::Unsupported(why.to_string()));
     };
-    // Test now whether the packed file can be written, because cutting takes long.
+    // Tests now whether the packed file can be written, because making the cut recording takes long.
     drop(NewFile::begin(&args.output)?);
     let beside = args.output.parent().filter(|parent| !parent.as_os_str().is_empty());
     let beside = beside.unwrap_or(Path::new("."));

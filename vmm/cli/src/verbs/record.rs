@@ -86,7 +86,7 @@ fn record_from<U: Unit, I: Inputs<U>>(
     needs.written.push(args.output.clone());
     let (mut guest, live);
     let recording = if planned.may_fail() {
-        // From now on the console handles signals, and ends the run.
+        // From now on the console handles signals, and a signal ends the run with an end record.
         folder.leave_signals();
         args.sandbox.lock_in(&needs)?;
         folder.keep();
@@ -114,7 +114,7 @@ fn record_from<U: Unit, I: Inputs<U>>(
     Ok(code)
 }
 
-/// Lists the images that the recording does not carry.
+/// Prints the images of which the recording has no copy.
 fn say_what_is_outside(images: &[PathBuf]) {
     let names: Vec<String> = images.iter().map(|path| path.display().to_string()).collect();
     if !names.is_empty() {

@@ -1,4 +1,4 @@
-//! `ttvm relink`: tells a recording where its images lie now.
+//! `ttvm relink`: changes the paths of a recording's images, for images that the user has moved.
 
 use std::path::PathBuf;
 

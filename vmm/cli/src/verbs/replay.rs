@@ -67,7 +67,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     args.sandbox.lock_in(&sandbox_arg::of_replay(&opened, &args.recording, engine))?;
     let whole = matches!((args.from, args.to), (None, None | Some(PositionSpec::End)));
     match opened {
-        // Positions in this recording are exits: replay the whole recording, or recount it.
+        // Positions in this recording are exits. So the whole recording is replayed as it is, but a part only after
+        // recounting.
         Opened::ByExits(recording) if whole => replay(args, &recording, engine, None, marks),
         opened => replay_stretch(args, &in_instructions(opened, false)?, marks),
     }
@@ -103,7 +104,7 @@ fn replay<U: Unit>(
     let mut replay = Replay::on(engine, recording, scrutiny, printer(Shown::of(args), marks.clone()))?;
     let result = replay.run(until, |at| progress::show(&bar, at.number()));
     bar.finish_and_clear();
-    // Write the statistics even if the replay failed, because a user also wants the statistics of a failed replay.
+    // Writes the statistics even if the replay failed, because a user also wants the statistics of a failed replay.
     let written = args.stats.write(marks, &replay.machine);
     let end = result?;
     written?;
@@ -159,9 +160,9 @@ fn play(
 /// How console output is shown.
 enum Shown {
     Nothing,
-    /// As the guest wrote it.
+    /// The bytes are printed as the guest wrote them.
     Bytes,
-    /// As text that cannot control a terminal.
+    /// The output is printed as text that cannot control a terminal.
     Text(VisibleConsole),
 }
 

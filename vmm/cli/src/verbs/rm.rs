@@ -22,7 +22,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
-    // If one recording may not be removed, none is removed.
+    // All recordings are checked first. If one may not be removed, none is removed.
     args.recordings.iter().try_for_each(|path| may_be_removed(path))?;
     for path in &args.recordings {
         std::fs::remove_dir_all(path).map_err(Error::file("remove", path))?;
@@ -30,7 +30,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     Ok(exit_code::DONE)
 }
 
-/// Refuses a folder that is no recording, or that is being recorded. Images beside a recording are never removed.
+/// Returns an error for a folder that is no recording, or that a recorder is writing.
 fn may_be_removed(path: &Path) -> Result<(), Error> {
     let is_directory = path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
     if !is_directory || !path.join(MANIFEST).is_file() {

@@ -1,4 +1,4 @@
-//! `ttvm search`: finds where in a recording something happens.
+//! `ttvm search`: finds the places in a recording where a condition is true.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! `ttvm symbols`: writes the guest kernel's own symbols, types and frames to a file for gdb, and finds the address
-//! of a kernel with debug information.
+//! `ttvm symbols`: writes the guest kernel's own symbols, types and frames to a file for gdb. With `--like`, finds the
+//! address at which gdb must load a vmlinux with debug information.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -149,7 +149,7 @@ struct Report {
     /// The differences as sentences.
     difference: Option<String>,
     checkpoint_difference: Option<String>,
-    /// The first instruction known to differ.
+    /// The number of the first instruction that is known to differ.
     first_different_instruction: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Runs the program.
+//! Runs the program `ttvm` for tests.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

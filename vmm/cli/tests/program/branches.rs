@@ -1,4 +1,4 @@
-//! `ttvm run --snapshot-from --branches`: many live machines from one place.
+//! Tests `ttvm run --snapshot-from --branches`: many live machines that start from one place.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! A recording carries copies of some images. The recording only names the other images.
+//! Tests that a recording contains copies of some images, and only the paths of the other images.
 
 use std::fs;
 use std::path::Path;

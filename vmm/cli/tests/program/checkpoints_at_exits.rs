@@ -31,7 +31,7 @@ fn heads(recording: &Recording<Exits>) -> Vec<CheckpointHead<Exits>> {
         .collect()
 }
 
-/// The checkpoints from which a part can begin: all except the one at the end.
+/// The checkpoints from which a part can begin: all except the checkpoint at the end.
 fn starts(recording: &Recording<Exits>) -> Vec<Exits> {
     let last = recording.log.last_moment().count;
     heads(recording).iter().map(|head| head.at.count).filter(|&exits| exits < last).collect()
@@ -87,7 +87,8 @@ fn forge(
     draft.finish(&entry.head, &state.to_bytes(Format::default())).unwrap();
 }
 
-/// A change to a checkpoint, and the expected message.
+/// A change to a checkpoint: a page, a function that changes the state, and the expected message. `None` means that no
+/// difference is expected.
 type Lie<'a> = (Option<(u64, Page)>, &'a dyn Fn(&mut MachineState), Option<&'a str>);
 
 fn type_x(state: &mut MachineState) {
@@ -249,7 +250,7 @@ fn damaged_checkpoints_lead_to_no_other_state() {
         std::fs::write(file, &bytes).unwrap();
         from_exit(opened(&recording), from, |_| {}).unwrap();
     }
-    // Damaged checkpoints behind the position are left out, so these rounds do not fail.
+    // Damaged checkpoints after the position are left out, so some rounds do not fail.
     assert!((4..40).contains(&refused), "{refused} refused");
 }
 

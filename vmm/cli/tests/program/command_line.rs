@@ -1,5 +1,5 @@
-//! The command line: the message and exit code for each bad input, and what recordings survive. The guest is a few
-//! bytes of Multiboot code that echo typed keys, so these tests need no images.
+//! Tests the command line: the message and the exit code for each bad input, and the signals and failures that a
+//! recording survives. The guest is a few bytes of Multiboot code that echo typed keys, so these tests need no images.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -99,7 +99,7 @@ fn messages(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Asserts that the output is one sentence with these names, and that the exit code is this one.
+/// Asserts that the output is one sentence that contains `names`, and that the exit code is `code`.
 fn assert_refused(output: &Output, code: i32, names: &[&str], what: &str) {
     let text = messages(output);
     assert_eq!(output.status.code(), Some(code), "{what}: {text}");
@@ -222,7 +222,7 @@ fn what_a_run_and_a_recording_and_a_replay_did_is_written_for_scripts() {
         let stats = stats(&[verb, options].concat());
         assert_eq!(stats["insns"], 10_000, "{verb:?}");
         assert!(stats["cpu_ns"].as_u64() > Some(0), "{verb:?}");
-        // The software CPU keeps no statistics in `engine`, and this guest prints no marks.
+        // The software CPU has no statistics of its own, so `engine` is missing. This guest prints no lines `MARK`.
         assert!(
             stats.get("engine").is_none() && stats["marks"] == serde_json::json!([]),
             "{verb:?}: {stats}"
@@ -292,7 +292,7 @@ fn a_killed_recording_replays_to_its_last_event() {
     assert!(replayed.stdout.starts_with(b"ra"), "{:?}", replayed.stdout);
 }
 
-/// Runs `ttvm` under a limit on the size of files, as a stand-in for a full disk.
+/// Runs `ttvm` under a limit on the size of files, which has a similar effect as a full disk.
 fn with_file_limit(scratch: &Path, kib: u32, arguments: &str) -> Output {
     let script = format!("trap '' XFSZ; ulimit -f {kib}; exec {} {arguments}", env!("CARGO_BIN_EXE_ttvm"));
     let mut command = Command::new("bash");

@@ -1,4 +1,4 @@
-//! Recordings that end before the run: the recorder was killed, or the disk is full.
+//! Tests recordings that end before the run, because the recorder was killed or the disk is full.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -13,7 +13,7 @@ use recording::{CHECKPOINTS, EVENTS};
 use tiny_guest::{Numbers, open, write_kernel};
 
 const TTVM: &str = env!("CARGO_BIN_EXE_ttvm");
-/// More rounds than any of these runs reaches.
+/// A number of rounds that no run of these tests reaches.
 const FOR_EVER: u32 = u32::MAX;
 
 fn arguments(kernel: &Path, recording: &Path) -> Vec<String> {
@@ -106,7 +106,7 @@ fn a_full_disk_ends_the_recording_with_one_sentence() {
     let directory = tempfile::tempdir().unwrap();
     let kernel = write_kernel(directory.path(), FOR_EVER);
     let path = directory.path().join("full.ttvm");
-    // A test below covers a checkpoint without room.
+    // This recording takes no checkpoints. Another test in this file covers checkpoints that do not fit on the disk.
     let without_checkpoints = ["--checkpoint-interval".to_string(), "0".to_string()];
     let told = record_with_small_files(2, &[arguments(&kernel, &path), without_checkpoints.into()].concat());
     assert!(told.contains("cannot write") && told.contains(EVENTS) && told.contains("replays"), "{told}");
@@ -114,7 +114,7 @@ fn a_full_disk_ends_the_recording_with_one_sentence() {
     assert!(replayed(&path) > Instructions(16_000_000));
 }
 
-/// The number of checkpoints that `verify` found equal. The recording must have its end.
+/// The number of checkpoints that `verify` found equal. The recording must have its end record.
 fn verified(path: &Path) -> usize {
     assert!(open(path).log.end.is_some());
     let (code, told, error) = crate::common::ttvm(Path::new("."), &["verify", path.to_str().unwrap()]);

@@ -1,5 +1,5 @@
-//! Damaged recordings at the command line. After any change to a file, `info`, `replay` and `verify` end
-//! soon. Each command prints a sentence that names the file, or the same text as for the undamaged recording.
+//! Tests commands on damaged recordings. After any change to a file, `info`, `replay` and `verify` end soon. Each
+//! command prints a sentence that names the file, or the same text as for the undamaged recording.
 //!
 //! `TTVM_CHANGES` is the number of changes (default 40).
 
@@ -117,7 +117,7 @@ fn damaged_checkpoints_are_left_out_and_can_be_dropped() {
     let there = run(&state).1;
     let path = directory.path().join("r.ttvm").join(CHECKPOINTS).join("00000002.ckpt");
     let bytes = std::fs::read(&path).unwrap();
-    // First damage a page, then the list of pages.
+    // The first round damages a page, the second round the list of pages.
     for at in [100, bytes.len() - 150] {
         let mut damaged = bytes.clone();
         damaged[at] ^= 1;

@@ -1,5 +1,5 @@
-//! `ttvm debug` and clients that behave badly: garbage, connections that break during a run, two clients at
-//! once. The server reports such a client, and continues to serve.
+//! Tests `ttvm debug` with clients that behave badly. Clients send garbage, break the connection during a run, or
+//! connect two at a time. The server reports such a client, and continues to serve.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -110,7 +110,8 @@ fn garbage_ends_no_more_than_its_session() {
     for _ in 0..4 {
         let mut client = server.connect();
         let noise: Vec<u8> = (0..3000).map(|_| numbers.below(256) as u8).collect();
-        // The server may hang up before it has read everything: one of the bytes may mean that gdb leaves.
+        // Ignores a failure. The server may close the connection before it has read all bytes, because some of them may
+        // be a command that ends the session.
         let _ = client.0.write_all(&noise);
         let _ = client.0.shutdown(Shutdown::Write);
         let mut replies = Vec::new();
@@ -129,7 +130,7 @@ fn a_client_that_dies_in_the_middle_of_a_run_is_noticed() {
     let (_directory, mut server, end) = server();
     for run in ["bc", "vCont;c", "bs"] {
         let mut client = server.connect();
-        // The next client sees nothing of the last client's changes.
+        // The next client does not see the last client's changes.
         assert_eq!(client.position(), end);
         assert_eq!(client.request("Z0,dead0000,1"), "OK");
         client.send(run);

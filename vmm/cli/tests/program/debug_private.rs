@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use tiny_guest::{record_with_checkpoints, typed};
 
-/// The user that owns no files on any host.
+/// The number of the user `nobody`, who owns no files.
 const NOBODY: u32 = 65534;
 
 fn send(server: &Server, signal: Signal) {
@@ -69,7 +69,7 @@ fn nothing_is_left_when_the_server_ends_by_itself() {
     drop(UnixStream::connect(path.join("socket")).unwrap());
     assert!(server.process.wait().unwrap().success());
     assert_eq!(left_behind(path), [] as [PathBuf; 0]);
-    // The server fails after it has taken the address, because the recording has no event 999.
+    // The server fails after it has made its socket, because the recording has no event 999.
     let mut server = Server::start(path, &["--listen", "unix:socket", "--at", "event:999"]);
     assert_eq!(server.process.wait().unwrap().code(), Some(2));
     assert_eq!(left_behind(path), [] as [PathBuf; 0]);
@@ -238,8 +238,8 @@ print("all", flush=True)
 sys.stdin.read()
 "#;
 
-/// Reading the kernel's table of connections takes time for each connection in it. One look for each of a
-/// thousand connections took 43 seconds on two busy cores.
+/// Reading the kernel's table of connections takes time for each connection in it. A server that reads the table once
+/// for each of a thousand connections took 43 seconds on two busy cores.
 #[test]
 fn a_thousand_connections_of_another_user_do_not_keep_the_owner_out() {
     if !geteuid().is_root() {
@@ -248,7 +248,7 @@ fn a_thousand_connections_of_another_user_do_not_keep_the_owner_out() {
     let directory = recorded();
     let mut server = Server::start(directory.path(), &["--listen", "127.0.0.1:0"]);
     let address = server.says("target remote ").trim().rsplit(' ').next().unwrap().to_string();
-    // While the server stands still, all these connections wait before the owner's connection.
+    // The server is stopped, so all these connections wait in front of the owner's connection.
     send(&server, Signal::SIGSTOP);
     let port = address.rsplit(':').next().unwrap();
     let mut crowd = Command::new("python3");

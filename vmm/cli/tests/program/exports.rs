@@ -1,4 +1,4 @@
-//! The verbs that write files for other tools, with a guest that is not Linux: the guarantees for any machine.
+//! Tests the verbs that write files for other tools, with a guest that is not Linux.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ fn json(directory: &Path, arguments: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
 }
 
-/// The files in a folder that are no part of the recording.
+/// The files in a folder that do not belong to the recording.
 fn others(directory: &Path) -> Vec<PathBuf> {
     let names = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
     names.filter(|name| name.to_str().is_some_and(|name| name.contains("dump"))).map(PathBuf::from).collect()
@@ -140,7 +140,7 @@ fn rows_of_a_search_have_their_time() {
     let hits = found["hits"].as_array().unwrap();
     assert_eq!(hits.len(), 5);
     for hit in hits {
-        // The machine stands behind the write.
+        // The position right after the write.
         let behind = format!("insn:{}", hit["instruction"].as_u64().unwrap() + 1);
         let state = json(directory.path(), &["state", "r.ttvm", "--at", &behind, "--json"]);
         assert_eq!(hit["guest_seconds"], state["guest_seconds"]);

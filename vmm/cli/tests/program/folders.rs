@@ -1,4 +1,4 @@
-//! Recordings in a directory: listed, removed, and relinked to moved images.
+//! Tests that recordings in a directory can be listed, removed, and relinked to moved images.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -108,7 +108,7 @@ fn the_version_says_which_recordings_can_be_read() {
     assert_eq!(ttvm(directory.path(), &["-V"]).1.lines().count(), 1);
 }
 
-/// The holes of a disk image are not read, and one byte behind them counts.
+/// The holes of a disk image are not read. But a change of one byte after a hole is noticed.
 #[test]
 fn a_large_disk_begins_at_once_and_is_known_by_its_contents() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `--snapshot-from`, and recordings that begin while a guest runs.
+//! Tests `--snapshot-from`, and recordings that begin while a guest runs.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -118,7 +118,8 @@ impl Running {
     fn start(directory: &Path, arguments: &[&str]) -> Running {
         write_kernel(directory, ENDLESS);
         let kernel = format!("tiny-{ENDLESS}");
-        // If the tests run in the background, some signals are ignored, and started programs inherit this.
+        // In a test run in the background, some signals are ignored, and started programs inherit this. So `env` sets
+        // the default actions.
         let mut command = Command::new("env");
         command.args([
             "--default-signal=TERM",

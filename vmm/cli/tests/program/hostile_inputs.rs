@@ -233,7 +233,7 @@ fn commands(is_packed: bool) -> Vec<Vec<&'static str>> {
     commands
 }
 
-/// Makes the input with this number, and runs all verbs on it. The error tells what went wrong.
+/// Makes the input with this number, and runs all verbs on it. The error says what went wrong.
 fn try_input(bases: &[PathBuf], number: u64) -> Result<u32, String> {
     let mut numbers = Numbers(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     numbers.below(2);

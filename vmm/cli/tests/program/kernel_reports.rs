@@ -1,5 +1,5 @@
-//! Reports of a guest's kernel on its console, and runs that end at a text or a time limit. Guests are a few
-//! instructions that print a text, and then do one thing.
+//! Tests reports of a guest's kernel on its console, and runs that end at a text or a time limit. Each guest has a few
+//! instructions that print a text, and some more code.
 
 use std::path::Path;
 

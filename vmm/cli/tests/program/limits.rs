@@ -1,5 +1,5 @@
-//! The host's limits, and protection from strangers' recordings: memory, file sizes, descriptors and escape
-//! sequences.
+//! Tests limits of the host on memory, file sizes and descriptors, and protection from escape sequences in strangers'
+//! recordings.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -242,7 +242,7 @@ fn an_empty_log_is_called_empty() {
     recorded(directory.path(), "r.ttvm");
     let log = directory.path().join("r.ttvm/events.log");
     let bytes = fs::read(&log).unwrap();
-    // Nothing, zeroes, and a log that ends before its first event.
+    // The log is empty, has only zeroes, or ends before its first event.
     let first = 20 + u32::from_le_bytes(bytes[8..12].try_into().unwrap()) as usize;
     for contents in [&[][..], &[0; 4096], &bytes[..first]] {
         fs::write(&log, contents).unwrap();

@@ -1,5 +1,6 @@
-//! The program as a user runs it. These tests are one program, because linking many takes longer than running them.
-//! Tests that open terminals are separate, because a process started at the same moment would inherit the terminal.
+//! Tests the program as a user runs it. These tests are one program, because linking many programs takes longer than
+//! running the tests. Tests that open terminals are separate, because a process started at the same moment would
+//! inherit the terminal.
 
 #[path = "../common/mod.rs"]
 mod common;

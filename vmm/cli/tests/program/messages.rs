@@ -8,7 +8,7 @@
 //!
 //! The table is extracted from the sources: all string literals that have two words. The table leaves out tests, the
 //! messages of broken invariants (`assert!`, `expect`), debug logs, and attributes other than `#[error]`. Each file's
-//! texts are in the order of the file. Parts of a message that stand in literals of their own are lines of their own.
+//! texts are in the order of the file. If a message consists of several literals, each literal is a line.
 
 use std::path::{Path, PathBuf};
 
@@ -73,7 +73,7 @@ struct Scanner<'a> {
     rest: &'a str,
     is_python: bool,
     open: Vec<Open>,
-    /// The last word, without a `!` behind it.
+    /// The last word, without a `!` after it.
     word: String,
     /// The characters since the last word that are not blank.
     since: String,
@@ -96,7 +96,7 @@ impl<'a> Scanner<'a> {
         taken
     }
 
-    /// Takes everything up to and including the text `end`. Takes all the rest if `end` does not occur.
+    /// Takes the text up to and including `end`. Takes the whole rest if `end` does not occur.
     fn take_through(&mut self, end: &str) -> &'a str {
         let bytes = self.rest.find(end).map_or(self.rest.len(), |at| at + end.len());
         self.take(bytes)
@@ -231,7 +231,8 @@ fn raw_string_end(text: &str) -> Option<String> {
     begin.starts_with('"').then(|| format!("\"{}", "#".repeat(hashes.len() - begin.len())))
 }
 
-/// Whether a text has two words one after another: it is not a name, a key or a format.
+/// Whether a text has two words one after another. A text with fewer words is a name, a key or a format, and not a
+/// message.
 fn has_two_words(text: &str) -> bool {
     let is_word = |word: &str| {
         let word = word.trim_matches(|letter: char| letter.is_ascii_punctuation());

@@ -1,4 +1,4 @@
-//! Host devices that cannot be passed through: one sentence tells why, and the devices are not touched.
+//! Tests host devices that cannot be passed through. One sentence says why, and ttvm does not change the devices.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Only the user can access files that ttvm writes, whatever its umask was.
+//! Tests that only the user can access files that ttvm writes, whatever the umask of the calling process is.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

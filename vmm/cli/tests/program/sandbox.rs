@@ -1,5 +1,5 @@
-//! Verbs that run a guest enter their sandbox before it runs, as /proc shows. `vmm/sandbox/tests` tests what the
-//! sandbox forbids.
+//! Tests by /proc that verbs that run a guest enter the sandbox before the guest runs. `vmm/sandbox/tests` tests what
+//! the sandbox forbids.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -45,7 +45,7 @@ fn command(directory: &Path, line: &str) -> Command {
     command
 }
 
-/// Starts `ttvm`. The standard input stays open but empty, and nobody reads the output.
+/// Starts `ttvm`. The standard input stays open but empty, and the test does not read the output.
 fn start(directory: &Path, line: &str) -> Running {
     Running(command(directory, line).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
 }
@@ -108,12 +108,13 @@ fn threads_are_locked_in_too() {
     }
 }
 
-/// The number of a thread's seccomp filters. Linux 5.9 and newer say the number.
+/// The number of a thread's seccomp filters. `None` before Linux 5.9, which does not show the number.
 fn filters(status: &str) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:\t"))?.parse().ok()
 }
 
-/// Whether a thread with this name, other than the first one, gets filters of its own. The process has two.
+/// Waits for a thread with this name that is not the first thread. Returns whether the thread has more filters than the
+/// two filters of the process.
 fn enters_its_kind(running: &mut Running, name: &str) -> bool {
     const MOST_LOOKS: u32 = 2000;
     let name = format!("Name:\t{name}\n");
@@ -136,7 +137,7 @@ fn threads_keep_only_the_calls_of_their_kinds() {
     assert!(enters_its_kind(&mut recording, "checkpoints"));
     let mut run = start(directory.path(), "run --kernel endless --memory 4M --control control");
     assert!(enters_its_kind(&mut run, "control"));
-    // The thread of a gdb's session has the process's name. The thread exists before its gdb comes.
+    // The thread of a gdb session has the same name as the process. The thread exists before its gdb connects.
     let mut debugger = start(directory.path(), DEBUG);
     assert!(enters_its_kind(&mut debugger, "ttvm"));
 }

@@ -1,21 +1,22 @@
-//! `ttvm debug` as a process.
+//! Starts `ttvm debug` as a process for tests.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-/// A running `ttvm debug r.ttvm`, and its standard error. Dropping this ends the server.
+/// A running `ttvm debug r.ttvm`, and its standard error. Dropping this value ends the server.
 pub struct Server {
     pub process: Child,
     pub messages: BufReader<ChildStderr>,
 }
 
 impl Server {
-    /// Starts `ttvm debug` with these arguments; its temporary files lie in `directory/tmp`.
+    /// Starts `ttvm debug` with these arguments. The program's temporary files are in `directory/tmp`.
     pub fn start(directory: &Path, arguments: &[&str]) -> Server {
         let temporary = directory.join("tmp");
         std::fs::create_dir_all(&temporary).unwrap();
-        // If the tests run in the background, some signals are ignored, and started programs inherit this.
+        // In a test run in the background, some signals are ignored, and started programs inherit this. So `env` sets
+        // the default actions.
         let mut command = Command::new("env");
         command.args(["--default-signal=HUP,INT,QUIT,TERM", env!("CARGO_BIN_EXE_ttvm"), "debug", "r.ttvm"]);
         command.current_dir(directory).args(arguments).env("TMPDIR", temporary);

@@ -1,4 +1,4 @@
-//! The program's output for shells and `man`, read by these programs themselves.
+//! Tests that shells and `man` can read the output that the program makes for them.
 
 use std::process::{Command, Output};
 

@@ -1,5 +1,5 @@
-//! Files and recordings from strangers: anything but a plain file is refused where a plain file is wanted. Otherwise a
-//! reader might wait for ever, or read without end.
+//! Tests files and recordings from strangers. Where ttvm expects a plain file, it refuses pipes, devices and folders.
+//! Otherwise a reader might wait for ever, or read without end.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +10,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use tiny_guest::{record_with_checkpoints, typed, write_kernel};
 
-/// The name of a kind of file, and how to make one.
+/// The name of a kind of file, and the function that makes such a file.
 type Maker = (&'static str, fn(&Path));
 
 /// Ways to make a pipe, a device or a folder in place of a file.
@@ -74,7 +74,8 @@ fn files_in_recordings_are_plain_files() {
                     verb => &format!("{verb} r.ttvm"),
                 };
                 let (code, said, told) = ttvm(path, &line.split(' ').collect::<Vec<_>>());
-                // Damaged checkpoints are left out, and some verbs need no checkpoint or no image.
+                // Not every verb fails, because damaged checkpoints are left out, and some verbs need no checkpoint or
+                // no image.
                 assert!([0, 1, 4].contains(&code), "{file} is {kind}, {line}: {code} {said} {told}");
                 assert!(!told.contains("panicked"), "{file} is {kind}, {line}: {told}");
                 let is_needed = !file.starts_with("checkpoints") && !["ls", "info"].contains(&verb);
@@ -100,7 +101,7 @@ fn an_image_that_is_larger_than_the_memory_is_not_read() {
     }
 }
 
-/// A recording whose maker wants to overwrite a file of the user.
+/// In this test, a stranger has made the recording so that ttvm would overwrite a file of the user.
 #[test]
 fn links_in_recordings_lead_nowhere() {
     let directory = tempfile::tempdir().unwrap();

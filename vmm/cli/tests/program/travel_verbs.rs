@@ -1,4 +1,4 @@
-//! The verbs of the command line that go to places in a recording: search, state, checkpoints, and replay from a
+//! Tests the verbs of the command line that go to places in a recording: search, state, checkpoints, and replay from a
 //! place.
 
 use std::path::Path;
@@ -124,7 +124,7 @@ fn a_stretch_gets_checkpoints_at_equal_distances() {
         before.into_iter().chain((0..11).map(|number| begin + 700 * number)).collect();
     expected.sort_unstable();
     assert_eq!(list(), expected);
-    // A place that has a checkpoint does not get a second one.
+    // A place that has a checkpoint does not get a second checkpoint.
     let (code, _, told) = add(&["--every", "3500", "--from", &format!("insn:{begin}"), "--to", "+7100"]);
     assert!(code == 0 && told.contains("0 checkpoints, 0 bytes"), "{code}: {told}");
     let (code, out, told) = ttvm(directory.path(), &["verify", "r.ttvm"]);
@@ -261,7 +261,7 @@ fn a_place_where_the_guest_sleeps_is_the_same_to_all() {
         assert_eq!((&state["instruction"], &state["guest_seconds"]), (&line["instruction"], &seconds.into()));
         shown.push((line["instruction"].as_u64().unwrap(), seconds));
     }
-    // All events after the first happened while the guest slept.
+    // All events after the first came in while the guest was halted.
     assert!(shown[1..].iter().all(|&(at, _)| at == shown[1].0), "{shown:?}");
     let info = json(directory.path(), &["info", "r.ttvm", "--json"]);
     let state = json(directory.path(), &["state", "r.ttvm", "--json"]);
@@ -332,7 +332,7 @@ fn memory_that_is_not_mapped_is_said_to_be_unmapped() {
     }
 }
 
-/// Waits until a process handles ^C, and sends it. A process that has already ended gets nothing.
+/// Waits until a process handles ^C, and sends it. Does nothing if the process has already ended.
 fn interrupt(child: &std::process::Child) {
     let pid = child.id();
     let catches_or_has_ended = || {
@@ -374,7 +374,7 @@ fn an_interrupted_search_says_so_and_where_it_goes_on() {
     assert_eq!(code, 0, "{told}");
     for options in [&[][..], &["--forward"], &["--all"]] {
         let search = [&["search", "r.ttvm", "break:0x12345"][..], options].concat();
-        // On a busy host, a search may end before it is interrupted.
+        // On a busy host, a search may end before ^C comes, so the test tries several times.
         let mut attempts = (0..20).map(|_| interrupted(directory.path(), &search));
         let (code, out) = attempts.find(|(code, _)| *code != Some(1)).expect("one of them is in time");
         assert_eq!(code, Some(130), "{options:?}: {out}");

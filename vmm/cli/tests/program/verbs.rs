@@ -1,4 +1,4 @@
-//! The verbs of the command line that work on recordings.
+//! Tests the verbs of the command line that work on recordings.
 
 use crate::common::ttvm;
 use machine::position::Count;

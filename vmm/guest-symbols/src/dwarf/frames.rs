@@ -1,11 +1,11 @@
 //! Unwind information for debuggers (`.debug_frame`), made from the kernel's own tables (ORC).
 //!
 //! [`orc`](crate::orc) has the format of these tables. The tables give only a caller's stack pointer, RBP and return
-//! address, so the caller's other registers are marked as lost. An interrupted function has all of its registers saved,
-//! or still has them. Interrupt handling code returns to the kernel's IRET. So this section describes that code as if
-//! the IRET had called it. Only the IRET's own entry leads to the interrupted function. The entry is marked as a signal
-//! handler's frame, because the interrupted function made no call. So gdb names each function correctly, and
-//! breakpoints of `finish` are reached.
+//! address, so the caller's other registers are marked as lost. Of an interrupted function all registers are known,
+//! because the entry code saved them. Interrupt handling code returns to the kernel's IRET instruction. So this section
+//! describes the handling code as if the IRET had called it. Only the IRET's own entry leads to the interrupted
+//! function. The entry is marked as a signal handler's frame, because the interrupted function made no call. So gdb
+//! names each function correctly, and breakpoints of `finish` are reached.
 //!
 //! ```text
 //! #0  __sysvec_apic_timer_interrupt ()
@@ -39,7 +39,8 @@ const IRET_BYTES: u64 = 2;
 /// The addresses of user programs. gdb looks up the symbol at the first address, and warns if the symbol is a variable.
 /// An offset of a per-CPU variable may be such an address, but no such offset is odd.
 const PROGRAMS: Range<u64> = 0x1001..0x7fff_ffff_f000;
-/// Rows in one entry. Debuggers read all rows up to the row that they look for.
+/// The largest number of rows in one entry. Entries are short, because debuggers read all rows up to the row that they
+/// look for.
 const MAX_ROWS: usize = 64;
 /// Offset of the part of `struct pt_regs` that the processor saves.
 const PROCESSORS: i32 = saved::RIP as i32;
@@ -64,7 +65,7 @@ const SAVED: [(Register, u64); 15] = [
 /// The registers that the processor saves, and their offsets.
 const BY_PROCESSOR: [(Register, i32); 5] =
     [(X86_64::RA, 0), (X86_64::CS, 8), (X86_64::RFLAGS, 16), (X86_64::RSP, 24), (X86_64::SS, 32)];
-/// The registers that calls do not preserve, as far as the tables know.
+/// The registers of a caller that the tables do not describe, so that their values count as lost.
 const LOST: [Register; 14] = [
     X86_64::RAX,
     X86_64::RDX,
@@ -82,10 +83,10 @@ const LOST: [Register; 14] = [
     X86_64::R15,
 ];
 
-/// Limit on all rows. A kernel has fewer rows.
+/// The largest number of rows in the section. A kernel has fewer rows.
 const MAX_ROWS_OF_ALL: usize = 1 << 20;
-/// The entry for user programs, which nothing called. The entry is written byte by byte: its range is the whole space
-/// of user programs, and `gimli` does not take such a length.
+/// The entry for user programs, which ends the stack at a program. The entry is given as bytes, because its range is
+/// the whole address space of user programs, and `gimli` does not accept such a length.
 const PROGRAMS_ENTRIES: [&[u8]; 2] = [
     // Version 4, no augmentation, addresses of 8 bytes, no segments, factors 1 and -1, return address in RIP. Then
     // DW_CFA_def_cfa(RSP, 8), DW_CFA_undefined(RIP), and zeroes.
@@ -112,21 +113,22 @@ pub(crate) fn add_programs(bytes: &mut Vec<u8>) {
 /// The section that is being written.
 struct Frames {
     table: FrameTable,
-    /// The common entries: for called code, interrupt entry code, returns from interrupts, and code without a caller.
+    /// The common entries (CIEs). There is one for called code, one for interrupt entry code, one for returns from
+    /// interrupts, and one for code without a caller.
     called: CieId,
     entered: CieId,
     returning: CieId,
     first: CieId,
     /// The address of IRET.
     iret: Option<u64>,
-    /// The entry to which rows are added.
+    /// The entry to which new rows are added, if there is one.
     open: Option<Open>,
 }
 
 /// An entry for called code.
 struct Open {
     code: Range<u64>,
-    /// The rules, each with the offset from which it applies.
+    /// The rules, each with the offset in the code from which it applies.
     rules: Vec<(u32, Rule)>,
     rows: usize,
     last: Entry,
@@ -195,7 +197,7 @@ impl Frames {
         self.add_whole(self.entered, code, rules);
     }
 
-    /// Adds a range of code with its own entry.
+    /// Adds an entry for a range of code, with these rules for the whole range.
     fn add_whole(&mut self, common: CieId, code: Range<u64>, rules: Vec<Rule>) {
         self.close();
         let mut entry = description(&code);
@@ -260,8 +262,8 @@ fn without(code: Range<u64>, part: Option<Range<u64>>) -> impl Iterator<Item = R
     pieces.into_iter().filter(|piece| !piece.is_empty())
 }
 
-/// The frame's address (CFA), this many bytes above the stack pointer that the kernel's tables give. `None` if the
-/// tables do not have the function.
+/// The rule for the frame's address (CFA). The address is `above` bytes higher than the stack pointer that the kernel's
+/// tables give. `None` if the tables do not describe the function.
 fn frame(entry: &Entry, above: i32) -> Option<Rule> {
     let offset = i32::from(entry.sp_offset);
     Some(match entry.sp_register {
@@ -281,7 +283,7 @@ fn frame(entry: &Entry, above: i32) -> Option<Rule> {
 fn base(entry: &Entry) -> Option<Rule> {
     let offset = i32::from(entry.bp_offset);
     match entry.bp_register {
-        // For a frame of saved registers the tables count from the start of the frame.
+        // In a frame of saved registers, the tables' offsets are from the start of the frame.
         register::PREV_SP if entry.kind == Kind::Registers => {
             Some(Rule::Offset(X86_64::RBP, offset - PROCESSORS))
         }

@@ -1,6 +1,6 @@
-//! Debug information (DWARF) for gdb, made from the kernel's own data. Types come from the kernel's type
-//! information (BTF), and unwind information from the kernel's own tables (ORC). Variables have types as far
-//! as these are known (`variables.rs`).
+//! Debug information (DWARF) for gdb, made from the kernel's own data. Types come from the kernel's type information
+//! (BTF), and unwind information from the kernel's own tables (ORC). `variables.rs` gives variables their types, if the
+//! types are known.
 //!
 //! There are no source lines and no local variables, because the kernel's data has none. The crate `gimli` writes the
 //! format.
@@ -76,7 +76,7 @@ impl DebugInfo {
         &self.sections
     }
 
-    /// The missing parts, and why: a sentence for each.
+    /// For each part of the debug information that is missing, a sentence that says why.
     pub fn missing(&self) -> &[String] {
         &self.missing
     }
@@ -89,7 +89,7 @@ impl DebugInfo {
     }
 }
 
-/// Types of the modules, added to the unit that `begin` makes from the kernel's types.
+/// Makes a unit from the kernel's types by `begin`, and adds the types of the modules.
 fn types(
     guest: &dyn GuestView,
     symbols: &Symbols,

@@ -2,7 +2,7 @@
 //!
 //! The type information of a hostile guest may contain anything. The number of entries and the bytes of their names
 //! have limits. Beyond a limit, the unit has no types at all. Debuggers follow chains of types (a pointer to a constant
-//! of a typedef of ...) by recursion. A chain that is longer than any compiler's, or circular, has no entries;
+//! of a typedef of ...) by recursion. A chain that is longer than [`MAX_CHAIN`] or circular has no entries, and
 //! references to such a chain become `void`.
 
 use std::collections::BTreeSet;
@@ -22,11 +22,11 @@ use gimli::{
 use super::written::written;
 use crate::btf::{Btf, Member, Shape, Type};
 
-/// Limit on entries, including members and parameters. A kernel has fewer entries.
+/// The largest number of entries, including members and parameters. A kernel has fewer entries.
 const MAX_ENTRIES: usize = 1 << 20;
-/// Limit on the bytes of names, each counted as often as it is used. A kernel has fewer bytes of names.
+/// The largest number of bytes of names. A name counts each time that it is used. A kernel has fewer bytes of names.
 const MAX_NAMES_BYTES: usize = 32 << 20;
-/// Chains of types are shorter than this.
+/// The largest number of types in a chain.
 const MAX_CHAIN: usize = 64;
 /// The encoding of all units.
 pub(super) const ENCODING: Encoding = Encoding { format: Format::Dwarf32, version: 4, address_size: 8 };
@@ -37,7 +37,7 @@ const POINTER_BYTES: u8 = 8;
 pub(crate) struct TypeUnit {
     dwarf: Dwarf,
     unit: UnitId,
-    /// The entry of each type, in order from number one.
+    /// The DWARF entry of each type, in the order of the types' numbers from 1 on.
     entries: Vec<Option<UnitEntryId>>,
     entries_left: usize,
     name_bytes_left: usize,
@@ -55,8 +55,8 @@ pub(crate) fn within(btf: &Btf<'_>, entries: usize, name_bytes: usize) -> Option
     Some(unit)
 }
 
-/// The kernel's types that its modules refer to. Structures and unions are only declared: another file defines them.
-/// [`TypeUnit::add_module`] adds the modules' own types.
+/// The kernel's types that its modules refer to. Structures and unions are only declared, because the file with the
+/// kernel's types defines them. [`TypeUnit::add_module`] adds the modules' own types.
 pub(crate) fn for_modules(btf: &Btf<'_>, modules: &[Btf<'_>]) -> Option<TypeUnit> {
     let mut unit = TypeUnit::new("modules", MAX_ENTRIES, MAX_NAMES_BYTES)?;
     let is_whole =
@@ -95,7 +95,7 @@ fn tag(shape: &Shape<'_>) -> Option<DwTag> {
     })
 }
 
-/// Whether the chain from a type ends within [`MAX_CHAIN`] types.
+/// Whether the chain that begins with a type ends within [`MAX_CHAIN`] types.
 fn is_grounded(btf: &Btf<'_>, number: u32) -> bool {
     let mut at = number;
     (0..MAX_CHAIN).any(|_| match btf.leads_to(at) {
@@ -128,7 +128,7 @@ impl TypeUnit {
         self.add_all(btf, btf.numbers(), |found| found)
     }
 
-    /// Adds types in ascending order, each as changed by `described`.
+    /// Adds the types with these numbers. `described` may change a type before it is added.
     fn add_all<'a>(
         &mut self,
         btf: &Btf<'a>,
@@ -165,7 +165,7 @@ impl TypeUnit {
         self.dwarf.units.get(self.unit).root()
     }
 
-    /// A new entry, if there is still room.
+    /// Makes a new entry. `None` if the limit of entries is reached.
     pub fn add(&mut self, parent: UnitEntryId, tag: DwTag) -> Option<UnitEntryId> {
         self.entries_left = self.entries_left.checked_sub(1)?;
         Some(self.dwarf.units.get_mut(self.unit).add(parent, tag))
@@ -175,7 +175,7 @@ impl TypeUnit {
         self.dwarf.units.get_mut(self.unit).get_mut(entry).set(attribute, value);
     }
 
-    /// Names an entry, if there is a name and still room.
+    /// Sets the name of an entry, if there is a name. `None` if the limit of names' bytes is reached.
     pub fn name(&mut self, entry: UnitEntryId, name: Option<&str>) -> Option<()> {
         let Some(name) = name else { return Some(()) };
         self.name_bytes_left = self.name_bytes_left.checked_sub(name.len())?;
@@ -184,14 +184,15 @@ impl TypeUnit {
         Some(())
     }
 
-    /// Gives an entry a type, unless it is void.
+    /// Sets the type of an entry, unless the type is void.
     pub fn refer(&mut self, btf: &Btf<'_>, entry: UnitEntryId, number: u32) {
         if let Some(kind) = self.entry(btf, number) {
             self.set(entry, DW_AT_type, AttributeValue::UnitRef(kind));
         }
     }
 
-    /// Returns the DWARF entry of a type. Tags that compilers ignore have no entry and are skipped.
+    /// Returns the DWARF entry of a type. A tag that compilers ignore has no entry, so the result is the entry of the
+    /// tagged type.
     pub fn entry(&self, btf: &Btf<'_>, number: u32) -> Option<UnitEntryId> {
         let mut at = number;
         for _ in 0..MAX_CHAIN {

@@ -14,7 +14,8 @@ use crate::btf::{Btf, Shape};
 use crate::sections::Access;
 use crate::symbols::{Symbol, Symbols};
 
-/// Variables and their types, as written in C. `[]` means as many elements as the variable has room for.
+/// Variables and their types, as written in C. `[]` stands for the number of elements that fit into the variable's
+/// size.
 const KNOWN: [(&str, &str); 78] = [
     ("__cpu_active_mask", "struct cpumask"),
     ("__cpu_online_mask", "struct cpumask"),
@@ -96,10 +97,11 @@ const KNOWN: [(&str, &str); 78] = [
     ("workqueues", "struct list_head"),
 ];
 
-/// Limit on an array, because gdb does not print larger arrays. The real end of many variables is unknown.
+/// The largest size of an array in bytes, because gdb does not print larger arrays. The real size of many variables is
+/// not known.
 const MAX_ARRAY_BYTES: u64 = 1 << 16;
 
-/// Adds the variables, as long as there is room.
+/// Adds the variables, until a limit of the unit is reached.
 pub(super) fn add(unit: &mut TypeUnit, btf: &Btf<'_>, symbols: &Symbols) {
     let (types, described) = by_name(btf);
     for (name, kind) in described {
@@ -150,7 +152,7 @@ fn element(text: &str) -> &str {
     text.trim_end_matches([' ', '*', '[', ']'])
 }
 
-/// Makes the type that this text of the table means, for a variable of this size.
+/// Makes the type that `text`, an entry of the table, describes, for a variable of this size in bytes.
 fn made(unit: &mut TypeUnit, btf: &Btf<'_>, types: &Types, text: &str, size: u64) -> Option<UnitEntryId> {
     let (inner, is_array) = match text.strip_suffix("[]") {
         Some(inner) => (inner, true),
@@ -172,8 +174,8 @@ fn made(unit: &mut TypeUnit, btf: &Btf<'_>, types: &Types, text: &str, size: u64
     }
 }
 
-/// The kernel's variable with a name, if only one has the name. The variable's section decides, not its class: Linux 7
-/// gives much data the class of code.
+/// The kernel's variable with a name. `None` if several symbols have the name. A symbol counts as variable by its
+/// section and not by its class, because Linux 7 gives much data the class of code.
 fn variable<'a>(symbols: &'a Symbols, name: &str) -> Option<&'a Symbol> {
     let is_data = |section: usize| symbols.sections()[section].access != Access::Code;
     let is_variable = |symbol: &&Symbol| symbol.module.is_none() && symbol.section.is_none_or(is_data);

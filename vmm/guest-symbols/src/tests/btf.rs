@@ -1,4 +1,4 @@
-//! Every kind of record, read as it was written.
+//! Tests that every kind of record is read as it was written.
 
 use super::Types;
 use crate::btf::{Btf, Field, Member, Shape, Type};
@@ -171,7 +171,7 @@ fn names_are_texts_that_can_be_written() {
     assert_eq!(names, expected);
 }
 
-/// A search for a field also looks into parts without a name, down to a depth.
+/// A search for a field also looks into anonymous members, down to a depth.
 #[test]
 fn fields_lie_in_parts_without_a_name_down_to_a_depth() {
     let mut types = Types::new();
@@ -181,7 +181,7 @@ fn fields_lie_in_parts_without_a_name_down_to_a_depth() {
         outer = types.structure("", 8, &[("", outer, 1)]);
     }
     let too_far = types.structure("far", 8, &[("", outer, 1)]);
-    // A part with a name keeps its fields to itself.
+    // The fields of a member with a name are not fields of the outer structure.
     let named = types.structure("named", 8, &[("part", inner, 4), ("own", 0, 6)]);
     let bytes = types.bytes();
     let btf = Btf::parse(&bytes).unwrap();
@@ -213,7 +213,8 @@ fn headers_of_other_versions_and_parts_that_lie_outside_are_refused() {
     }
     let btf = Btf::parse(&bytes).unwrap();
     assert_eq!(full(&btf, 1), (Some("int"), integer(4, 32, false, false)));
-    // Words 1 to 5 are sizes and places: none may lead outside, and none may wrap.
+    // Words 1 to 5 of the header are sizes and offsets. No size or offset may lead outside the bytes, and sums may not
+    // wrap.
     for word in 1..6 {
         let mut bytes = good.clone();
         bytes[4 * word..4 * word + 4].fill(0xff);

@@ -1,4 +1,4 @@
-//! Debug information, read back by the readers of `gimli`.
+//! Tests that read the debug information back with `gimli`.
 
 use gimli::{
     BaseAddresses, CfaRule, DebugFrame, DebugInfo as Info, LittleEndian, RegisterRule, UnwindContext,
@@ -25,7 +25,7 @@ const CONST: u32 = 10;
 const PROTOTYPE: u32 = 13;
 const FLAG: u32 = 1 << 31;
 
-/// Types of every kind. The sixth type is a structure with bit fields and an anonymous part.
+/// Types of every kind. The sixth type is a structure with bit fields and an anonymous member.
 fn some_of_everything() -> Types {
     let mut types = Types::new();
     types.record("unsigned int", INT << 24, 4, &[32]);
@@ -115,8 +115,8 @@ compile_unit language=29 vmlinux ttvm
     assert_eq!(lines_of(&some_of_everything()).join("\n"), expected);
 }
 
-/// Two modules of the kernel with [`some_of_everything`]. Each module has a type of its own with the same
-/// number. The first also uses a name of the kernel.
+/// Two modules of the kernel with [`some_of_everything`]. Each module has a type of its own with the same number. The
+/// first module's type also uses a name of the kernel.
 fn two_modules(kernel: &Types) -> [Types; 2] {
     let mut first = Types::of_module(kernel);
     let drawer = first.structure("drawer", 40, &[("desk", 6, 0), ("state", 11, 32), ("next", 13, 36)]);
@@ -312,7 +312,7 @@ fn frames_are_those_of_the_tables() {
     for is_old in [true, false] {
         let (_, unwinder, symbols) = kernel_and_symbols(is_old);
         let mut section = frames::of_kernel(&unwinder, &symbols)[0].1.clone();
-        // A program's own file must be searched first.
+        // Without the entry for programs, the section has no row for a program's address.
         assert!(row(&section, 0x40_1000).is_none());
         frames::add_programs(&mut section);
         let section = &section;

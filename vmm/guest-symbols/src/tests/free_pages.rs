@@ -1,4 +1,4 @@
-//! Made-up lists of free memory, with fields at offsets of our own.
+//! Tests with made-up lists of free memory, whose structures have other offsets than Linux's.
 
 use std::ops::Range;
 

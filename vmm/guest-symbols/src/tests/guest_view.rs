@@ -1,4 +1,4 @@
-//! Which page tables the views use.
+//! Tests which page tables the views use.
 
 use super::{Pages, kernel, tables};
 use crate::{GuestView, KernelView, NoKernel, Symbols, USER_ROOT_BIT};
@@ -7,7 +7,7 @@ const KERNEL_ROOT: u64 = 0x10_0000;
 /// A process context identifier in CR3, beside the root.
 const PCID: u64 = 0x86;
 
-/// A guest with memory behind one root only.
+/// A guest with memory only for one root of page tables.
 struct Rooted {
     cr3: u64,
     root: u64,

@@ -1,4 +1,4 @@
-//! Made-up processes with mapped files, in a tree and in a list.
+//! Tests with made-up processes that have mapped files, in a tree and in a list.
 
 use super::{BASE, DIRECT_MAP, Pages, Types, found};
 use crate::Symbols;
@@ -187,7 +187,7 @@ fn a_full_node_has_an_area_in_its_last_slot() {
     let (mut memory, symbols) = kernel(true);
     let slots = [(1, area(0)), (2, area(1)), (3, area(3)), (0, area(0))];
     write_node(&mut memory, LEAVES[0], &slots);
-    // The words behind the node look like more pivots and more areas.
+    // The words after the node look like more pivots and more areas.
     memory.write_u64(LEAVES[0] + 0x28 + 8 * SLOTS, area(3));
     write_node(&mut memory, ROOT, &[(u64::MAX, entry(LEAVES[0], 1))]);
     let [first, second, third] = [0x40_0000, 0x40_1000, 0x7fff_0000_0000];
@@ -211,7 +211,7 @@ fn marks_in_leaves_and_entries_of_other_kinds_are_no_areas() {
         memory.write_u64(MM + 0x48, root);
         assert_eq!(starts(&memory, &symbols), [0; 0], "{root:#x}");
     }
-    // Both kinds of inner nodes lead on.
+    // Both kinds of inner nodes lead to their children.
     for kind in [2, 3] {
         memory.write_u64(MM + 0x48, entry(ROOT, kind));
         assert_eq!(starts(&memory, &symbols), [0x40_1000], "{kind}");
@@ -223,7 +223,7 @@ fn the_last_child_of_a_full_node_ends_where_the_node_ends() {
     let (mut memory, symbols) = kernel(true);
     let [first, second] = LEAVES.map(|leaf| entry(leaf, 1));
     write_node(&mut memory, ROOT, &[(1, 0), (2, first), (3, 0), (0, second)]);
-    // The word behind the pivots is no pivot.
+    // The word after the pivots is not a pivot.
     memory.write_u64(ROOT + 8 + 8 * (SLOTS - 1), 1);
     write_node(&mut memory, LEAVES[0], &[(1, 0), (2, area(0)), (3, area(3))]);
     write_node(&mut memory, LEAVES[1], &[(4, area(1)), (5, area(3))]);

@@ -1,4 +1,4 @@
-//! A made-up ring of messages.
+//! Tests with a made-up ring of messages.
 
 use super::{BASE, Pages, Types, found};
 use crate::messages::{self, KernelLog, Message, State};

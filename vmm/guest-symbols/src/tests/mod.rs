@@ -79,7 +79,7 @@ enum Shape {
     AllRelative,
     /// Like later kernels, with the per-CPU variables among all others.
     Linux6_15,
-    /// Offsets from their own places, no base, and everything aligned to four bytes.
+    /// Each offset is relative to its own address, there is no base, and all tables are aligned to four bytes.
     Linux7_0,
 }
 
@@ -122,7 +122,8 @@ fn kernel(shape: Shape) -> Vec<RawSymbol> {
     symbols
 }
 
-/// Token 1 stands for `sys_`, visible characters for themselves, all others for nothing.
+/// The token table and the token index. Token 1 is `sys_`. The token of a visible character is this character. All
+/// other tokens are empty.
 fn tokens() -> (Vec<u8>, Vec<u8>) {
     let (mut table, mut index) = (Vec::new(), Vec::new());
     for byte in 0..=255u8 {
@@ -165,7 +166,7 @@ fn tables(symbols: &[RawSymbol], shape: Shape) -> Vec<u8> {
     if !shape.has_offsets_last() {
         add_offsets(&mut bytes, symbols, shape);
     }
-    // The start is arbitrary if four-byte alignment suffices.
+    // If four-byte alignment suffices, the tables begin at an offset that is not a multiple of eight.
     bytes.resize(bytes.len() + alignment % 8, 0xcc);
     padded(&mut bytes, &(symbols.len() as u32).to_le_bytes(), alignment);
     padded(&mut bytes, &names, alignment);
@@ -246,7 +247,7 @@ fn damaged_tables_do_no_harm() {
             kallsyms::tables_in(&good[..at], TABLES);
         }
     }
-    // The same number everywhere gives the most candidates for all tables.
+    // Memory that has the same number everywhere has the most candidates for all tables.
     for word in [0u64, 1, 64, 0x0101_0101_0101_0101, u64::MAX] {
         kallsyms::tables_in(&word.to_le_bytes().repeat(10_000), TABLES);
     }
@@ -324,7 +325,7 @@ impl Types {
 const MOD_KALLSYMS: [(&str, u32, u32); 4] =
     [("symtab", 1, 0), ("num_symtab", 1, 8), ("strtab", 1, 16), ("typetab", 1, 24)];
 
-/// The types of Linux 6.1, with fields at offsets of our own.
+/// The types of Linux 6.1, but with other offsets of fields.
 fn types_6_1() -> Types {
     let mut types = Types::new();
     types.record("int", 1 << 24, 4, &[0]);
@@ -338,7 +339,7 @@ fn types_6_1() -> Types {
     types
 }
 
-/// As [`types_6_1`], with the array `mem` of Linux 6.4.
+/// As [`types_6_1`], but with the array `mem` of Linux 6.4.
 fn types_6_4() -> Types {
     let mut types = Types::new();
     types.record("int", 1 << 24, 4, &[0]);
@@ -579,9 +580,9 @@ fn a_size_that_is_known_and_possible_stays() {
         let symbols = Symbols::new(kernel(Shape::Linux6_1), vec![module]);
         symbols.named("take").expect("it is there").size
     };
-    // Up to the section's end, even if another symbol lies before it.
+    // A size is accepted up to the section's end, even if another symbol is before this end.
     assert_eq!([0x20, 0xff0].map(size_of), [0x20, 0xff0]);
-    // Unknown, and beyond the section: up to the next symbol.
+    // If the size is unknown, or the symbol would end beyond the section, the size is the distance to the next symbol.
     assert_eq!([0, 0xff1].map(size_of), [0x30, 0x30]);
 }
 
@@ -616,7 +617,7 @@ fn what_lies_between_marked_sections_is_cut_where_code_and_data_meet() {
         found(BASE, 't', "one"),
         found(BASE + 0x100, 't', "two"),
         found(BASE + 0x200, 'd', "three"),
-        // Data at the same place as code goes with the code.
+        // Data at the same address as code belongs to the part with the code.
         found(BASE + 0x300, 't', "four"),
         found(BASE + 0x300, 'd', "five"),
         found(BASE + 0x400, 'd', "six"),
@@ -682,7 +683,7 @@ fn names_may_be_as_short_as_two_bytes() {
         let bytes = tables(&symbols, shape);
         assert_eq!(kallsyms::tables_in(&bytes, TABLES).as_ref(), Some(&symbols), "{shape:?}");
     }
-    // Fewer symbols than any kernel has are no kernel.
+    // Tables with fewer symbols than any kernel has are not accepted.
     for (count, is_kernel) in [(64, true), (63, false)] {
         let bytes = tables(&symbols[..count], Shape::Linux6_15);
         assert_eq!(kallsyms::tables_in(&bytes, TABLES).is_some(), is_kernel, "{count}");

@@ -1,4 +1,4 @@
-//! A made-up module whose sections the kernel shows.
+//! Tests with a made-up module whose sections the kernel shows in sysfs.
 
 use super::{BASE, CODE, DIRECT_MAP, Pages, Types, found};
 use crate::Symbols;
@@ -11,7 +11,7 @@ const HEAD: u64 = BASE + 0x2_0008;
 const MODULE: u64 = DIRECT_MAP + 0x10_0000;
 const SHOWN: u64 = DIRECT_MAP + 0x11_0000;
 
-/// The address is beside each attribute, or in it.
+/// If `beside` is true, a section's address is stored beside its attribute, otherwise inside the attribute.
 fn types(beside: bool) -> Types {
     let mut types = Types::new();
     types.record("int", 1 << 24, 4, &[0]);

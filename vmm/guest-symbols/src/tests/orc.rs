@@ -1,4 +1,4 @@
-//! Made-up stacks and tables, in both formats of the entries.
+//! Tests with made-up stacks and tables, in both formats of the entries.
 
 use super::{BASE, DIRECT_MAP, Pages, Types, found};
 use crate::modules::{Missing, Module};
@@ -24,7 +24,7 @@ pub(super) const FIRST: u64 = BASE + 0x4000;
 pub(super) const IRET: u64 = BASE + 0x3800;
 const END: u64 = BASE + 0x5000;
 const USER: u64 = 0x40_1000;
-/// The entry that shows how registers are numbered.
+/// The address of the entry that shows how registers are numbered.
 const EXAMPLE: u64 = BASE + 0x22_0000;
 
 const SP: u16 = 5;
@@ -269,8 +269,8 @@ fn a_call_that_is_the_last_instruction_of_a_function_belongs_to_it() {
         let frames = vec![here(LEAF + 3), returns(HANDLER), returns(MODULE_CODE + 0x100), returns(FIRST + 2)];
         let expected = Backtrace { frames, end: End::Stack };
         assert_eq!(unwinder.walk(&memory, leaf), expected, "{is_old}");
-        // The address is the same, but a function is about to begin there: its own row counts. Saved
-        // registers lie on that function's stack.
+        // Here the same address is the next instruction of a function and not a return address. So the row of this
+        // function counts, whose stack has saved registers.
         write_registers(&mut memory, STACK, FIRST + 2, 0x10, 0, 0);
         let begun = Registers { rip: HANDLER, ..leaf };
         let expected = Backtrace { frames: vec![here(HANDLER), here(FIRST + 2)], end: End::Stack };
@@ -389,7 +389,7 @@ fn each_register_can_lead_to_the_caller() {
             assert_eq!(walk, expected, "register {number}, {is_new}");
         }
     }
-    // A number that means nothing.
+    // A number that stands for no register.
     let (mut memory, _, symbols) = kernel_and_symbols(false);
     memory.write(ENTRIES, &entry(false, (12, 0), (0, 0), Kind::Call));
     let unwinder = Unwinder::of_kernel(&memory, &symbols).unwrap();

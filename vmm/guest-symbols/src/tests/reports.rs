@@ -1,4 +1,4 @@
-//! Lines in the kernel's format.
+//! Tests with lines in the kernel's format.
 
 use crate::reports::{Kind, Sifter, without_time};
 
@@ -42,7 +42,7 @@ fn each_kind_is_told_from_the_others() {
     ] {
         assert_eq!(sifted(line), [(0, kind)], "{line}");
     }
-    // A program's faults are not the kernel's.
+    // The faults of a program are no reports of the kernel.
     let program = "traps: sh[1] general protection fault ip:1 sp:2 error:0\nsh[1]: segfault at 0 ip 1\n# BUG: a comment\n";
     assert_eq!(sifted(program), []);
 }

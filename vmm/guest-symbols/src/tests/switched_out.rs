@@ -1,4 +1,4 @@
-//! Made-up threads that the kernel has switched away from.
+//! Tests with made-up threads from which the kernel has switched away.
 
 use super::{BASE, DIRECT_MAP, Pages, Types, found};
 use crate::Symbols;

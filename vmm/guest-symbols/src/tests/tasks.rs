@@ -1,4 +1,4 @@
-//! Made-up processes in memory, with fields at offsets of our own.
+//! Tests with made-up processes, whose structures have other offsets than Linux's.
 
 use super::{BASE, DIRECT_MAP, Pages, Types, found};
 use crate::Symbols;
@@ -15,7 +15,7 @@ const CPU: u64 = DIRECT_MAP + 0x80_0000;
 const CURRENT: u64 = 0x1_fb80;
 /// The address of the per-CPU variables' initial values in the kernel's image.
 const TEMPLATE: u64 = BASE + 0x20_0000;
-/// `task_struct::signal` and other structures of a task lie this far apart in memory.
+/// The distance in memory, in bytes, between `task_struct::signal` and the other structures of a task.
 const PLACES: u64 = 0x1000;
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
@@ -41,7 +41,7 @@ fn tables(number: u64) -> u64 {
 enum Current {
     /// A variable whose address is a number, relative to a CPU's own variables.
     Number,
-    /// A structure with such an address.
+    /// A structure whose address is a number, relative to a CPU's own variables.
     Hot,
     /// A variable in the kernel's image. The variable's address plus the CPU's offset is the address of the
     /// CPU's copy.

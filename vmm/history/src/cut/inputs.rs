@@ -1,4 +1,5 @@
-//! The inputs behind a cut, for a machine whose counts are zero at the cut.
+//! The inputs after a cut, for a machine whose counts are zero at the cut. The cut is the point where the short
+//! recording begins.
 
 use cpu::Counts;
 use devices::passthrough::{AskV1, DeviceInputV1};
@@ -15,7 +16,7 @@ pub struct Remaining {
     player: Player<Instructions>,
     /// The counts of the longer recording at the cut.
     before: Counts,
-    /// Where the run ends if the log does not end it, in the new count.
+    /// The count of the new machine at which the run ends if no event of the log ends it.
     end: Option<Instructions>,
 }
 
@@ -28,7 +29,7 @@ impl Remaining {
     ) -> Result<Remaining, Error> {
         let mut player = Player::new(recording.log.clone())?;
         player.set_cursor(behind_power_on(here.cursor))?;
-        // The machine's counts differ, so nothing can be compared on the way.
+        // The machine's counts differ from the log's, so the player cannot compare the machine with the log.
         player.set_scrutiny(Scrutiny::Nothing);
         let before = here.state.counts;
         let end = recording.log.end.is_none().then(|| Instructions(end.number() - before.steps));
@@ -40,7 +41,7 @@ impl Remaining {
     }
 }
 
-/// The new recording has its own power-on event, so the old one is skipped.
+/// Moves a cursor past the power-on event. The new recording has its own power-on event.
 fn behind_power_on(cursor: Cursor<Instructions>) -> Cursor<Instructions> {
     match cursor.events() {
         0 => Cursor::after(1, cursor.checks(), Moment::default(), 0),

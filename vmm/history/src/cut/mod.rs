@@ -1,5 +1,4 @@
-//! Makes a small recording of a recording's end. A user sends such a recording to someone who looks
-//! at the crash.
+//! Makes a small recording of a recording's end. A user can send such a recording to the person who debugs a crash.
 //!
 //! ```text
 //!   the recording    ├──────────────────────┬───────────────┤
@@ -7,15 +6,16 @@
 //!   what is made                            ├───────────────┤   begins with a state, needs no image
 //! ```
 //!
-//! The new recording starts in a [`StartingState`] at the cut, and its log has the events behind the cut. To
-//! be small, the new recording leaves out contents that the run no longer needs:
+//! The new recording starts in a [`StartingState`] at the cut, and its log has the events after the cut. To be small,
+//! the new recording leaves out contents that the run no longer needs:
 //!
-//! - memory that the guest's kernel has free at the cut and at the end, if nothing touches it between them;
-//! - disk blocks that the guest does not read before writing them.
+//! - free pages of memory that the run does not access after the cut. Free means free in the guest's kernel at the cut
+//!   and at the end;
+//! - disk blocks that the guest does not read, or writes before it reads them.
 //!
-//! The cut measures which pages the run touches. The part is replayed with an observer on all free pages.
-//! Then the part is replayed without the pages and blocks left out, and recorded. Both machines must be
-//! equal at the end: every register and device, and every page and block that was kept.
+//! To find the accessed pages, the part after the cut is replayed with an observer on all free pages. Then the part is
+//! replayed again without these pages and blocks, and recorded. Both machines must be equal at the end, in registers,
+//! devices, and all pages and blocks that were not left out.
 //!
 //! Positions count from the cut. Guest time continues.
 
@@ -58,8 +58,8 @@ pub struct CutOut {
     pub disk_blocks: u64,
 }
 
-/// Makes a new recording of the last `last_ns` of guest time of another one, which does not change. The folder must
-/// not exist. `all_memory` keeps free pages too. `poll` asks whether to stop.
+/// Makes a new recording of the last `last_ns` of guest time of `recording`, which does not change. The new folder must
+/// not exist. If `all_memory` is true, free pages are not left out. `poll` returns true to stop.
 pub fn cut_out_end(
     recording: &Recording<Instructions>,
     last_ns: u64,
@@ -89,7 +89,7 @@ pub fn cut_out_end(
     drop(timeline);
     let used: BTreeSet<u64> = start.ram_pages().filter(|page| free.contains(page)).collect();
 
-    // Replay with all contents, to see what is needed.
+    // Replays with all contents, to find the pages and blocks that the run needs.
     let mut whole = Recordable::<Instructions>::going_on(EngineKind::SOFT, recording, start.clone())?;
     if let Some(disk) = whole.machine.disk_mut() {
         disk.note_read();
@@ -98,7 +98,7 @@ pub fn cut_out_end(
     let free = touched::untouched(&mut whole.machine, used, inputs, poll)?;
     let blocks = whole.machine.disk_mut().map(|disk| disk.take_read()).unwrap_or_default();
 
-    // Leave out the pages and blocks that the run does not need.
+    // Replays without the pages and blocks that the run does not need, and records.
     recording::create_folder(folder)?;
     let mut small = recording.clone();
     if let Some(disk) = &mut small.manifest.machine.disk {
@@ -115,7 +115,7 @@ pub fn cut_out_end(
     Ok(CutOut { cut, length, disk_blocks: blocks.len() as u64 })
 }
 
-/// The pages that the guest's kernel has free; empty if no known kernel runs.
+/// The pages that are free in the guest's kernel. Empty if the guest runs no known kernel.
 fn free(machine: &Machine<Instructions>) -> BTreeSet<u64> {
     let layout = machine.ram().layout();
     let blocks = free_pages(machine).unwrap_or_else(|why| {
@@ -160,7 +160,7 @@ fn disk_of(
     hash_image(&path, Scheme::Sparse)
 }
 
-/// Refuses the new recording if the two machines differ at the end. Pages that were left out are not compared.
+/// Returns an error if the two machines differ at the end. Pages that were left out are not compared.
 fn must_be_equal(
     whole: &mut Machine<Instructions>,
     again: &mut Machine<Instructions>,
@@ -240,7 +240,7 @@ mod tests {
     fn pages_have_the_numbers_of_their_offsets_in_ram() {
         let layout = RamLayout::new(LOW_RAM_LIMIT + 4 * PAGE_SIZE);
         let (low, high) = (LOW_RAM_LIMIT / PAGE_SIZE, HIGH_RAM_START / PAGE_SIZE);
-        // The first block ends in the hole, the second begins there, and the third ends behind RAM.
+        // The first block ends in the device hole, the second begins in the hole, and the third ends beyond RAM.
         let blocks = [low - 1..low + 3, high - 2..high + 1, high + 3..high + 9, 5..7];
         assert_eq!(pages_of(&blocks, &layout), BTreeSet::from([5, 6, low - 1, low, low + 3]));
     }
@@ -278,7 +278,7 @@ mod tests {
             assert!(told.contains(why), "{why}: {told}");
         }
         assert_eq!(differ(&flip, &[page / PAGE_SIZE]), None, "it was left out");
-        // The guest has written the image's contents back.
+        // A disk block that was written with the image's own contents is no difference.
         assert_eq!(differ(&|machine| write(machine, 3, 3), &[]), None);
     }
 

@@ -1,4 +1,4 @@
-//! Finds the pages that a run touches.
+//! Finds the pages that a run reads, writes or executes (touches).
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -13,7 +13,8 @@ use machine::{Machine, RunStop};
 use super::inputs::Remaining;
 use crate::workers::Poll;
 
-/// Steps between two looks. A touched page slows the run down until the next look.
+/// Steps between two updates of the observed pages. A page that was touched is no longer observed after the next
+/// update. Until then each access to the page is slow.
 const LOOK_STEPS: u64 = 1_000_000;
 
 /// An observer that notes the pages that the guest reads, writes or executes.
@@ -68,7 +69,7 @@ impl Observer for Touched {
     }
 }
 
-/// Runs a machine to its end, and returns the pages that nothing touched.
+/// Runs a machine to its end, and returns the pages that the run did not touch.
 pub fn untouched(
     machine: &mut Machine<Instructions>,
     mut pages: BTreeSet<u64>,
@@ -126,8 +127,8 @@ mod tests {
         assert_eq!(left, BTreeSet::from([beside, stack]));
     }
 
-    /// The guest's first call is at most the third instruction. The function pops the return address at once, and the
-    /// stack is not used again.
+    /// The guest's first call is at most the third instruction. The called function pops the return address at once,
+    /// and the guest does not use the stack again.
     #[test]
     fn pages_that_are_read_only_are_touched() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,13 +1,12 @@
-//! Recounts a recording of exits in instructions.
+//! Recounts a recording that counts exits: makes a second log with positions in instructions.
 //!
-//! The software engine replays the recording once, and a second log gives each event's place in that engine's
-//! own count. The second log has the same events in the same order. The log lies in a folder of its own
-//! ([`crate::recount::folders`]) and can be made again at any time. Time does not change: exits and events
-//! let it pass. On the way the replay takes checkpoints, as a recording made with the software engine would
-//! have.
+//! The software engine replays the recording once. The second log has the same events in the same order, each at this
+//! engine's count of instructions. The second log is in a folder of its own ([`crate::recount::folders`]) and can be
+//! made again at any time. Virtual time is the same as in the recording: it passes with exits and events. During the
+//! replay, checkpoints are taken, as in a recording made with the software engine.
 //!
 //! If the recording has checkpoints, it is possible to recount only its end, from one of the checkpoints. Instructions,
-//! branches and system calls then count from there.
+//! branches and system calls are then counted from this checkpoint.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,8 +37,8 @@ const SLICE_EXITS: u64 = 100;
 /// Least number of instructions between two checkpoints.
 const CHECKPOINT_STEPS: u64 = 1_000_000_000;
 
-/// Returns the recording with a log that counts instructions. Uses an earlier recount if it was made from this log.
-/// `progress` gets the number of exits now and then.
+/// Returns the recording with a log that counts instructions. Uses the log of an earlier recount if it was made from
+/// this recording's log. `progress` regularly gets the number of exits so far.
 pub fn in_instructions(
     recording: Recording<Exits>,
     progress: impl FnMut(Exits),
@@ -47,7 +46,7 @@ pub fn in_instructions(
     from_exit(recording, Exits(0), progress)
 }
 
-/// The exit of the last checkpoint that lies at least `last_ns` of guest time before the end.
+/// The count of exits at the last checkpoint that is at least `last_ns` of guest time before the end.
 pub fn start_of_last(recording: &Recording<Exits>, last_ns: u64) -> Result<Option<Exits>, Error> {
     let Some(store) = recording.checkpoints()? else { return Ok(None) };
     let end = recording.log.last_moment();
@@ -63,8 +62,8 @@ pub fn start_of_last(recording: &Recording<Exits>, last_ns: u64) -> Result<Optio
     Ok(heads.filter(begins_there).map(|head| head.at.count).next())
 }
 
-/// As [`in_instructions`], for the part behind the checkpoint at an exit. Exit 0 is the first instruction, which
-/// needs no checkpoint.
+/// As [`in_instructions`], but only for the part after the checkpoint at exit `from`. Exit 0 is the first instruction,
+/// which needs no checkpoint.
 pub fn from_exit(
     recording: Recording<Exits>,
     from: Exits,
@@ -88,7 +87,8 @@ pub fn from_exit(
     Ok(Recording { path: folder, manifest: recording.manifest, log: Arc::new(log), recounted })
 }
 
-/// Identifies the recounted log, by every byte, and the exit where the recounted part begins.
+/// A hash of the original log, which covers every byte, and of the exit where the recounted part begins. The machine
+/// record of the second log has this hash.
 fn origin_of(recording: &Recording<Exits>, from: Exits) -> [u8; 32] {
     let log = &recording.log;
     hash_of(&("recounted", log.machine_hash, log.check(), log.bytes, from))
@@ -154,7 +154,8 @@ fn recount(
     run_to_end(recording, &mut machine, &mut transcriber, |machine, transcriber| {
         progress(machine.moment().count);
         let here = machine.moment_in::<Instructions>().count;
-        // If the guest was stopped without an exit, the events behind this instruction have already begun to come in.
+        // No checkpoint is taken if events at this instruction have already come in, because the state would not be the
+        // first with this count.
         if here - looked >= slice_steps && transcriber.last.count < here && transcriber.answers.is_empty() {
             checkpointer.look(machine, transcriber)?;
             looked = here;
@@ -171,7 +172,7 @@ fn recount(
     Ok(transcriber.log)
 }
 
-/// Replays to the end of the recording, and calls `look` now and then on the way.
+/// Replays to the end of the recording, and regularly calls `look`.
 fn run_to_end(
     recording: &Recording<Exits>,
     machine: &mut Machine<Exits>,
@@ -199,8 +200,8 @@ fn run_to_end(
     Ok(())
 }
 
-/// Restores the checkpoint at an exit. The recounted log begins there with power-on, and its store begins with a
-/// checkpoint of everything.
+/// Restores the checkpoint at an exit. The recounted log begins at this point with power-on, and its store begins with
+/// a checkpoint that has all pages.
 fn begin_part(
     recording: &Recording<Exits>,
     from: Exits,
@@ -234,7 +235,7 @@ fn begin_part(
     Ok(store)
 }
 
-/// Plays a log and writes it again with the CPU's own count.
+/// Plays a log that counts exits, and writes its events into a new log with the CPU's count of instructions.
 struct Transcriber {
     player: Player<Exits>,
     log: LogWriter,
@@ -242,17 +243,17 @@ struct Transcriber {
     /// The CPU's place at the last look.
     here: Instructions,
     branches: u64,
-    /// Number of events and checks so far, and the point of the last one.
+    /// The number of events so far. The next fields are the number of checks, and the point of the last event or check.
     events: usize,
     checks: usize,
     last: Moment<Instructions>,
-    /// Answers to the last instruction. These answers are written at the next poll, when the number of system
+    /// Devices' answers to the last instruction. The answers are written at the next poll, when the number of system
     /// calls is known.
     answers: Vec<EventRecord<Instructions>>,
 }
 
 impl Transcriber {
-    /// Begins in the middle of the run, with the power-on event that every log begins with.
+    /// Begins the new log in the middle of the run. Like every log, the new log begins with a power-on event.
     fn begin_at(&mut self, at: Moment<Instructions>) -> Result<(), Error> {
         let EventRecord { at: _, branches, rip, cpu_hash, event } = self.player.log().power_on()?;
         let power_on = EventRecord { at, branches, rip, cpu_hash, event };
@@ -341,7 +342,7 @@ impl Inputs<Exits> for Transcriber {
     }
 
     fn check_due(&self, now: Moment<Exits>) -> Option<CheckParts> {
-        // Check all parts that the first log has, so that the second log has as much.
+        // Checks all parts that the original log's check has, so that the new log's check has them too.
         let due = self.player.check_due(now)?;
         Some(self.player.next_check_parts().unwrap_or(due))
     }

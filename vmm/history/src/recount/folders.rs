@@ -1,9 +1,10 @@
-//! Where a recording's recounted logs lie ([`crate::recount`]), and how sessions make them.
+//! The folders of a recording's recounted logs ([`crate::recount`]). Sessions (processes of ttvm that use the
+//! recording) make these folders.
 //!
 //! Each log has a folder `instructions/FROM` in the recording, named after the exit where it begins. A session makes
-//! the folder under a unique name, and renames it once the log is whole. So sessions that recount the same recording
-//! at once do not disturb each other: all use the first finished folder. An unfinished folder that no process is
-//! writing was left by a killed session.
+//! the folder under a unique name, and renames it once the log is whole. So sessions that recount the same recording at
+//! the same time do not disturb each other. All use the folder that was finished first. An unfinished folder to which
+//! no process is writing was left by a killed session.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use recording::log::{LogWriter, is_being_written};
 
 /// The folder with all recounted logs of a recording.
 pub const INSTRUCTIONS: &str = "instructions";
-/// Separates the future name from the unique part in an unfinished folder's name.
+/// The name of an unfinished folder is its final name, this text, and a unique part.
 const UNFINISHED: &str = ".new-";
 /// A session holds a lock on this file while it begins or publishes a recounted log.
 const LOCK: &str = "lock";
@@ -26,15 +27,15 @@ pub fn folder(recording: &Path, from: Exits) -> PathBuf {
     recording.join(INSTRUCTIONS).join(from.to_string())
 }
 
-/// A recounted log that is being made. The draft's folder is removed unless the log is published.
+/// A recounted log that is not finished. Dropping the draft removes its folder, unless the log was published.
 pub struct RecountDraft {
     path: PathBuf,
     target: PathBuf,
 }
 
 impl RecountDraft {
-    /// Makes a folder with an empty log. The log's file stays locked until the `LogWriter` is dropped. The lock tells
-    /// other sessions that this session is at work.
+    /// Makes a folder with an empty log. The log's file stays locked until the `LogWriter` is dropped. By the lock,
+    /// other sessions know that this session still writes the log.
     pub fn begin(recording: &Path, from: Exits, format: Format) -> Result<(RecountDraft, LogWriter), Error> {
         let all = recording.join(INSTRUCTIONS);
         std::fs::create_dir_all(&all).map_err(Error::file("create", &all))?;
@@ -54,7 +55,7 @@ impl RecountDraft {
         &self.path
     }
 
-    /// Gives the folder its final name, unless that name is taken by a log that `is_usable`.
+    /// Gives the folder its final name. Keeps an existing folder of this name if `is_usable` returns true for it.
     pub fn publish(self, log: LogWriter, is_usable: impl FnOnce(&Path) -> bool) -> Result<(), Error> {
         let all = self.path.parent().expect("it lies in the folder of all recounted logs");
         let lock = lock(all)?;
@@ -76,7 +77,7 @@ impl Drop for RecountDraft {
     }
 }
 
-/// Waits until no other session begins or publishes a recounted log; `None` if files cannot be locked.
+/// Locks the file [`LOCK`], after other sessions have released it. `None` if the file system has no locks.
 fn lock(all: &Path) -> Result<Option<File>, Error> {
     let path = all.join(LOCK);
     let file = plain_file::lock_file(&path).map_err(Error::file("open", &path))?;
@@ -146,7 +147,7 @@ mod tests {
     fn leftovers_go_when_the_next_one_begins() {
         let recording = tempfile::tempdir().unwrap();
         let (draft, log) = RecountDraft::begin(recording.path(), Exits(0), Format::default()).unwrap();
-        // Leave the draft behind, as a killed process would.
+        // The draft is not dropped, as in a killed process.
         std::mem::forget(draft);
         drop(log);
         let (alive, _log) = RecountDraft::begin(recording.path(), Exits(0), Format::default()).unwrap();

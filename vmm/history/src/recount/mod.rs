@@ -1,8 +1,8 @@
-//! Recounts recordings of exits in instructions, because time travel and debugging need instruction counts.
+//! Recounts recordings that count exits, because time travel and debugging need counts of instructions.
 //!
 //! Start with [`in_instructions`]: `counting` replays such a recording once and writes a second log. [`folders`]
-//! decides where that log lies and how several sessions share it. [`machine`] and [`recording`] define exits, and
-//! make and replay recordings of exits.
+//! chooses the folder of this log, and lets several sessions share it. [`machine`] defines exits, and [`recording`]
+//! makes and replays recordings that count exits.
 
 mod counting;
 pub mod folders;

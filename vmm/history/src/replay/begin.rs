@@ -8,7 +8,8 @@ use recording::Recording;
 use recording::checkpoints::Checkpoints;
 use recording::player::Player;
 
-/// Builds a recording's machine where the recording begins, usually at the first instruction, and its player.
+/// Builds a recording's machine and its player. The machine is where the recording begins, usually at its first
+/// instruction.
 pub fn open<C: Unit>(recording: &Recording<C>) -> Result<(Machine<C>, Player<C>), Error> {
     open_on(recording, EngineKind::SOFT)
 }
@@ -29,7 +30,7 @@ pub fn open_on<C: Unit>(
     Ok((machine, player))
 }
 
-/// Brings a machine at power-on to the beginning of a part of a run: the part's first checkpoint.
+/// If the recording is only a part of a run, moves a machine from power-on to the part's first checkpoint.
 pub fn begin_part<C: Unit>(
     recording: &Recording<C>,
     checkpoints: &Checkpoints<C>,

@@ -1,9 +1,9 @@
 //! Finds the first instruction that two live replays execute differently.
 //!
-//! The two may be replays of two recordings, or of one recording with a fault injected into one replay. The
-//! search compares the two replays with each other, not with their recordings. The search assumes that a
-//! difference stays. If a difference vanishes again, there may be an earlier one than the place found; at
-//! that place, equal machines still become different.
+//! The two may be replays of two recordings, or of one recording with a fault injected into one replay. The search
+//! compares the two replays with each other, not with their recordings. The search assumes that two machines that
+//! differ stay different. If a difference vanishes again, the search may miss an earlier difference. Even then, equal
+//! machines become different at the place that the search returns.
 
 use checkpoint::Maps;
 use cpu::{CpuState, Tier};
@@ -20,10 +20,10 @@ use recording::Recording;
 use recording::cursor::Cursor;
 use recording::player::{Player, Scrutiny};
 
-/// Distance between comparisons in a first pass, before a difference is known. At this distance comparisons
-/// cost almost nothing.
+/// The distance in steps between comparisons in a first pass, which looks for any difference. At this distance,
+/// comparisons take almost no time.
 pub const FAR_APART: u64 = 256_000_000;
-/// How many differing places in RAM are listed at most.
+/// The largest number of differing places in RAM that are listed.
 const MAX_PLACES: usize = 8;
 
 /// One of two replays.
@@ -33,7 +33,7 @@ pub struct Side<C> {
     fault: Option<Fault<C>>,
 }
 
-/// A side's state at an earlier place.
+/// A saved state of one replay at an earlier place.
 struct Saved<C> {
     at: C,
     state: MachineState,
@@ -44,7 +44,7 @@ struct Saved<C> {
 /// The first difference between two replays.
 #[derive(Clone, Debug)]
 pub struct Parting {
-    /// Both sides are equal here, and differ after one more step.
+    /// The place where both replays are still equal. The replays differ after one more step.
     pub at: Position,
     /// The CPU before that step, the same on both sides.
     pub before: CpuState,
@@ -62,7 +62,7 @@ impl<C: Unit> Side<C> {
         Ok(Side { machine, player, fault })
     }
 
-    /// As [`Side::new`], on one tier of the software CPU.
+    /// As [`Side::new`], on this tier of the software CPU.
     pub fn by(tier: Tier, recording: &Recording<C>, fault: Option<Fault<C>>) -> Result<Side<C>, Error> {
         let mut side = Side::new(recording, fault)?;
         side.machine.set_tier(tier);
@@ -121,9 +121,9 @@ fn equal<C: Unit>(left: &mut Side<C>, right: &mut Side<C>) -> Result<bool, Error
     Ok(left.summary()? == right.summary()?)
 }
 
-/// Finds the first difference between two replays after `equal_at`, up to `until`. The caller believes that
-/// the replays are equal at `equal_at`; the function checks this first. Compares the replays every `stride`
-/// instructions or exits. Returns `None` if the replays are equal up to `until`. `progress` gets positions.
+/// Finds the first difference between two replays after `equal_at`, up to `until`. The caller expects that the replays
+/// are equal at `equal_at`, and the function checks this first. Compares the replays every `stride` instructions or
+/// exits. Returns `None` if the replays are equal up to `until`. `progress` gets the position now and then.
 pub fn find_parting<C: Unit>(
     left: &mut Side<C>,
     right: &mut Side<C>,

@@ -2,9 +2,9 @@
 //! every block of the disk. A recording that counts exits instead of instructions may come from any engine. For such a
 //! recording, the comparison leaves out state in which processors differ ([`machine::comparable`]).
 //!
-//! Replay and recording were equal at the checkpoint before. A page is still equal if the replay has not
-//! written it since and the checkpoint has no new version. Such pages are not read, so the cost of
-//! comparing depends only on the written pages.
+//! Replay and recording were equal at the previous checkpoint. A page is still equal if the replay has not written it
+//! since then, and the checkpoint stores no new version of the page. Such pages are not read, so the cost of a
+//! comparison depends only on the number of written pages.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,7 +24,7 @@ use recording::Recording;
 use recording::checkpoints::{CheckpointHead, Checkpoints, must_fit};
 use recording::player::Player;
 
-/// A difference between a checkpoint and the replay at its place.
+/// A difference between a checkpoint and the replay at the checkpoint's position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointDifference {
     /// The checkpoint's position.
@@ -40,14 +40,14 @@ pub enum CheckpointPart {
     Head,
     /// A part of the machine's state.
     State(&'static str),
-    /// The page of RAM at this physical address, from this byte on.
+    /// A page of RAM.
     Ram {
-        /// Where the page begins.
+        /// The physical address of the page.
         gpa: u64,
         /// The first byte that differs.
         byte: usize,
     },
-    /// The checkpoint differs in this disk block, from this byte on.
+    /// A disk block.
     Disk {
         /// The block's number.
         block: u64,
@@ -75,22 +75,23 @@ impl fmt::Display for CheckpointDifference {
 /// Compares a recording's checkpoints one after the other, in the order of the run.
 pub struct CheckpointComparison<C> {
     checkpoints: Arc<Checkpoints<C>>,
-    /// How states are compared. Only the software CPU makes recordings that count instructions.
+    /// How states are compared: exactly in a recording that counts instructions, because only the software CPU makes
+    /// such recordings.
     likeness: Likeness,
     format: Format,
-    /// The disk at the checkpoint that is compared.
+    /// The disk with the contents that it has at the compared checkpoint.
     disk: Option<OverlayDisk>,
-    /// The maps at the checkpoint that was compared last.
+    /// The maps of RAM and disk at the checkpoint that was compared last.
     before: Maps,
     /// Number of checkpoints compared so far.
     pub compared: usize,
-    /// The first difference. Nothing behind the first difference is compared.
+    /// The first difference. Later checkpoints are then not compared.
     pub difference: Option<CheckpointDifference>,
 }
 
 impl<C: Unit> CheckpointComparison<C> {
-    /// Begins with a machine at its first instruction. Reads and checks everything in the store; `progress` gets the
-    /// number of bytes done and the total. Returns `None` if the recording has no checkpoints.
+    /// Begins with a machine at its first instruction. Reads and checks all data in the store. `progress` gets the
+    /// number of bytes checked so far, and the number of all bytes. Returns `None` if the recording has no checkpoints.
     pub fn new(
         recording: &Recording<C>,
         machine: &mut Machine<C>,
@@ -132,7 +133,7 @@ impl<C: Unit> CheckpointComparison<C> {
         })
     }
 
-    /// Brings a replay to a checkpoint. The comparison continues with the checkpoints behind it.
+    /// Moves a replay to a checkpoint. The comparison continues with the checkpoints after it.
     pub(super) fn begin_at(&mut self, at: C, replay: &mut Replay<'_, C>) -> Result<(), Error> {
         let snapshot = self.checkpoints.load(at)?;
         replay.machine.restore(&snapshot.state, &snapshot.maps)?;
@@ -153,13 +154,13 @@ impl<C: Unit> CheckpointComparison<C> {
         self.checkpoints.heads().keys().copied().collect()
     }
 
-    /// Whether a checkpoint has the state of an ended run, so that it lies behind the last step.
+    /// Whether a checkpoint has the state after the run has ended, and not the state before.
     pub fn is_after_the_end(&self, at: C) -> Result<bool, Error> {
         let state = MachineState::from_bytes(self.format, &self.checkpoints.store().state_at(at.number())?);
         Ok(state.is_some_and(|state| state.outcome.is_some()))
     }
 
-    /// Compares the checkpoint at `at` with a machine that a replay has brought there.
+    /// Compares the checkpoint at `at` with a replay's machine at this position.
     pub fn compare(&mut self, at: C, machine: &mut Machine<C>, player: &Player<C>) -> Result<(), Error> {
         if self.difference.is_some() {
             return Ok(());
@@ -182,7 +183,7 @@ impl<C: Unit> CheckpointComparison<C> {
         let (stored, now) = (self.checkpoints.store().state_at(at.number())?, machine.state());
         let bytes = match self.likeness {
             Likeness::Exact => stored.clone(),
-            // Any engine may have recorded: compare the part in which engines agree.
+            // Any engine may have recorded, so this compares only the state that is the same on all engines.
             Likeness::AcrossProcessors => MachineState::from_bytes(self.format, &stored)
                 .filter(|state| self.cpu_hash(state) == self.cpu_hash(&now))
                 .map_or(Vec::new(), |state| {
@@ -239,7 +240,7 @@ impl<C: Unit> CheckpointComparison<C> {
             }
         }
         if machine.store().is_some_and(|store| Arc::ptr_eq(store, self.checkpoints.store())) {
-            // The blocks are equal, so memory need not hold them.
+            // The blocks are equal to the stored blocks, so the copies in memory are freed.
             let blocks = pages.range((Space::Disk, 0)..);
             machine.adopt_blocks(blocks.map(|&(_, block)| (block, maps.disk.get(block).clone())));
         }
@@ -282,7 +283,7 @@ impl<C: Unit> CheckpointComparison<C> {
     }
 }
 
-/// The recording's disk, if it has one, reading written blocks from the store.
+/// The recording's disk, if the machine has one. The disk reads written blocks from the store.
 fn disk_of<C>(recording: &Recording<C>, store: &Arc<Store>) -> Result<Option<OverlayDisk>, Error> {
     let Some(image) = &recording.manifest.machine.disk else { return Ok(None) };
     let mut disk = OverlayDisk::open(&image.path)?;
@@ -331,7 +332,7 @@ mod tests {
         }
     }
 
-    /// The test changes a disk block behind the guest's back, and no replay does this again.
+    /// The test changes a disk block without the guest, so no replay makes this change.
     #[test]
     fn a_block_that_no_replay_writes_is_named() {
         let directory = tempfile::tempdir().unwrap();

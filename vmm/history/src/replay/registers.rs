@@ -42,7 +42,8 @@ pub fn named(state: &CpuState) -> Vec<(&'static str, u64)> {
     NAMES.into_iter().zip(state.gpr).chain(selectors).chain(rest).collect()
 }
 
-/// The differences between two CPUs, each as `name then now`.
+/// The differences between two CPUs. Each line has the register's name, the value in the first CPU and the value in the
+/// second.
 pub fn differences(
     (then, counts_then): (&CpuState, Counts),
     (now, counts_now): (&CpuState, Counts),

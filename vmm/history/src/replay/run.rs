@@ -15,16 +15,17 @@ use recording::console_digest::ConsoleDigest;
 use recording::log::EndRecord;
 use recording::player::{Part, Player, Scrutiny};
 
-/// How far a replay went.
+/// How a replay ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayEnd {
-    /// The replay reached the end of a complete recording, and everything was equal.
+    /// The replay reached the end of a complete recording, and found no difference.
     Verified,
-    /// The replay reached the last record of a recording that was cut off, or the place asked for.
+    /// The replay reached the last record of a recording that was cut off, or the place where the caller wanted the
+    /// replay to stop.
     Stopped,
 }
 
-/// A bit of RAM that fails during a replay, for tests that must notice it.
+/// A bit of RAM that changes during a replay. Tests check that the replay notices the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault<C> {
     /// The place where the fault happens.
@@ -35,12 +36,12 @@ pub struct Fault<C> {
     pub bit: u8,
 }
 
-/// A replay under way.
+/// A running replay.
 pub struct Replay<'a, C> {
     recording: &'a Recording<C>,
     /// The machine.
     pub machine: Machine<C>,
-    /// The player that feeds the machine.
+    /// The player that gives the machine its inputs.
     pub player: Player<C>,
     digest: Arc<Mutex<ConsoleDigest>>,
     disk: StoredDisk,
@@ -75,8 +76,8 @@ impl<'a, C: Unit> Replay<'a, C> {
         Ok(Replay { recording, machine, player, digest, disk: StoredDisk::default(), fault: None })
     }
 
-    /// Sets how many written disk blocks memory may hold. Further blocks are read from the recording's
-    /// checkpoints instead.
+    /// Sets how many written disk blocks may be in memory. If there are more, the replay reads blocks from the
+    /// recording's checkpoints instead.
     pub fn hold_blocks(&mut self, most: usize) {
         self.disk = StoredDisk::beyond(most);
     }
@@ -99,8 +100,8 @@ impl<'a, C: Unit> Replay<'a, C> {
     /// As [`Replay::run`], but does not compare the end. Returns whether the replay has reached the end.
     pub(super) fn go(&mut self, until: Option<C>, mut progress: impl FnMut(C)) -> Result<bool, Error> {
         let last = last_place(self.recording);
-        // Go one step beyond the last place: a run may end while an instruction is looked at, or while time passes
-        // before the next one.
+        // The replay may go one step beyond the last place. A run may end in the instruction after the last place, or
+        // while time passes before it.
         let until = until.unwrap_or(C::MAX).min(last.saturating_add(1));
         while self.machine.outcome().is_none() && self.machine.moment().count < until {
             let now = self.machine.moment().count;
@@ -122,7 +123,7 @@ impl<'a, C: Unit> Replay<'a, C> {
         Ok(self.machine.outcome().is_some() || self.machine.moment().count >= last.saturating_add(1))
     }
 
-    /// Runs one part of the replay. The run stops at `last` too, because the events there decide whether to continue.
+    /// Runs one part of the replay. The run also stops at `last`, because the events at this place may end the run.
     fn advance(&mut self, until: C, last: C) -> Result<(), Error> {
         let now = self.machine.moment().count;
         let mut until = if now < last { until.min(last) } else { until };
@@ -137,7 +138,7 @@ impl<'a, C: Unit> Replay<'a, C> {
         self.machine.run(until, &mut self.player).map(drop)
     }
 
-    /// Compares the end without the console's output: this replay did not begin where the recording does.
+    /// Compares the end without the console's output, because this replay did not begin at the recording's beginning.
     pub(super) fn compare_end_but_console(&mut self) -> Result<ReplayEnd, Error> {
         self.compare_end(None)
     }

@@ -1,5 +1,5 @@
-//! Reads written disk blocks from the recording's checkpoints instead of holding them in memory, as a recorder does.
-//! A replay that held all of them would need as much memory as the disk is large.
+//! Lets a replay read written disk blocks from the recording's checkpoints, instead of holding them in memory. A
+//! recorder does the same. A replay that held all written blocks would need as much memory as the disk's size.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use machine::unit::Unit;
 use recording::Recording;
 use recording::checkpoints::must_fit;
 
-/// A replay looks for written blocks in the checkpoints once memory holds this many: 256 MiB. Reading a block
-/// from the store takes several times as long as copying it.
+/// When this number of written blocks (256 MiB) is in memory, a replay looks for these blocks in the checkpoints. The
+/// limit is high, because reading a block from the store takes several times as long as copying it.
 const MOST_HELD: usize = 65_536;
 
-/// Moves a replay's disk blocks to the checkpoints: see the module.
+/// Replaces a replay's disk blocks in memory by the same blocks in checkpoints.
 pub(super) struct StoredDisk {
     most_held: usize,
-    /// Position behind the last checkpoint that was read.
+    /// The position after the last checkpoint that was read.
     next: u64,
-    /// There are no checkpoints, or they cannot be read.
+    /// Whether the recording has no checkpoints, or they cannot be read.
     given_up: bool,
 }
 
@@ -36,9 +36,9 @@ impl StoredDisk {
         StoredDisk { most_held, next: 0, given_up: false }
     }
 
-    /// Frees memory if too many blocks are held. Callers call this now and then, while the machine stands
-    /// still. Blocks that no passed checkpoint has stay in memory. A missing block is no error: a replay
-    /// needs nothing but the log.
+    /// Frees memory if too many blocks are in memory. The replay regularly calls this function, while the machine does
+    /// not run. A block stays in memory if no checkpoint up to the replay's position has it. Such a block is no error,
+    /// because a replay needs only the log.
     pub fn look<C: Unit>(&mut self, recording: &Recording<C>, machine: &mut Machine<C>) {
         if self.given_up || machine.written_blocks() <= self.most_held {
             return;
@@ -61,7 +61,7 @@ impl StoredDisk {
     }
 }
 
-/// The machine's store; attaches the recording's if it had none.
+/// The machine's store. If the machine has no store, attaches the recording's store.
 fn store_of<C: Unit>(
     recording: &Recording<C>,
     machine: &mut Machine<C>,

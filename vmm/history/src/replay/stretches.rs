@@ -1,8 +1,9 @@
-//! Verifies on all cores: each worker replays stretches between two checkpoints, one after the other.
+//! Verifies a recording on all cores. A stretch is a part of the recording between two checkpoints. Each worker replays
+//! one stretch after the other.
 //!
 //! A stretch begins in a checkpoint's state. At its end, the worker compares the next checkpoint with the replay. If
-//! the first stretch and every checkpoint are equal, then a replay in one piece is equal everywhere too. A worker only
-//! reports that there is a difference. [`super::verify`] then looks for it by a replay in one piece.
+//! the first stretch and every checkpoint are equal, then a replay of the whole run is equal everywhere too. A worker
+//! only reports that there is a difference. [`super::verify`] then replays the whole run to find the difference.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,22 +18,23 @@ use recording::Recording;
 use recording::console_digest::ConsoleDigest;
 use recording::player::Scrutiny;
 
-/// Stretches for each worker. With several, the other cores wait at most one short stretch for the last worker.
+/// The number of stretches for each worker. With several short stretches, the other cores wait for the last worker only
+/// for a short time.
 const STRETCHES_EACH: u64 = 4;
-/// Checks of registers between two polls.
+/// The number of checks of registers between two polls.
 const CHECKS_AT_ONCE: u64 = 8;
 
 /// How a recording is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
-    /// Largest number of workers. Each worker has a machine with the guest's RAM.
+    /// Largest number of workers. Each worker has its own machine, with a copy of the guest's RAM.
     pub threads: usize,
     /// The least number of steps in a stretch.
     pub least_steps: u64,
 }
 
 impl Cores {
-    /// All cores of this host. Stretches are longer than the time needed to restore their beginning.
+    /// Uses all cores of this host. Replaying the shortest stretch takes longer than restoring its first checkpoint.
     pub fn all() -> Cores {
         Cores { threads: crate::timeline::cores(), least_steps: 100_000_000 }
     }
@@ -70,7 +72,7 @@ enum Row<C> {
     Console(Vec<u8>),
     /// A checkpoint was compared.
     Compared(Option<CheckpointDifference>),
-    /// The replay is at the recording's end.
+    /// The replay has reached the recording's end.
     End(Moment<C>, ReplayEnd),
 }
 
@@ -79,7 +81,7 @@ struct Worker<'a, C> {
     replay: Replay<'a, C>,
     comparison: CheckpointComparison<C>,
     console: Arc<Mutex<Vec<u8>>>,
-    /// The number of the stretch that begins where the worker stands.
+    /// The number of the stretch that begins at the worker's present place.
     stands_before: usize,
 }
 
@@ -99,8 +101,8 @@ impl<'a, C: Unit> Worker<'a, C> {
         Ok(Worker { replay, comparison, console, stands_before })
     }
 
-    /// Replays to a place, or to the recording's end. Returns `None` if interrupted, otherwise whether it is at the
-    /// end.
+    /// Replays to a place, or to the recording's end. Returns `None` if the caller interrupted it. Otherwise returns
+    /// whether the replay has reached the end.
     fn go(
         &mut self,
         until: Option<C>,
@@ -132,7 +134,7 @@ impl<'a, C: Unit> Worker<'a, C> {
 /// All stretches of a recording.
 struct Stretches<'a, C> {
     stretches: Vec<Stretch<C>>,
-    /// The checkpoint behind the recording's last step, if there is one.
+    /// The checkpoint with the state after the run has ended, if there is one.
     behind_the_end: Option<C>,
     idle: Mutex<Vec<Worker<'a, C>>>,
     /// Number of steps that all workers together have replayed.
@@ -202,8 +204,8 @@ pub(super) struct Equal<C> {
     pub checkpoints: usize,
 }
 
-/// Verifies a recording on several cores. Returns `None` if the recording cannot be divided. A difference is
-/// an error, which says only that one worker found it.
+/// Verifies a recording on several cores. Returns `None` if the recording cannot be divided. A difference is an error,
+/// which does not say where the difference began.
 pub(super) fn verify<C: Unit>(
     recording: &Recording<C>,
     comparison: &CheckpointComparison<C>,
@@ -311,7 +313,7 @@ mod tests {
         };
         let equal = verified(&recording).unwrap().expect("it is long enough");
         assert!(equal.at == end.at && equal.checkpoints > more.len(), "{}", equal.checkpoints);
-        // No single worker knows the whole console output.
+        // No single worker has the whole console output, but a change of its hash in the end record is noticed.
         let mut changed = recording.clone();
         tiny_guest::change_log(&mut changed, |log| {
             let Some(LogRecord::End(end)) = log.last_mut() else { panic!("it has an end") };

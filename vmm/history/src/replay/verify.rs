@@ -1,12 +1,12 @@
-//! Verifies a recording. The function checks everything in the store. Then a replay compares all noted hashes
-//! and every checkpoint. If a hash or checkpoint differs, verification finds out as exactly as possible where
-//! the difference began.
+//! Verifies a recording. [`verify`] checks all data in the store of checkpoints. Then a replay compares all hashes in
+//! the log and every checkpoint. If a hash or checkpoint differs, `verify` finds out as exactly as possible where the
+//! difference began.
 //!
-//! The log holds hashes, not states. If every replay differs from it in the same way, the difference lies between two checks.
-//! No closer place can be found, because the recorded machine is gone. If two *replays* differ, both machines
-//! exist live. Memory may have failed, or this program may have a bug that is not deterministic. A second recording
-//! of the same run also gives two live machines. Then [`crate::replay::bisect`] finds the first instruction that they
-//! execute differently.
+//! The log holds hashes, not states. If every replay differs from the log in the same way, the difference began between
+//! two checks. A closer place cannot be found, because the recorded machine no longer exists. If two *replays* differ,
+//! both machines can be run again. Memory may have failed, or this program may have a bug that is not deterministic.
+//! Two recordings of the same run also give two machines that can be run again. With two such machines,
+//! [`crate::replay::bisect`] finds the first instruction that they execute differently.
 
 use cpu::{CpuState, Parts, Tier};
 
@@ -29,7 +29,7 @@ use recording::player::Scrutiny;
 pub struct Verification<C> {
     /// Where the replay ended.
     pub at: Moment<C>,
-    /// Whether the recording has an end to compare with.
+    /// Whether the recording has an end record, so that the end was compared.
     pub complete: bool,
     /// The difference, if there is one.
     pub difference: Option<Difference<C>>,
@@ -37,7 +37,8 @@ pub struct Verification<C> {
     pub checkpoints: usize,
     /// The first checkpoint that differs from the replay.
     pub checkpoint_difference: Option<CheckpointDifference>,
-    /// A difference that a replay on several cores found, and a replay in one piece did not.
+    /// The message about a difference that the replay on several cores found, but the replay of the whole run did not
+    /// find.
     pub did_not_recur: Option<String>,
 }
 
@@ -52,9 +53,9 @@ impl<C> Verification<C> {
 pub struct Difference<C> {
     /// The divergence that the replay found.
     pub divergence: Divergence,
-    /// The replayed machine's registers there.
+    /// The replayed machine's registers at the divergence.
     pub registers: CpuState,
-    /// The recorded events between the last equal point and this one.
+    /// The recorded events between the last equal point and the divergence, each with its number.
     pub events: Vec<(usize, EventRecord<C>)>,
     /// Where the difference began, as far as it could be found out.
     pub origin: Origin,
@@ -63,19 +64,19 @@ pub struct Difference<C> {
 /// Where a difference began.
 pub enum Origin {
     /// A second replay differs in the same way. The difference began between the last equal point and the first
-    /// different one.
+    /// different point.
     Between,
     /// A second replay is equal to the recording. The first replay differs from the second from this instruction on.
     ReplaysPart(Box<Parting>),
-    /// A second replay is equal to the recording, and so was the first one when run again.
+    /// A second replay is equal to the recording. The first replay was run again, and was equal too.
     DidNotRecur,
 }
 
-/// Checks the store of checkpoints, then replays the whole recording and compares everything. `fault` makes memory
-/// fail on the way, for tests. `progress` gets the current activity and a position.
-/// While the store of checkpoints is checked, the position grows from zero to the last checkpoint's position.
+/// Checks the store of checkpoints, then replays the whole recording and compares all checks and checkpoints. `fault`
+/// changes a bit of memory during the replay, for tests. `progress` gets the name of the current activity and a
+/// position. While the store of checkpoints is checked, the position grows from zero to the last checkpoint's position.
 ///
-/// Long recordings with checkpoints are replayed on all cores. Each core needs the guest's RAM once.
+/// Long recordings with checkpoints are replayed on all cores. Each core needs as much memory as the guest's RAM.
 pub fn verify<C: Unit>(
     recording: &Recording<C>,
     fault: Option<Fault<C>>,
@@ -140,7 +141,7 @@ pub fn verify_on<C: Unit>(
     Ok(found)
 }
 
-/// Replays to the end, and compares the checkpoints on the way.
+/// Replays to the end, and compares each checkpoint when the replay reaches its position.
 fn run_and_compare<C: Unit>(
     replay: &mut Replay<'_, C>,
     comparison: Option<&mut CheckpointComparison<C>>,
@@ -179,7 +180,7 @@ fn find_origin<C: Unit>(
     Ok(parting.map_or(Origin::DidNotRecur, |parting| Origin::ReplaysPart(Box::new(parting))))
 }
 
-/// The last check of all parts, at or before a point.
+/// The position of the last check with all parts, at or before `last_good`.
 fn equal_everywhere<C: Unit>(recording: &Recording<C>, last_good: Moment<C>) -> Result<C, Error> {
     let is_whole = |check: &CheckRecord<C>| check.ram_digest.is_some() && check.at <= last_good;
     let whole = recording.log.last_check_before(recording.log.entry_count(), is_whole)?;
@@ -198,8 +199,8 @@ pub fn compare<C: Unit>(
 }
 
 /// Finds the first difference between the software CPU's interpreter and its translator in the replay of a recording.
-/// Compares everything every `stride` instructions. Returns `None` if there is no difference. The translator's side
-/// may have a fault.
+/// Compares the whole machines every `stride` instructions. Returns `None` if there is no difference. A test can give
+/// the translator's replay a fault.
 pub fn compare_tiers(
     recording: &Recording<Instructions>,
     fault: Option<Fault<Instructions>>,

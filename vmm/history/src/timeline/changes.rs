@@ -1,4 +1,5 @@
-//! A debugger's changes: the first change leaves the recorded history for a scratch [`Fork`].
+//! A debugger's changes of registers and memory. The first change begins a [`Fork`]: a run from the present place that
+//! is not the recorded run.
 
 use cpu::CpuState;
 
@@ -51,7 +52,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Refuses actions that make sense only in the recorded history.
+    /// Returns an error in a fork, for actions that are possible only in the recorded run.
     pub(super) fn must_be_history(&self) -> Result<(), Error> {
         match self.forked_at() {
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! Parses a person's notation of a search condition.
+//! Parses the text that a person writes for a search condition.
 
 use std::collections::BTreeSet;
 
@@ -15,10 +15,10 @@ pub const CONDITIONS: &str = "break:ADDR, write:ADDR[+LEN], read:ADDR[+LEN], acc
      syscall, syscall:NAME, syscall:N, vector:N, console:TEXT. ADDR is a number, a symbol of the kernel (after kexec: of each \
      kernel), or SYMBOL+OFFSET (of all but break: SYMBOL+OFFSET+LEN); break takes names like ext4_*, and syscall like open*";
 
-/// Sizes in bytes that can be compared with a value.
+/// The sizes in bytes of memory that a condition can compare with a value.
 const COMPARABLE: [u64; 4] = [1, 2, 4, 8];
 
-/// A condition, parsed.
+/// A parsed condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition(pub Stops);
 
@@ -94,7 +94,7 @@ impl Condition {
     }
 }
 
-/// Explains why the notation could not be parsed.
+/// Returns a message that says why the text could not be parsed.
 fn what_is_wrong(text: &str, kind: &str, rest: &str, names: &dyn Names) -> String {
     let place = rest.split(['+', ' ', '=', '!', '<', '>']).next().unwrap_or(rest);
     if kind == "syscall" && !place.is_empty() {
@@ -115,7 +115,7 @@ fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
-/// An address. If the address is a symbol's, also the symbol's size.
+/// Parses an address, which is a number or a symbol. Also returns the symbol's size.
 fn place_of(text: &str, names: &dyn Names) -> Option<(u64, Option<u64>)> {
     let named = || names.named(text).map(|(address, size)| (address, Some(size)));
     number(text).map(|address| (address, None)).or_else(named)
@@ -204,7 +204,7 @@ pub fn number(text: &str) -> Option<u64> {
 }
 
 impl Cause {
-    /// The cause in words. Adds the symbol at its address if the kernel's symbols are known.
+    /// The cause in words. Adds the symbol at the cause's address, if `symbols` has one.
     pub fn told(self, symbols: Option<&Symbols>) -> String {
         let address = match self {
             Cause::Breakpoint(address) | Cause::Watch { address, .. } => address,

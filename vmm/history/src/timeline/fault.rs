@@ -1,8 +1,8 @@
-//! Finds the instruction that faulted: its exception led to a report of the guest's kernel.
+//! Finds the instruction whose exception led to a report of the guest's kernel.
 //!
-//! While the kernel reports an exception, the frame that the processor saved for it is on the stack. So the search
-//! takes the last exception before the report whose frame is still in its place, and that did not return. Most frames
-//! of exceptions that did return have been overwritten. Some last in the gaps of later frames.
+//! While the kernel reports an exception, the frame that the processor saved at this exception is on the stack. So the
+//! search takes the last exception before the report that has not returned and whose frame is still on the stack. Most
+//! frames of exceptions that have returned are overwritten. But some stay in gaps between later frames.
 
 use std::ops::Range;
 
@@ -21,18 +21,19 @@ use crate::workers::Poll;
 const EXCEPTIONS: [u8; 17] = [0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 16, 17, 19, 21];
 /// The exceptions that push an error code.
 const WITH_ERROR_CODE: [u8; 7] = [8, 10, 11, 12, 13, 14, 17];
-/// How far before a report its exception is looked for: first this many steps, then each time `FACTOR` times as many.
+/// The search looks this number of steps back from the report. If it finds no exception, it looks `FACTOR` times as
+/// far, and so on.
 const FIRST_STEPS: u64 = 1_000_000;
 const FACTOR: u64 = 16;
 const MOST_STEPS: u64 = 1 << 32;
-/// A guest with more exceptions in one search causes them on purpose.
+/// The largest number of exceptions in one search. Only a guest that causes exceptions on purpose has more.
 const MOST_EXCEPTIONS: usize = 1 << 20;
-/// The largest kernel stack, with everything that a sanitizer adds.
+/// The largest size in bytes of a kernel stack, including the space that a sanitizer adds.
 const MOST_STACK_BYTES: u64 = 1 << 17;
 /// Largest number of reports that are looked at, from the last one backward. A panic may have another cause than an
 /// exception.
 const MOST_LOOKS: usize = 8;
-/// RIP, CS, RFLAGS, RSP and SS.
+/// The frame that the processor pushes for an exception: RIP, CS, RFLAGS, RSP and SS.
 type Frame = [u64; 5];
 const RIP: usize = 0;
 const RSP: usize = 3;
@@ -45,8 +46,8 @@ struct Delivered {
 }
 
 impl Timeline {
-    /// The instruction whose exception led to the last oops or panic at or before a place. The machine stays where
-    /// the search ended.
+    /// The instruction whose exception led to the last oops or panic at or before a place. The machine stays at the
+    /// place where the search ended.
     pub(super) fn fault_before(
         &mut self,
         place: Instructions,
@@ -85,7 +86,7 @@ impl Timeline {
             let from = report.saturating_back(steps);
             let stops = Stops { traps: traps.clone(), ..Stops::default() };
             let seen = self.hits_of(stops, from..to, &look, poll)?;
-            // The position is still at the report.
+            // The machine is still at the report, so its memory has the stack at that time.
             let stands =
                 |exception: &Delivered| frame_at(self.machine(), exception.frame_at) == Some(exception.frame);
             let count = seen.len();
@@ -100,7 +101,7 @@ impl Timeline {
         }
     }
 
-    /// The last of these exceptions that did not return before `report`.
+    /// The last of these exceptions whose handler has not returned before `report`.
     fn last_that_goes_on(
         &mut self,
         exceptions: &[Delivered],
@@ -123,7 +124,7 @@ impl Timeline {
         Ok(exceptions.iter().rfind(goes_on).map(|exception| exception.before))
     }
 
-    /// The results of `look` at the hits of other stops than the session's.
+    /// The results of `look` at the hits of `stops`. The timeline's own stops are restored afterwards.
     fn hits_of<T: Send>(
         &mut self,
         stops: Stops,

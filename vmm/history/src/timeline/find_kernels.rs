@@ -1,8 +1,9 @@
 //! Finds the kernels that a guest runs one after the other.
 //!
-//! The kernel at the end of a part of a run knows whether another kernel has started it. Only then does the timeline
-//! look for the earlier one. Checkpoints narrow down where the later kernel begins, and a search finds the last
-//! system call before that. A run with one kernel costs one look.
+//! The memory of the kernel that runs last says whether another kernel has started it by kexec. Only then does the
+//! timeline look for the earlier kernel. Checkpoints narrow down where the later kernel begins. A search then finds the
+//! last system call before this place, where the earlier kernel still runs. In a run with one kernel, the timeline
+//! reads memory only once.
 
 use std::sync::Arc;
 
@@ -17,11 +18,12 @@ use super::stops::{Filter, Stops, TravelStop};
 use super::travel::Timeline;
 use crate::workers::Poll;
 
-/// While no kernel is mapped, this many checkpoints are looked at one by one. Then each look goes twice as far back.
+/// While no kernel is mapped, the search goes back checkpoint by checkpoint for this number of checkpoints. After them,
+/// each step back is twice as long as the step before.
 const LOOKS_IN_A_ROW: usize = 8;
 
 impl Timeline {
-    /// The symbols of the kernel that the machine runs here.
+    /// The symbols of the kernel that the machine runs at its present place.
     pub fn symbols(&mut self) -> Result<Arc<Symbols>, NoKernel> {
         let here = (self.position(), self.forked_at());
         if let Some((_, symbols)) = self.kernels.here.as_ref().filter(|(place, _)| *place == here) {
@@ -32,7 +34,7 @@ impl Timeline {
         Ok(symbols)
     }
 
-    /// The symbols that were read last, at whatever place.
+    /// The symbols that were read last, perhaps at another place.
     pub fn last_symbols(&self) -> Option<&Symbols> {
         self.kernels.here.as_ref().map(|(_, symbols)| &**symbols)
     }
@@ -42,7 +44,7 @@ impl Timeline {
         self.kernels.before.as_ref().map(|(_, kernels)| kernels)
     }
 
-    /// The kernels that run before a place, and perhaps later ones. The position does not change.
+    /// The kernels that run before `until`. The list may also have later kernels. The position does not change.
     pub fn kernels(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
         let until = until.min(self.end());
         if let Some((_, kernels)) = self.kernels.before.as_ref().filter(|(known, _)| until <= *known) {
@@ -61,7 +63,7 @@ impl Timeline {
         Ok(kernels)
     }
 
-    /// As [`Timeline::kernels`], but reads the running kernel's symbols again: they include the modules that
+    /// As [`Timeline::kernels`], but reads the running kernel's symbols again, so that they include the modules that
     /// are loaded now. In a fork, only this kernel is known.
     pub fn names(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Kernels, Error> {
         if self.forked_at().is_some() {
@@ -93,14 +95,14 @@ impl Timeline {
         Ok(Kernels(kernels.into()))
     }
 
-    /// The kernel that the machine runs here.
+    /// The kernel that the machine runs at its present place.
     fn kernel_here(&mut self) -> Option<Kernel> {
         let symbols = self.symbols().ok()?;
         let boot = Boot::of_kernel(self.machine(), &symbols);
         Some(Kernel { symbols, boot, seen_at: self.position() })
     }
 
-    /// The last kernel before the machine's present place, where no kernel may be mapped.
+    /// The last kernel before the machine's present place. At the present place itself, perhaps no kernel is mapped.
     fn last_kernel(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Option<Kernel>, Error> {
         if let Some(kernel) = self.kernel_here() {
             return Ok(Some(kernel));
@@ -132,8 +134,8 @@ impl Timeline {
         }
     }
 
-    /// The first place where a boot runs, among the recording's start, its checkpoints and `seen_at`. Returns
-    /// `None` if the place is the start.
+    /// The first place where the kernel of a boot runs, among the recording's start, its checkpoints and `seen_at`.
+    /// Returns `None` if this place is the start.
     fn first_place_of(
         &mut self,
         boot: &Boot,

@@ -1,6 +1,6 @@
-//! Scratch forks: a debugger changes registers or memory, and the machine continues into a future that was
-//! never recorded. A fork gets no input from outside, and only goes forward. Leaving a fork returns the
-//! machine to the place in the recorded history where the fork began. The recording does not change.
+//! Forks: a debugger changes registers or memory, and the machine continues into a future that was never recorded. A
+//! fork gets no input from outside, and only goes forward. Leaving a fork returns the machine to the place in the
+//! recorded history where the fork began. The recording does not change.
 
 use super::stops::{Armed, Stops, TravelStop};
 use super::walker::POLL_STEPS;
@@ -12,13 +12,13 @@ use machine::position::{Count, Instructions, Moment};
 use machine::{Machine, RunStop};
 use recording::checkpoints::Snapshot;
 
-/// A fork under way.
+/// The fork in which the machine is.
 pub(super) struct Fork {
-    /// The place where the machine left the history.
+    /// The state at the place where the fork began.
     pub root: Snapshot<Instructions>,
 }
 
-/// A fork's inputs: time passes, and nothing else comes in.
+/// A fork's inputs. Time passes, and no events come in.
 struct NoInputs;
 
 impl Inputs<Instructions> for NoInputs {
@@ -36,7 +36,7 @@ impl Inputs<Instructions> for NoInputs {
 }
 
 impl Fork {
-    /// The place where the machine left the history.
+    /// The place where the fork began.
     pub fn begun_at(&self) -> Instructions {
         Instructions(self.root.state.counts.steps)
     }
@@ -66,7 +66,7 @@ impl Fork {
                 return Ok(TravelStop::End);
             }
             if machine.moment().count < target && poll() {
-                // The next run passes over a breakpoint at its beginning, so report it now.
+                // The next run ignores a breakpoint at its first instruction, so this run must report it.
                 let hit = armed.breakpoint_hit(machine);
                 return Ok(hit.map_or(TravelStop::Interrupted, |hit| TravelStop::Hit(hit.cause)));
             }

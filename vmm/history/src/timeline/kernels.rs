@@ -1,9 +1,9 @@
-//! The kernels of a run, and which of them runs where.
+//! The kernels of a run, and the decision which kernel runs at a place.
 //!
-//! A guest starts a second kernel by kexec, or a crash kernel after a panic. Each boot has its own addresses, so a
-//! name means one place in each kernel. A breakpoint there counts only while its kernel is mapped: each hit reads
-//! memory to find out ([`guest_symbols::boot`]). So the timeline need not know where one kernel ends and the next
-//! begins. `find_kernels.rs` finds the kernels.
+//! A guest starts a second kernel by kexec, or a crash kernel after a panic. Each boot has its own addresses, so a name
+//! means one address in each kernel. A breakpoint at such an address counts only while its kernel is mapped. At each
+//! hit, a filter reads memory to decide this ([`guest_symbols::boot`]). So the timeline need not find the place where
+//! one kernel ends and the next begins. `find_kernels.rs` finds the kernels.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -69,7 +69,7 @@ impl Kernels {
         &self.0
     }
 
-    /// The number of the kernel that a machine runs. If there is only one, it is that kernel everywhere.
+    /// The index of the kernel that a machine runs. If there is only one kernel, always its index.
     pub fn at(&self, machine: &Machine<Instructions>) -> Option<usize> {
         if self.0.len() <= 1 {
             return (!self.0.is_empty()).then_some(0);
@@ -90,15 +90,15 @@ impl Kernels {
         self.name(self.at(machine)?)
     }
 
-    /// These kernels, with one kernel's symbols replaced by those read at another place.
+    /// The same kernels, but the symbols of kernel `number` are replaced by `symbols`, which were read at `seen_at`.
     pub(super) fn with(&self, number: usize, symbols: Arc<Symbols>, seen_at: Instructions) -> Kernels {
         let mut kernels = self.0.to_vec();
         kernels[number] = Kernel { symbols, seen_at, ..kernels[number].clone() };
         Kernels(kernels.into())
     }
 
-    /// Reads the names with `parse` for each kernel. A name's meaning counts only while its kernel is mapped. Fails
-    /// if no kernel has the names.
+    /// Calls `parse` with the names of each kernel, and joins the results. The stops from a kernel's names count only
+    /// while this kernel is mapped. Fails if `parse` fails for each kernel.
     pub fn stops<E>(&self, parse: impl Fn(&dyn Names) -> Result<Stops, E>) -> Result<Stops, E> {
         let [earlier @ .., last] = &self.0[..] else { return parse(&NoNames) };
         let read_last = parse(&*last.symbols);
@@ -119,7 +119,7 @@ impl Kernels {
     }
 }
 
-/// The break- and watchpoints of all kernels, each with a filter for the kernels that it belongs to.
+/// The breakpoints and watchpoints of all kernels, each with a filter that is true while one of its kernels is mapped.
 fn union<K: Clone>(read: Vec<(K, Stops)>, filter: impl Fn(Vec<K>) -> Filter) -> Stops {
     let mut all = Stops::default();
     let (mut breakpoints, mut watches) = (BTreeMap::<u64, Vec<K>>::new(), BTreeMap::<u64, Vec<K>>::new());
@@ -144,15 +144,15 @@ fn union<K: Clone>(read: Vec<(K, Stops)>, filter: impl Fn(Vec<K>) -> Filter) -> 
     Stops { filters: filters(breakpoints), watch_filters: filters(watches), ..all }
 }
 
-/// A place, and the beginning of the fork that contains it.
+/// A place, and the beginning of the fork that contains the place. The second value is `None` in the recorded run.
 pub(super) type Place = (Instructions, Option<Instructions>);
 
-/// A session's facts about the guest's kernels.
+/// The guest's kernels that the timeline has found so far.
 #[derive(Default)]
 pub(super) struct Known {
-    /// The symbols read last, and the place.
+    /// The symbols that were read last, and the place where they were read.
     pub here: Option<(Place, Arc<Symbols>)>,
-    /// The kernels found before a place.
+    /// A place, and the kernels found before this place.
     pub before: Option<(Instructions, Kernels)>,
 }
 
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Two kernels have one breakpoint address in common, and a variable with different sizes.
+    /// In this test, two kernels have a breakpoint at the same address, and a variable with different sizes.
     #[test]
     fn each_place_counts_in_the_kernels_that_have_it() {
         let read =

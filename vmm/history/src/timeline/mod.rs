@@ -1,19 +1,19 @@
-//! Time travel. Callers say where to go; the timeline decides how.
+//! Time travel. The caller gives the place, and the timeline decides how to get there.
 //!
-//! Start with [`Timeline`] (`travel`), which callers use. The timeline moves a `walker`, which leaves
-//! snapshots behind; all walkers of a session have `shared` in common. `search` searches an interval, and
-//! `walkers` search on all cores. `stops` has everything that a run can stop at, and `condition` parses it
-//! from text. `positions` resolves notations of positions. `kernels` resolves names if a guest runs several
-//! kernels one after the other, and `find_kernels` finds these. `reports` finds the reports of a guest's
-//! kernel, and `fault` the instruction that led to one. While nothing moves, `settler` leaves snapshots for
-//! the next search back. `runner` lets KVM run long stretches. `changes` lets a debugger change things in a
-//! scratch `fork`. `vmm/history/TRAVEL.md` explains the ideas.
+//! Start with [`Timeline`] (`travel`), which callers use. The timeline moves a `walker`, which takes snapshots during
+//! its run. All walkers of a session share the state in `shared`. `search` searches an interval, and `walkers` search
+//! on all cores. `stops` has the events at which a run can stop, and `condition` parses them from text. `positions`
+//! resolves notations of positions. `kernels` resolves names if a guest runs several kernels one after the other, and
+//! `find_kernels` finds these kernels. `reports` finds the reports of a guest's kernel, and `fault` finds the
+//! instruction that led to a report. While the timeline does not move, `settler` takes snapshots for the next search
+//! back. `runner` lets KVM run long stretches. `changes` lets a debugger change registers and memory in a `fork`.
+//! `vmm/history/TRAVEL.md` explains the ideas.
 //!
 //! A *place* is a position in the recording. A *movement* is one seek, run, step or search of a timeline. A *walk* is a
 //! walker's run from one place to a later one. A *hit* is an event that a stop waits for.
 //!
-//! A timeline knows instruction counts only. A recording that counts exits must go through [`crate::recount`] first.
-//! Nothing here changes the recorded run; a timeline only adds checkpoints to a recording.
+//! A timeline's positions are counts of instructions. A recording that counts exits must be recounted first
+//! ([`crate::recount`]). A timeline never changes the recorded run. A timeline only adds checkpoints to a recording.
 
 mod changes;
 mod condition;

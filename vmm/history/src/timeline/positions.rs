@@ -13,12 +13,13 @@ use machine::notation::{Distance, PositionSpec};
 use machine::position::{Count, Instructions, Moment};
 use recording::checkpoints::CheckpointHead;
 
-/// Steps between two looks at a measure in the coarsest pass, and the factor to the next finer pass. The first is a
-/// power of the second.
+/// `SLICE_STEPS` is the length in steps of a slice in the coarsest pass, after which the measure is read. A slice of
+/// the next finer pass is `SLICE_FACTOR` times shorter. `SLICE_STEPS` is a power of `SLICE_FACTOR`.
 const SLICE_STEPS: u64 = 1 << 24;
 const SLICE_FACTOR: u64 = 1 << 2;
 
-/// A number that only grows along a run. A machine and a checkpoint's head both have this number.
+/// A number that never falls along a run, such as the count of branches. The number can be read from a machine and from
+/// a checkpoint's head.
 struct Measure {
     of_machine: fn(&Machine<Instructions>) -> u64,
     of_head: fn(&CheckpointHead<Instructions>) -> u64,
@@ -37,9 +38,9 @@ enum Meaning {
     Place(Instructions),
     /// The first place where a measure has reached a number, and its name in messages.
     Reached(&'static Measure, u64, String),
-    /// The place behind the last system call, whose number is unknown.
+    /// The place after the entry of the last system call. The number of this system call is unknown.
     LastSystemCall,
-    /// The kernel's panic, if the run went on behind it.
+    /// The kernel's panic, in a run that went on after the panic.
     Panic,
     /// A report of the guest's kernel.
     Report(Wanted),
@@ -47,7 +48,7 @@ enum Meaning {
     Fault(Instructions),
 }
 
-/// The wanted report.
+/// Which report of the guest's kernel a notation means.
 enum Wanted {
     FirstOops,
     Numbered(u64),
@@ -57,7 +58,7 @@ fn beyond(what: &str) -> Error {
     Error::Position(format!("the recording ends before {what}"))
 }
 
-/// The position at this distance behind a moment.
+/// The position at this distance after a moment.
 fn after(moment: Moment<Instructions>, distance: Distance) -> PositionSpec {
     match distance {
         Distance::Instructions(number) => {
@@ -68,8 +69,8 @@ fn after(moment: Moment<Instructions>, distance: Distance) -> PositionSpec {
 }
 
 impl Timeline {
-    /// The place that a notation means to someone who has just opened the recording: distances count from an end. If
-    /// the machine must run to find the place, it stays there, so that going there costs nothing more.
+    /// Resolves a notation on the command line, where distances are from the recording's start or end. If the machine
+    /// must run to find the place, the machine stays at the place, so that a later seek takes no time.
     pub fn resolve_outside(
         &mut self,
         spec: PositionSpec,
@@ -90,8 +91,8 @@ impl Timeline {
         self.find(meaning, poll)
     }
 
-    /// The place that a notation means where the timeline stands. If the notation does not count instructions, the
-    /// machine runs to find the place, and returns.
+    /// Resolves a notation in gdb, where distances are from the timeline's present place. If the machine must run to
+    /// find the place, the machine then returns to the present place.
     pub fn resolve(&mut self, spec: PositionSpec, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         let meaning = self.meaning(spec)?;
         if let Meaning::Place(at) = meaning {
@@ -104,7 +105,7 @@ impl Timeline {
         found
     }
 
-    /// The meaning of a notation where the timeline stands.
+    /// The meaning of a notation at the timeline's present place.
     fn meaning(&self, spec: PositionSpec) -> Result<Meaning, Error> {
         let (here, end) = (self.machine().moment(), self.end());
         Ok(match spec {
@@ -141,8 +142,7 @@ impl Timeline {
         })
     }
 
-    /// Finds the place. If the place is unknown, the machine runs to find it, and stays where the search
-    /// ended.
+    /// Finds the place. If the machine must run to find the place, the machine stays where the search ended.
     fn find(&mut self, meaning: Meaning, poll: &mut Poll<'_>) -> Result<Instructions, Error> {
         let (measure, wanted, what) = match meaning {
             Meaning::Place(at) => return Ok(at),
@@ -162,7 +162,8 @@ impl Timeline {
         if let Some(place) = self.first_reached(measure, wanted, poll)? {
             return Ok(place);
         }
-        // The replay reached the end, where the guest may idle until the log ends.
+        // The replay has reached the last count. The guest may be idle there until the log ends, so the wanted time may
+        // be reached at this count.
         let end_ns = self.shared.recording.log.last_moment().time_ns;
         if std::ptr::eq(measure, &TIME) && wanted <= end_ns {
             return Ok(self.end());
@@ -186,8 +187,8 @@ impl Timeline {
         place.ok_or_else(none)
     }
 
-    /// The guest time of a notation's event, or of the recording's end. The guest may idle at that place, and reach it
-    /// long before that time.
+    /// The guest time of a notation's event, or of the recording's end. The guest may be idle at the event's place, so
+    /// the guest may reach this place long before the time.
     pub fn time_at(&self, spec: PositionSpec) -> Result<Option<u64>, Error> {
         Ok(match spec {
             PositionSpec::Event(number) => Some(self.event(number)?.time_ns),
@@ -196,9 +197,9 @@ impl Timeline {
         })
     }
 
-    /// Lets the guest idle at a notation's place until the notation's time: see [`Timeline::time_at`].
-    /// Callers can then look at the machine in this state. No position identifies this state, so the timeline can only
-    /// go to another position.
+    /// Lets the guest idle at its present place until the time of a notation's event ([`Timeline::time_at`]). Callers
+    /// can then read the machine in this state. No position identifies this state. So the only possible movement of the
+    /// timeline is a seek to another position.
     pub fn idle_at(&mut self, spec: PositionSpec) -> Result<(), Error> {
         let Some(time_ns) = self.time_at(spec)? else { return Ok(()) };
         let Walker { machine, player, .. } = &mut self.walker;
@@ -280,8 +281,9 @@ impl Timeline {
         ))
     }
 
-    /// Two restorable places (or the run's beginning) around the place up to which a condition is true. Returns no
-    /// second place if the condition is true everywhere we looked.
+    /// The last restorable place where a condition is true (or the run's beginning), and the first restorable place
+    /// where it is false. A restorable place has a checkpoint or a snapshot. The second result is `None` if the
+    /// condition is true at all these places.
     fn around(
         &self,
         holds: impl Fn(&CheckpointHead<Instructions>) -> bool,
@@ -295,9 +297,9 @@ impl Timeline {
         (low.unwrap_or(Instructions(0)), high)
     }
 
-    /// The first place where a measure has reached `wanted`. The machine then stands there. Checkpoints and snapshots
-    /// narrow down the range. The run is replayed from its beginning in slices, each beginning with a snapshot. The
-    /// slice that contains the place is replayed again in finer slices.
+    /// The first place where a measure has reached `wanted`. The machine is then at this place. Checkpoints and
+    /// snapshots narrow down the range. The range is replayed from its beginning in slices, with a snapshot at each
+    /// slice's beginning. The slice that contains the place is replayed again in finer slices.
     fn first_reached(
         &mut self,
         measure: &Measure,
@@ -318,7 +320,8 @@ impl Timeline {
                 return Ok(None);
             }
             self.walker.leave_snapshot()?;
-            // A place that is already known need not be visited again.
+            // A slice that ends at or beyond `known` need not be replayed, because the measure is known to have reached
+            // `wanted` there.
             while slice > 1 && known.is_some_and(|known| known <= low + slice) {
                 slice /= SLICE_FACTOR;
             }

@@ -15,6 +15,6 @@ pub struct Report {
     pub at: Instructions,
     /// The guest time at that place.
     pub time_ns: u64,
-    /// The thread that runs there, if it is known.
+    /// The thread that runs at that place, if it is known.
     pub thread: Option<Thread>,
 }

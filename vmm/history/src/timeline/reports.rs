@@ -1,8 +1,9 @@
 //! Finds the reports of the guest's kernel: panics, oopses, warnings.
 //!
-//! A kernel's own log has them, with or without a console. The log is read where the kernel was last seen, and then
-//! further and further back, wherever its ring buffer begins. For each report found there, a search for the write to
-//! the message's state finds the place. An earlier kernel, before kexec or a crash kernel, has its own log.
+//! A kernel's own log has the reports, even if the machine has no console. The log is a ring buffer, which keeps only
+//! the newest messages. So the log is first read at the last place where the kernel runs. Then it is read again at the
+//! place where its oldest message was written, and so on. For each report, a search finds the write that completed the
+//! message in the log. Each kernel (an earlier kernel before kexec, or a crash kernel) has its own log.
 //!
 //! If no kernel with a readable log is found, the console's text is searched instead.
 
@@ -25,26 +26,26 @@ use crate::workers::Poll;
 
 /// Largest number of kernels in one run.
 const MOST_KERNELS: usize = 8;
-/// How often the kernel's log is read at an earlier place, at most.
+/// The largest number of times that a kernel's log is read again at an earlier place.
 const MOST_HOPS: usize = 64;
 /// Largest number of bytes that are read of the kernel's log.
 const MOST_LOG_BYTES: usize = 256 << 20;
 /// Largest number of reports in the list, because a guest may print without end.
 const MOST_REPORTS: usize = 1000;
-/// The kernel's clock may differ from the guest's time by this much. Beyond this difference, a report's place
-/// is looked for in the whole run.
+/// The largest usual difference between the kernel's clock and guest time. If a report's write is not within this
+/// difference of the message's time, the search goes through the whole run.
 const BEFORE_NS: u64 = 300_000_000;
 const AFTER_NS: u64 = 2_000_000_000;
-/// The log is read at most this many steps before a kernel's last moment.
+/// The log is read at a place that is at most this number of steps before the last place where it can be read.
 const NEAR_STEPS: u64 = 1000;
-/// Longer lines of the console are cut here.
+/// Longer lines of the console are cut to this length.
 const MOST_LINE_BYTES: usize = 1024;
 
-/// A kernel, and where it ran.
+/// A kernel, and the part of the run in which it runs.
 struct Seen {
     log: KernelLog,
     tasks: Option<Tasks>,
-    /// The kernel does not run before this place.
+    /// The beginning of the kernel's part: the kernel does not run before this place.
     from: Instructions,
     /// The last place where the kernel's log could be read.
     last: Instructions,
@@ -57,7 +58,7 @@ struct Unplaced {
     message: Kept,
 }
 
-/// A write to a message's state, and the values there.
+/// A write to the state of a message in the log, and facts about the machine at this write.
 struct Written {
     id: u64,
     state: State,
@@ -67,8 +68,8 @@ struct Written {
 }
 
 impl Timeline {
-    /// The reports of the guest's kernels, in the order of the run. The reports are found once per session;
-    /// the position does not change.
+    /// The reports of the guest's kernels, in the order of the run. Only the first call in a session searches. The
+    /// position does not change.
     pub fn reports(&mut self, poll: &mut Poll<'_>) -> Result<Arc<[Report]>, Error> {
         if let Some(found) = &self.reports {
             return Ok(found.clone());
@@ -107,7 +108,7 @@ impl Timeline {
     fn kernel_before(&mut self, until: Instructions, poll: &mut Poll<'_>) -> Result<Option<Seen>, Error> {
         let heads: Vec<Instructions> = self.checkpoint_places();
         let before = heads.partition_point(|&at| at < until);
-        // Between two kernels the machine may spend seconds, so each look goes twice as far back.
+        // Seconds may pass between two kernels, so each step back is twice as long as the step before.
         let distances =
             (0..usize::BITS).map(|shift| 1_usize << shift).take_while(|&distance| distance <= before);
         let earlier = distances.map(|distance| heads[before - distance]);
@@ -125,8 +126,8 @@ impl Timeline {
         Ok(None)
     }
 
-    /// The last place where a kernel's log can be read, approximately. The log can be read at `low`, and not
-    /// at `high`, unless the two are equal.
+    /// The last place where a kernel's log can be read, approximately. The caller guarantees that the log can be read
+    /// at `low`, and cannot be read at `high` unless the two are equal.
     fn last_of(
         &mut self,
         log: &KernelLog,
@@ -138,7 +139,7 @@ impl Timeline {
         while high - low > NEAR_STEPS {
             let middle = low + (high - low) / 2;
             self.seek(middle, poll)?.unless_interrupted()?;
-            // Another kernel at the same addresses has a shorter log.
+            // If the log is shorter than before, another kernel runs at the same addresses.
             let is_readable = log.length(self.machine()).is_some_and(|length| Some(length) >= known);
             *(if is_readable { &mut low } else { &mut high }) = middle;
         }
@@ -180,7 +181,7 @@ impl Timeline {
         self.place(kernel, unplaced, poll)
     }
 
-    /// All messages of a kernel by number, as far back as they can be read.
+    /// All messages of a kernel that can be found, by their numbers.
     fn all_messages(&mut self, kernel: &Seen, poll: &mut Poll<'_>) -> Result<BTreeMap<u64, Kept>, Error> {
         let (mut all, mut place, mut bytes) = (BTreeMap::<u64, Kept>::new(), kernel.last, 0);
         for _ in 0..MOST_HOPS {
@@ -204,8 +205,8 @@ impl Timeline {
         Ok(all)
     }
 
-    /// Finds the places of reports: first near their times, then in the kernel's whole part of the run. Reports from
-    /// before the recording's beginning have no place, and are left out.
+    /// Finds the places of reports. Searches first near each report's time, then in the whole part of the run in which
+    /// the kernel runs. Reports from before the recording's beginning have no place, and are left out.
     fn place(
         &mut self,
         kernel: &Seen,
@@ -268,9 +269,10 @@ impl Timeline {
             for row in rows.into_iter().flatten() {
                 match row.state {
                     State::Unwritten => {}
-                    // A message that grows is opened and committed again: the last commit counts.
+                    // The kernel reopens a message to append text, and commits it again. The last commit counts.
                     State::Committed => _ = places.insert(row.id, row),
-                    // The next message finalizes a message that was only committed.
+                    // A message is finalized when the next message is written. If the message was committed before, the
+                    // commit counts.
                     State::Finalized => _ = places.entry(row.id).or_insert(row),
                 }
             }
@@ -334,7 +336,7 @@ impl Timeline {
     }
 }
 
-/// The log of the kernel that a machine runs, if it has at least one message, and the kernel's tasks.
+/// The log and the tasks of the kernel that a machine runs. `None` if the log has no message.
 fn log_of(machine: &Machine<Instructions>) -> Option<(KernelLog, Option<Tasks>)> {
     let symbols = Symbols::of_guest(machine).ok()?;
     let log = KernelLog::of_kernel(machine, &symbols).ok()?;

@@ -1,13 +1,14 @@
 //! Runs long stretches of a recording on an engine that counts no instructions: KVM, which is as fast as the
 //! processor.
 //!
-//! A walker's own machine is on the software CPU. Only the software CPU knows its place between two exits. A second
-//! machine can run the stretch between two events. The second machine counts exits and plays the log that was recorded.
-//! The recounted log has the counts of instructions at the stretch's end.
+//! A walker's own machine runs on the software CPU, because only the software CPU counts instructions between two
+//! exits. A second machine can run the stretch between two events. The second machine counts exits and plays the log
+//! that was recorded. The recounted log has the counts of instructions at the stretch's end.
 //!
-//! If the second machine meets a breakpoint, it knows only the last event before the breakpoint. The second machine
-//! goes to that event once more, and the software CPU finds the breakpoint from there. So everything that a person sees
-//! comes from the software CPU. If the second machine fails, the walker continues without it.
+//! If the second machine meets a breakpoint, the second machine has only the number of the last event before the
+//! breakpoint. The second machine goes to that event once more, and the software CPU finds the breakpoint from there.
+//! So every state that a person sees comes from the software CPU. If the second machine fails, the walker continues
+//! without it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,7 +50,7 @@ impl Stretch {
     }
 }
 
-/// An event that the log had when it was opened.
+/// Event `number` of the log. The caller knows that the log has this event.
 fn known<C: Count>(log: &Log<C>, number: usize) -> Result<CountedEvent<C>, Error> {
     let missing = || Error::State(format!("event {number} is missing"));
     log.event_with_system_calls(number)?.ok_or_else(missing)
@@ -57,18 +58,18 @@ fn known<C: Count>(log: &Log<C>, number: usize) -> Result<CountedEvent<C>, Error
 
 /// How a stretch ended.
 pub(super) enum Gone {
-    /// The machine reached the stretch's end; this is its state.
+    /// The machine reached the stretch's end, and has this state.
     There(Box<Snapshot<Instructions>>),
     /// The machine came to the address of a breakpoint, after this number of events.
     Met(usize),
     Interrupted,
 }
 
-/// The walker's next action.
+/// The result of the second machine's attempt to run the next stretch.
 pub(super) enum Ahead {
-    /// The walker must run itself up to this place.
+    /// The second machine did not run. The walker must run on the software CPU up to this place.
     NotBefore(Instructions),
-    /// The walker is at another place now.
+    /// The second machine ran, and the walker is at another place now.
     Gone,
     Interrupted,
 }
@@ -79,7 +80,7 @@ pub(super) struct Runner {
     machine: Machine<Exits>,
     player: Player<Exits>,
     exits: Arc<Recounted>,
-    /// Checks and conditional branches before the recounted part.
+    /// The numbers of checks and of conditional branches before the recounted part.
     checks_before: usize,
     branches_before: u64,
     /// The recorded events by instructions, with the number of system calls before each event.
@@ -91,8 +92,8 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    /// A second machine for a recounted recording. Other recordings count instructions from the beginning, and only the
-    /// software CPU can run them.
+    /// Makes a second machine for a recounted recording. Recordings that the software CPU made cannot have one, because
+    /// only the software CPU can run them.
     pub fn new(shared: &Shared, options: FastForward) -> Result<Runner, Error> {
         let recording = &shared.recording;
         let Some(exits) = &recording.recounted else {
@@ -110,7 +111,7 @@ impl Runner {
             let why = "its log by instructions has other events than the log by exits";
             return Err(Error::recording(&recording.path, why));
         }
-        // Events at which the guest was stopped have the count, if the processor could count.
+        // Events at which the guest was stopped have a count of branches, if the recording engine counted branches.
         let mut branches_before = 0;
         for number in 0..events {
             let then = exits.log.event(exits.number_of(number))?.map_or(0, |event| event.branches);
@@ -138,8 +139,8 @@ impl Runner {
         self.options.engine.most_breakpoints
     }
 
-    /// The stretch that this machine can run on the way to a place. The walker stands at `here` and has taken this
-    /// many events.
+    /// The stretch that this machine can run on the way to a place. The walker is at `here`, and `taken` is the number
+    /// of events that it has taken.
     pub fn stretch(
         &self,
         here: Instructions,
@@ -148,19 +149,20 @@ impl Runner {
     ) -> Result<Option<Stretch>, Error> {
         let Some(limit) = target.number().checked_sub(self.options.near_steps) else { return Ok(None) };
         let earliest = if self.resting.contains(&here) { self.resting.end } else { here };
-        // The stretch cannot begin at power-on: a part of a recording has the power-on event too, but
-        // power-on happened long before.
+        // The stretch cannot begin at the power-on event. A recounted part of a recording also has a power-on event,
+        // although power-on was long before.
         let first = taken.max(1).max(self.log.counts_while(|at| at.count < earliest)?.0);
         let Some(begin) = self.place_of(first)? else { return Ok(None) };
         self.worth_it(first, Instructions(limit).min(begin.saturating_add(self.options.most_steps)))
     }
 
-    /// A stretch from an event to the last event at or before a place, if it is long enough.
+    /// The stretch from event `first` to the last event at or before `limit`. `None` if the stretch is too short to be
+    /// worth it.
     pub fn worth_it(&self, first: usize, limit: Instructions) -> Result<Option<Stretch>, Error> {
         let last = self.log.counts_while(|at| at.count <= limit)?.0.checked_sub(1);
         let last = last.map_or(Ok(None), |last| self.place_of(last))?;
         let (Some(begin), Some(end)) = (self.place_of(first)?, last) else { return Ok(None) };
-        // Several events can come in at one place: take the first.
+        // If several events come in at one place, the stretch ends at the first of them.
         let last = self.log.counts_while(|at| at.count < end)?.0;
         let stretch = Stretch { first, last, begin, end };
         Ok((last > first && stretch.length() >= self.options.least_steps).then_some(stretch))
@@ -170,7 +172,7 @@ impl Runner {
         Ok(self.log.event(event)?.map(|event| event.at.count))
     }
 
-    /// Runs along a stretch. A walker stands at its beginning.
+    /// Runs the second machine along a stretch. The walker is at the stretch's beginning.
     pub fn go(
         &mut self,
         stretch: Stretch,

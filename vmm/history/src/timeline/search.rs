@@ -1,8 +1,9 @@
-//! Searches a recording interval by interval. Intervals lie between restorable places, and each is run forward.
+//! Searches a recording interval by interval. A restorable place has a checkpoint or a snapshot. An interval is the
+//! part between two restorable places, and the search runs each interval forward.
 //!
-//! A search backward wants the last hit of the latest interval that has one. Intervals are independent, so a
-//! long search has workers on every core ([`super::walkers`]). But a search begins on one core: the work of other cores
-//! beyond the first hit is wasted.
+//! The result of a search backward is the last hit of the latest interval that has a hit. Intervals are independent, so
+//! a long search has workers on every core ([`super::walkers`]). But a search begins on one core. If a hit is near, the
+//! work of other cores beyond this hit would be wasted.
 
 use super::stops::{Armed, Hit, Stops};
 use super::walker::{SNAPSHOT_SPACING, Walked, Walker};
@@ -11,19 +12,19 @@ use machine::Machine;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 
-/// Checkpoints that a search passes before other cores join in. A recording's end has three close together, and four to
-/// a second of a busy guest.
+/// The number of checkpoints that a search passes before other cores join in. A recording has three checkpoints close
+/// together at its end, and four in each second of a busy guest.
 pub(super) const ALONE: usize = 9;
-/// The number of steps that a search backward runs before other cores join in, if they have walkers: most
-/// hits are near.
+/// The number of steps that a search backward runs before other cores join in, if there are idle walkers. Most hits are
+/// near the beginning of the search.
 pub(super) const ALONE_STEPS: u64 = 50_000_000;
-/// As [`ALONE_STEPS`], if the other cores have no walkers yet. Making a walker takes as long as searching 200 million
-/// steps. So a second core saves a tenth of the time at most if the hit is within this distance.
+/// As [`ALONE_STEPS`], if there are no idle walkers. Making a walker takes as long as searching 200 million steps. If
+/// the hit is within this distance, more cores save at most a tenth of the time.
 pub(super) const ALONE_STEPS_AT_FIRST: u64 = 1_200_000_000;
-/// The first interval of a search backward.
+/// The length in steps of the first interval of a search backward.
 const FIRST_INTERVAL_STEPS: u64 = 100_000;
-/// The number of parts of an interval. The scan leaves a snapshot between two parts; going to a hit runs one
-/// part again.
+/// The number of parts of an interval. The scan takes a snapshot between two parts. To go to a hit, the walker runs
+/// only the hit's part again.
 const PARTS: u64 = 16;
 
 /// The direction of a search.
@@ -35,17 +36,17 @@ pub enum Direction {
     Backward,
 }
 
-/// The range between two places. A walker stands at the first place, or can restore it.
+/// The part of a run between two places. The first place is restorable, or the walker is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval {
     /// The first instruction.
     pub start: Instructions,
-    /// The place behind the last instruction.
+    /// The place after the last instruction.
     pub end: Instructions,
 }
 
-/// Reads something at a hit. Any thread may call the function. The machine stands at the hit: behind the
-/// event that caused it, or before an instruction with a breakpoint.
+/// A function that is called at each hit, on any thread, and whose result is collected. The machine is after the event
+/// that caused the hit, or before the instruction with a breakpoint.
 pub type Look<'a, T> = dyn Fn(&Machine<Instructions>, Hit) -> T + Sync + 'a;
 
 /// A look that returns the hit itself.
@@ -53,24 +54,24 @@ pub(super) fn the_hit(_: &Machine<Instructions>, hit: Hit) -> Hit {
     hit
 }
 
-/// A search's question: what to look for, and which hits to keep.
+/// The stops that a search looks for, the hits that it returns, and the function that reads the machine at a hit.
 pub(super) struct Question<'a, T> {
     pub stops: &'a Stops,
     pub keep: Keep,
     pub look: &'a Look<'a, T>,
 }
 
-/// The hits of an interval that a search keeps.
+/// Which hits of an interval a search returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
     First,
     Last,
-    /// The search ends after this many hits.
+    /// All hits. The search ends after this number of hits.
     All(usize),
 }
 
 impl Keep {
-    /// The number of hits after which a search needs no more.
+    /// The number of hits after which a search ends.
     pub fn enough(self) -> usize {
         match self {
             Keep::First | Keep::Last => 1,
@@ -78,15 +79,16 @@ impl Keep {
         }
     }
 
-    /// The end of an interval at which a search enters it.
+    /// The end of an interval at which a search enters the interval: its start in a search forward, its end in a search
+    /// backward.
     pub fn begin_of(self, interval: &Interval) -> Instructions {
         if self == Keep::Last { interval.end } else { interval.start }
     }
 }
 
 impl Walker {
-    /// Goes to an interval's start and scans the interval. `row` gets each result, and returns whether to continue.
-    /// If a scan forward is interrupted at a breakpoint, that breakpoint is still to be found.
+    /// Goes to an interval's start and scans the interval. `row` gets each result, and returns whether to continue. If
+    /// a scan forward is interrupted at a place with a breakpoint, this breakpoint has not been reported yet.
     pub fn scan<T>(
         &mut self,
         interval: Interval,
@@ -97,7 +99,7 @@ impl Walker {
         if question.keep != Keep::Last {
             return self.scan_forward(interval, question, row, poll);
         }
-        // If a long interval contains snapshots, they divide it into short ones.
+        // Snapshots inside the interval divide it into shorter intervals.
         let mut end = interval.end;
         loop {
             let start = self.nearest(end.saturating_back(ALONE_STEPS)).0.max(interval.start);
@@ -108,7 +110,8 @@ impl Walker {
             };
             let scanned = self.scan_forward(Interval { start, end }, question, &mut found, poll)?;
             if matches!(scanned, Scanned::Interrupted(_)) {
-                // The last hit is only known at the interval's end.
+                // Which hit is the last is known only at the interval's end, so the whole interval counts as not
+                // searched.
                 return Ok(Scanned::Interrupted(end));
             }
             if let Some(last) = last {
@@ -144,7 +147,7 @@ impl Walker {
                 Walked::Interrupted => return Ok(Scanned::Interrupted(self.position())),
                 Walked::Hit(hit) => {
                     let look = |machine: &Machine<Instructions>| (question.look)(machine, hit);
-                    // A breakpoint's hit comes before a step.
+                    // A breakpoint is hit before a step, so the present processor is the right one.
                     let is_step = hit.before != hit.after;
                     let seen = if is_step { self.machine.look_as_stepped(look) } else { look(&self.machine) };
                     if !row(seen) {

@@ -1,9 +1,9 @@
 //! Prepares a search back in the background, while a person looks at the present place.
 //!
-//! A debugger opens a recording at its end, where checkpoints are near. If the guest wrote a lot, the checkpoints
-//! before them are many seconds of replay away, and the first search back would have to wait. So a thread with its
-//! own walker replays that part while nothing moves, and leaves snapshots there. A movement stops the thread, and
-//! uses the snapshots left so far.
+//! A debugger opens a recording at its end, which has some checkpoints close together. If the guest wrote a lot, the
+//! next earlier checkpoint is many seconds of replay away, and the first search back takes this time. So a thread, the
+//! settler, replays that part with its own walker while the timeline does not move, and takes snapshots there. The next
+//! movement stops the thread, and uses the snapshots taken so far.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,27 +17,29 @@ use machine::error::Error;
 use machine::position::{Count, Instructions};
 use sandbox::ThreadKind;
 
-/// How long the timeline must stand still before the settler begins. A script's next command comes sooner, a person's
-/// later.
+/// How long the timeline must not move before the settler begins. The next command of a script usually comes sooner
+/// than this, the next command of a person later.
 const QUIET: Duration = Duration::from_millis(500);
-/// A gap between two restorable places must be this long to be worth a replay, which then takes a fraction of a second.
+/// The least number of steps between two restorable places for which the settler replays the part between them. This
+/// replay takes a fraction of a second.
 const GAP_STEPS: u64 = 200_000_000;
-/// Largest number of snapshots that one replay of the settler leaves.
+/// Largest number of snapshots that one replay of the settler takes.
 const SNAPSHOTS: u64 = 64;
 
-/// A handle on the thread. The thread ends soon after the handle is dropped; nothing has to wait for it.
+/// A handle on the settler's thread. The thread ends soon after the handle is dropped, and the drop does not wait for
+/// the thread.
 pub(super) struct Settler(Arc<Door>);
 
 /// The thread's requests.
 #[derive(Default)]
 struct Door {
-    /// The timeline's present place, if it is new.
+    /// The timeline's present place, if the thread has not taken this request yet.
     look: Mutex<Option<Look>>,
     bell: Condvar,
     is_over: AtomicBool,
 }
 
-/// The place where the timeline stands still.
+/// A request: the place where the timeline stopped moving.
 #[derive(Clone, Copy)]
 struct Look {
     here: Instructions,
@@ -61,9 +63,9 @@ impl Settler {
         Settler(door)
     }
 
-    /// Notes that the timeline stands still here for now.
+    /// Tells the thread that the timeline has stopped moving at `here`.
     pub fn look_at(&self, here: Instructions, shared: &Shared) {
-        // While the thread waits for quiet, it need not be woken: a step is shorter than the wait.
+        // If an old request is still there, the thread is awake and waits for [`QUIET`], and need not be woken.
         if self.0.look().replace(Look { here, movement: shared.movement() }).is_none() {
             self.0.bell.notify_one();
         }
@@ -91,8 +93,8 @@ impl Door {
     }
 
     fn work(&self, shared: &Arc<Shared>, workers: &Pool) {
-        // The range that was already walked. If the range's snapshots are thinned out later, the range
-        // need not be walked again.
+        // The range that the settler has already replayed. Even if this range's snapshots are dropped later, it is not
+        // replayed again.
         let mut settled = Instructions(0)..Instructions(0);
         while let Some(Look { here, movement }) = self.wait(shared) {
             let is_new = |gap: &Range<_>| gap.start < settled.start || settled.end < gap.end;
@@ -125,7 +127,7 @@ impl Door {
             };
             look = self.bell.wait_timeout(look, QUIET).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
             if look.is_some_and(|look| look.movement == movement) {
-                // If another movement is under way, its end brings another look.
+                // If another movement has begun, a new request comes when it ends.
                 let still = look.take().filter(|look| look.movement == shared.movement());
                 if still.is_some() {
                     return still;
@@ -144,9 +146,8 @@ impl Door {
     }
 }
 
-/// The nearest long stretch before a place without any restorable place in it. The stretch must be longer
-/// than its distance from the place. A search back first looks through that distance, and only then needs
-/// the stretch.
+/// The nearest long stretch before `here` that contains no restorable place. The stretch must be longer than its
+/// distance from `here`, because a search back first goes through this distance.
 fn gap_before(shared: &Shared, here: Instructions) -> Option<Range<Instructions>> {
     let mut end = here;
     while end > Instructions(0) {

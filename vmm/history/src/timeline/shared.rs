@@ -22,8 +22,8 @@ pub(super) struct Shared {
     pub begins_ns: u64,
     /// `None` while the first walker is being made.
     pub checkpoints: Option<Checkpoints<Instructions>>,
-    /// Checkpoints that could not be restored because they are damaged. The timeline works without these
-    /// checkpoints.
+    /// The positions of checkpoints that could not be restored because they are damaged. The timeline does not use
+    /// these checkpoints.
     pub damaged: Mutex<BTreeSet<Instructions>>,
     pub snapshots: Snapshots,
     /// The engine that runs long stretches, if it is not the software engine.
@@ -32,11 +32,11 @@ pub(super) struct Shared {
     pub threads: usize,
     /// Steps that all walkers executed, except those in the background.
     pub replayed: AtomicU64,
-    /// The part of these steps that another engine executed.
+    /// The part of the steps in `replayed` that another engine executed.
     pub fast_forwarded: AtomicU64,
     /// Steps that walkers in the background executed.
     pub settled: AtomicU64,
-    /// Number of places that the settler is done with.
+    /// Number of requests that the settler has finished.
     pub settlings: AtomicU64,
     /// The progress of the movement under way.
     pub under_way: Movement,
@@ -49,7 +49,7 @@ pub(super) struct Movement {
     number: AtomicU64,
     /// The steps executed before the movement began.
     begun_at: AtomicU64,
-    /// Upper bound for the steps that the movement executes.
+    /// Approximate upper bound for the number of steps that the movement executes.
     at_most: AtomicU64,
 }
 
@@ -58,12 +58,12 @@ pub(super) struct Movement {
 pub struct FastForward {
     /// The engine.
     pub engine: EngineKind,
-    /// The software CPU runs shorter stretches: switching engines would cost as much.
+    /// Stretches shorter than this run on the software CPU, because switching engines takes as long.
     pub least_steps: u64,
-    /// The longest stretch in one run. The walker leaves a snapshot at its end.
+    /// The longest stretch in one run. The walker takes a snapshot at the stretch's end.
     pub most_steps: u64,
-    /// The software CPU runs the last part of the way to a place. The software CPU's snapshots there make the
-    /// next steps back cheap.
+    /// The length of the last part before the goal, which runs on the software CPU. The walker's snapshots in this part
+    /// make the next steps back fast.
     pub near_steps: u64,
 }
 

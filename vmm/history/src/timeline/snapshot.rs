@@ -1,4 +1,4 @@
-//! Snapshots: places where a session was, and to which it can return at once.
+//! Snapshots: states that a session has taken, and to which it can return at once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,9 +10,11 @@ use recording::checkpoints::{CheckpointHead, Snapshot};
 const MAX_SNAPSHOTS: usize = 256;
 /// Largest number of pages that all snapshots hold in memory while the session moves: 256 MiB.
 const MAX_PAGES: usize = 65536;
-/// While nothing moves, snapshots may hold one part in this many of the guest's RAM.
+/// While the timeline does not move, snapshots may hold as many pages as this fraction (one part in `RESTING_SHARE`) of
+/// the guest's RAM.
 const RESTING_SHARE: u64 = 8;
-/// Snapshots that always stay: those around the present place make the next steps back cheap.
+/// The number of snapshots that are never dropped to save memory. The snapshots near the present place are kept,
+/// because they make the next steps back fast.
 const ALWAYS_KEPT: usize = 24;
 
 /// The snapshots of one session. Snapshots are close together around the present place, and farther apart
@@ -22,7 +24,7 @@ pub struct Snapshots(Mutex<Inner>);
 struct Inner {
     by_place: BTreeMap<Instructions, Kept>,
     pages: usize,
-    /// Largest number of pages that snapshots may hold while nothing moves.
+    /// Largest number of pages that snapshots may hold while the timeline does not move.
     resting_pages: usize,
     /// The place that the user looks at.
     focus: Instructions,
@@ -31,7 +33,7 @@ struct Inner {
 struct Kept {
     head: CheckpointHead<Instructions>,
     snapshot: Arc<Snapshot<Instructions>>,
-    /// Pages that were new in this snapshot.
+    /// Number of pages that this snapshot copied, because no earlier snapshot has them.
     pages: usize,
 }
 
@@ -72,8 +74,8 @@ impl Snapshots {
         self.inner().by_place.range(at..).next().map(|(&at, _)| at)
     }
 
-    /// The last snapshot where a condition is true, and the first one where it is false. The condition must be true
-    /// up to some place and false from there on.
+    /// The last snapshot where a condition is true, and the first snapshot where it is false. The condition must be
+    /// true up to some place and false from this place on.
     pub fn around(
         &self,
         holds: impl Fn(&CheckpointHead<Instructions>) -> bool,
@@ -104,7 +106,8 @@ impl Snapshots {
         }
     }
 
-    /// Drops snapshots until the remaining ones hold little memory, for a time in which nothing moves.
+    /// Drops snapshots until the remaining snapshots hold little memory. Called when the timeline has not moved for a
+    /// while.
     pub fn rest(&self) {
         let mut inner = self.inner();
         while inner.by_place.len() > ALWAYS_KEPT && inner.pages > inner.resting_pages {
@@ -121,7 +124,7 @@ impl Inner {
         given_up.is_some()
     }
 
-    /// The snapshot whose loss leaves the smallest gap relative to its distance from the focus.
+    /// The snapshot whose removal leaves the smallest gap, relative to the gap's distance from the focus.
     fn least_useful(&self) -> Option<Instructions> {
         let places: Vec<Instructions> = self.by_place.keys().copied().collect();
         let cost = |before: Instructions, at: Instructions, after: Instructions| {
@@ -162,13 +165,13 @@ mod tests {
         Snapshot { state: machine.state(), maps: machine.maps().unwrap(), cursor: Cursor::default() }
     }
 
-    /// The head of a place where the time in nanoseconds equals the number of instructions.
+    /// The head of a checkpoint at `place`, with a time in nanoseconds equal to the number of instructions.
     fn head(place: u64) -> CheckpointHead<Instructions> {
         let at = Moment { count: Instructions(place), time_ns: place };
         CheckpointHead { at, branches: 0, system_calls: 0, rip: 0, cursor: Cursor::default() }
     }
 
-    /// Snapshots at these places, added in this order, with this many new pages each.
+    /// Snapshots at these places, added in this order. Each snapshot has `pages` new pages.
     fn kept(focus: u64, places: impl IntoIterator<Item = u64>, pages: usize) -> Snapshots {
         let directory = tempfile::tempdir().unwrap();
         let (snapshot, snapshots) = (snapshot(directory.path()), Snapshots::of_guest(8 * MAX_PAGES as u64));
@@ -254,7 +257,7 @@ mod tests {
             let snapshots = kept(focus, (0..1000).map(|number| number * 1000), 1);
             assert_eq!(places(&snapshots)[0], 0, "{focus}");
         }
-        // The snapshot stays even if it holds more pages than the limit.
+        // The snapshot at the first instruction stays even if it holds more pages than the limit.
         assert_eq!(places(&kept(0, [0], MAX_PAGES + 1)), [0]);
     }
 
@@ -269,7 +272,8 @@ mod tests {
             };
             let near = focus.clamp(10, most - 10);
             assert!((near - 8..near + 8).all(|place| gap_at(place) <= 2), "{focus}: {places:?}");
-            // Snapshots a thousand steps away are sparser, but no gap is longer than its distance.
+            // A thousand steps from the focus, snapshots are farther apart, but no gap is longer than its distance from
+            // the focus.
             for far in
                 [focus.saturating_sub(1000), focus + 1000].into_iter().filter(|at| (1..most).contains(at))
             {

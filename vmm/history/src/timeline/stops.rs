@@ -1,4 +1,4 @@
-//! Everything that a run along the timeline can stop at, and how a machine detects it.
+//! The events at which a run of a timeline can stop, and how a machine detects them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use machine::{Machine, RunStop};
 /// A place in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Breakpoint {
-    /// How `address` is meant.
+    /// Whether `address` is linear or physical, and in which address space.
     pub space: AddressKind,
     /// Address of the instruction.
     pub address: u64,
@@ -25,22 +25,22 @@ impl Breakpoint {
     }
 }
 
-/// A condition that must be true for a breakpoint or an access to count. Any thread evaluates the condition,
-/// while the run goes on.
+/// A condition that must be true for a breakpoint or an access to count. Any thread may evaluate the condition, and the
+/// run goes on if it is false.
 #[derive(Clone)]
 pub struct Filter(Arc<Question>);
 
-/// A question about a machine as it stands.
+/// A condition on a machine's present state.
 type Question = dyn Fn(&Machine<Instructions>) -> bool + Send + Sync;
 
 impl Filter {
-    /// A filter with this condition, which must depend on nothing but the machine. About an event of a step, the machine
-    /// shows the processor that executed the step in the seat ([`Machine::look_as_stepped`]).
+    /// Makes a filter with this condition, which may depend only on the machine. If the filter is for an event of a
+    /// step, the processor that executed the step has the seat ([`Machine::look_as_stepped`]).
     pub fn new(holds: impl Fn(&Machine<Instructions>) -> bool + Send + Sync + 'static) -> Filter {
         Filter(Arc::new(holds))
     }
 
-    /// Asks the question about a machine as it stands.
+    /// Whether the condition is true of a machine in its present state.
     pub fn holds(&self, machine: &Machine<Instructions>) -> bool {
         (self.0)(machine)
     }
@@ -68,7 +68,8 @@ pub struct Watch {
     /// Count only writes that change watched bytes. The result of a write to a device is unknown, so each such write
     /// counts.
     pub changes_only: bool,
-    /// Count only accesses after which this is true of the range. The range then has at most eight bytes.
+    /// Count only accesses after which this comparison is true of the number in the range. The range then has at most
+    /// eight bytes.
     pub comparison: Option<Comparison>,
 }
 
@@ -108,7 +109,7 @@ impl Comparison {
 }
 
 impl Watch {
-    /// Whether this watch counts a hit of its range. The access has just been made.
+    /// Whether a hit of this watch's range counts. The machine is right after the access.
     fn waits_for(&self, hit: &WatchHit, machine: &Machine<Instructions>) -> bool {
         let holds = |comparison: Comparison| comparison.holds(self.number_in(machine));
         (hit.changed || !self.changes_only) && self.comparison.is_none_or(holds)
@@ -137,34 +138,34 @@ pub fn address_space(machine: &Machine<Instructions>) -> u64 {
     machine.cpu().core().state.cr3 & 0x000f_ffff_ffff_f000
 }
 
-/// Everything that a run stops at.
+/// The events at which a run stops.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stops {
-    /// Before instructions at these places.
+    /// The run stops before instructions at these places.
     pub breakpoints: Vec<Breakpoint>,
     /// Filters for breakpoints, by linear address.
     pub filters: BTreeMap<u64, Filter>,
-    /// After accesses to these ranges.
+    /// The run stops after accesses to these ranges.
     pub watches: Vec<Watch>,
     /// Filters for watches, by the address at which the range begins.
     pub watch_filters: BTreeMap<u64, Filter>,
-    /// After these events of the CPU.
+    /// The run stops after these events of the CPU.
     pub traps: Traps,
-    /// A filter for events of the CPU.
+    /// A filter for the events in `traps`.
     pub trap_filter: Option<Filter>,
-    /// After this text has appeared on the console; if it is empty, after any output.
+    /// The run stops after this text has appeared on the console. If the text is empty, the run stops after any output.
     pub console: Option<Vec<u8>>,
-    /// A condition that must be true at a stop of any kind.
+    /// A filter that must be true at a stop of any kind.
     pub only: Option<Filter>,
 }
 
 impl Stops {
-    /// Whether a breakpoint counts where a machine stands.
+    /// Whether a machine's next instruction has a breakpoint that counts.
     pub fn stops_at(&self, machine: &Machine<Instructions>) -> bool {
         !self.breakpoints.is_empty() && self.breakpoint_at(machine).is_some()
     }
 
-    /// The linear address of a breakpoint that counts where a machine stands, if there is one.
+    /// The linear address of a machine's next instruction, if it has a breakpoint that counts.
     fn breakpoint_at(&self, machine: &Machine<Instructions>) -> Option<u64> {
         let core = machine.cpu().core();
         let linear = core.rip.wrapping_add(core.frame.seg_base[1]);
@@ -179,7 +180,7 @@ impl Stops {
         (wanted && holds()).then_some(linear)
     }
 
-    /// A stop at one system call, or at each.
+    /// Stops at each entry of system call `number`, or at each entry of any system call.
     pub fn system_call(number: Option<u64>) -> Stops {
         let system_calls =
             number.map_or(SystemCalls::All, |number| SystemCalls::Numbered([number].into_iter().collect()));
@@ -201,7 +202,7 @@ pub enum Cause {
     },
     /// A system call with this number was entered.
     SystemCall(u64),
-    /// Control passed through this entry of the interrupt table.
+    /// An interrupt or exception with this vector was delivered.
     Vector(u8),
     /// A return from a handler or a system call completed.
     Return,
@@ -211,17 +212,17 @@ pub enum Cause {
     Console(usize),
 }
 
-/// Something that a run stops at. The event happens between `before` and `after`, which are equal if it
-/// happens before an instruction.
+/// An event at which a run stops. The event happens between `before` and `after`. For a breakpoint these are equal,
+/// because it is hit before its instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hit {
-    /// The place before the hit: a run backward stops here.
+    /// The place before the hit, where a run backward stops.
     pub before: Instructions,
-    /// The place after the hit: a run forward stops here.
+    /// The place after the hit, where a run forward stops.
     pub after: Instructions,
     /// The cause.
     pub cause: Cause,
-    /// The number of the processor on which it happens.
+    /// The number of the processor on which the event happens.
     pub processor: usize,
 }
 
@@ -231,7 +232,7 @@ pub(super) struct Armed<'a> {
 }
 
 impl<'a> Armed<'a> {
-    /// Arms the stops where the machine stands.
+    /// Sets the stops in the machine (arms them).
     pub fn new(stops: &'a Stops, machine: &mut Machine<Instructions>) -> Armed<'a> {
         let points: Vec<_> = stops.breakpoints.iter().map(|b| (b.space, b.address)).collect();
         machine.set_breakpoints(&points);
@@ -241,12 +242,13 @@ impl<'a> Armed<'a> {
         Armed { stops }
     }
 
-    /// Takes over stops that [`Armed::new`] armed before. The machine's stops must not have changed since.
+    /// Uses stops that [`Armed::new`] has set in the machine before. The machine's stops must not have changed since
+    /// then.
     pub fn again(stops: &'a Stops) -> Armed<'a> {
         Armed { stops }
     }
 
-    /// Disarms everything.
+    /// Removes all stops from the machine.
     pub fn disarm(machine: &mut Machine<Instructions>) {
         machine.set_breakpoints(&[]);
         machine.set_watchpoints(&[]);
@@ -276,8 +278,8 @@ impl<'a> Armed<'a> {
         (!others && only_linear && addresses.len() <= most).then_some(addresses)
     }
 
-    /// The hit that a stop of the machine means; `None` if no stop waits for it. Filters see the machine as the
-    /// processor that executed the step.
+    /// The hit that made the machine stop. `None` if none of the stops, with their filters, matches. While filters are
+    /// evaluated, the processor that executed the step has the seat.
     pub fn hit(&self, stop: &RunStop, machine: &mut Machine<Instructions>) -> Option<Hit> {
         if matches!(stop, RunStop::Met(Met::Breakpoint)) {
             return self.breakpoint_hit(machine);
@@ -289,7 +291,7 @@ impl<'a> Armed<'a> {
         Some(Hit { before: after - 1, after, cause, processor: machine.cpu().stepped_by() })
     }
 
-    /// The hit of the breakpoint where the machine stands.
+    /// The hit of a breakpoint at the machine's next instruction, if there is one that counts.
     pub fn breakpoint_hit(&self, machine: &Machine<Instructions>) -> Option<Hit> {
         let here = machine.moment().count;
         let linear = self.stops.breakpoint_at(machine).filter(|_| self.counts(machine))?;
@@ -304,13 +306,13 @@ impl<'a> Armed<'a> {
     fn cause(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Cause> {
         match stop {
             RunStop::Met(Met::Watchpoint(_) | Met::Trap(_)) => self.of_step(machine),
-            // A step that printed something may have done more.
+            // A step that printed something may also have caused another hit.
             RunStop::Output(output) => self.printed(output, machine).or_else(|| self.of_step(machine)),
             RunStop::Reached | RunStop::Paused | RunStop::Met(_) | RunStop::Ended(_) => None,
         }
     }
 
-    /// The end of a turn, which the filter sees with the next processor in the seat.
+    /// The cause [`Cause::Turn`], if a turn ended here. The filter is evaluated with the next processor in the seat.
     fn turn(&self, stop: &RunStop, machine: &Machine<Instructions>) -> Option<Cause> {
         let is_trapped = matches!(stop, RunStop::Met(_) | RunStop::Output(_)) && self.stops.traps.turns;
         let is_turn = |hit: &cpu::Hit| matches!(hit, cpu::Hit::Trap(Trap::Turn(_)));
@@ -328,7 +330,7 @@ impl<'a> Armed<'a> {
         has_it.then_some(Cause::Console(output.len()))
     }
 
-    /// The first hit of the step that a stop waits for.
+    /// The cause of the first hit of the last step that matches the stops.
     fn of_step(&self, machine: &Machine<Instructions>) -> Option<Cause> {
         machine.cpu().hits().iter().find_map(|hit| match hit {
             cpu::Hit::Watch(hit) => self.watched(hit, machine),
@@ -358,15 +360,16 @@ impl<'a> Armed<'a> {
 /// Why a movement ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TravelStop {
-    /// At the place asked for.
+    /// The movement reached its goal.
     Reached,
-    /// At a stop: after it when going forward, before it when going backward.
+    /// The movement met a stop. The machine is after the hit if the movement went forward, and before the hit if it
+    /// went backward.
     Hit(Cause),
-    /// The poll function asked to stop.
+    /// The poll function returned true.
     Interrupted,
-    /// At the first instruction of the recording.
+    /// The movement reached the first instruction of the recording.
     Start,
-    /// At the end of the recording.
+    /// The movement reached the end of the recording.
     End,
 }
 

@@ -1,8 +1,9 @@
-//! The timeline: owns the current position in a recording. Callers say where to go; the timeline decides how.
+//! The timeline owns the current position in a recording. The caller gives a place, and the timeline decides how to get
+//! there.
 //!
 //! Going forward means running. Going backward means restoring the nearest earlier state, and running forward from
-//! there. That state is one of the recording's checkpoints, or a snapshot of this session. Snapshots are dense around
-//! the present place, so that the next step back is near.
+//! there. The earlier state is one of the recording's checkpoints, or a snapshot of this session. Snapshots are dense
+//! around the present place, so that the next step back replays little.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,8 +40,8 @@ use recording::files::CHECKPOINTS;
 pub struct Hits<T = Hit> {
     /// The hits, in the order of the run.
     pub found: Vec<T>,
-    /// Where the poll function asked to stop. All hits before this place are in `found`; a search from here
-    /// finds the later hits.
+    /// The place where the search was interrupted. All hits before this place are in `found`. A search from this place
+    /// finds the later hits. `None` if the search was not interrupted.
     pub interrupted_at: Option<Instructions>,
 }
 
@@ -60,8 +61,8 @@ impl Meter {
         self.0.settled.load(Ordering::Relaxed)
     }
 
-    /// Number of places of [`Timeline::settle_meanwhile`] that its thread is done with. Some places need no work, and
-    /// the work on others ends early because the timeline moves.
+    /// Number of requests of [`Timeline::settle_meanwhile`] that its thread has finished. Some requests need no work,
+    /// and some end early because the timeline moves.
     pub fn settlings(&self) -> u64 {
         self.0.settlings.load(Ordering::Acquire)
     }
@@ -70,8 +71,8 @@ impl Meter {
 /// Single steps between two polls.
 const STEPS_PER_POLL: u64 = 4096;
 
-/// The number of this host's cores, for long searches. The number is read once: a process in its sandbox can
-/// no longer find it out.
+/// The number of this host's cores, for long searches. The number is read only once, because a process in its sandbox
+/// cannot read it.
 pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
@@ -85,7 +86,7 @@ pub struct Timeline {
     pub(super) stops: Stops,
     /// The reports of the guest's kernels, once a search has found them.
     pub(super) reports: Option<Arc<[Report]>>,
-    /// The guest's kernels, as far as a search has found them.
+    /// The guest's kernels that searches have found so far.
     pub(super) kernels: Known,
     workers: Arc<Pool>,
     settler: Option<Settler>,
@@ -99,7 +100,8 @@ impl Timeline {
         Timeline::open_with(recording, cores())
     }
 
-    /// As [`Timeline::open`]. Long searches use at most `threads` cores, and each needs the guest's RAM.
+    /// As [`Timeline::open`]. Long searches use at most `threads` cores. Each core needs as much memory as the guest's
+    /// RAM.
     pub fn open_with(recording: &Recording<Instructions>, threads: usize) -> Result<Timeline, Error> {
         let images = recording.read_images()?;
         let end = last_place(recording);
@@ -139,13 +141,14 @@ impl Timeline {
         })
     }
 
-    /// Lets KVM run parts of the way from now on, if that is the engine: see [`Timeline::fast_forward`].
+    /// Lets the engine run long stretches from now on, as [`Timeline::fast_forward`] does. Does nothing for the
+    /// software engine.
     pub fn use_engine(&mut self, engine: EngineKind) -> Result<(), Error> {
         if engine.counts_instructions { Ok(()) } else { self.fast_forward(FastForward::on(engine)) }
     }
 
-    /// Lets another engine run long stretches from now on, if there are at most a few breakpoints to look for. The
-    /// recording must have counted exits. Results are the same, and come from the software engine.
+    /// Lets another engine run long stretches from now on, as long as the timeline has no stops except a few
+    /// breakpoints. The recording must have counted exits. Results are the same, and come from the software engine.
     pub fn fast_forward(&mut self, options: FastForward) -> Result<(), Error> {
         let options = *self.shared.fast_forward.get_or_init(|| options);
         log::debug!("long stretches are {:?}'s", options.engine);
@@ -157,7 +160,7 @@ impl Timeline {
         self.shared.fast_forwarded.load(Ordering::Relaxed)
     }
 
-    /// The machine, standing still.
+    /// The machine, which does not run now.
     pub fn machine(&self) -> &Machine<Instructions> {
         &self.walker.machine
     }
@@ -167,8 +170,8 @@ impl Timeline {
         &mut self.walker.machine
     }
 
-    /// Ends the time travel: the machine goes on from here as a live one ([`Machine::begin_here`]). The machine keeps the
-    /// code that was translated for it. Everything else of the timeline is freed.
+    /// Ends the time travel: the machine goes on from here as a live machine ([`Machine::begin_here`]). The machine
+    /// keeps the code that was translated for it. The rest of the timeline is freed.
     pub fn go_live(self) -> Result<Machine<Instructions>, Error> {
         self.must_be_history()?;
         let Timeline { walker, shared, .. } = self;
@@ -179,7 +182,7 @@ impl Timeline {
         Ok(machine)
     }
 
-    /// Looks at the machine as the processor that executed the last step: see [`Machine::look_as_stepped`].
+    /// Calls `look` while the processor that executed the last step has the seat ([`Machine::look_as_stepped`]).
     pub fn look_as_stepped<T>(&mut self, look: impl FnOnce(&Machine<Instructions>) -> T) -> T {
         self.walker.machine.look_as_stepped(look)
     }
@@ -209,7 +212,7 @@ impl Timeline {
         self.shared.checkpoints.as_ref()
     }
 
-    /// The present state, as in a checkpoint.
+    /// A snapshot of the present state.
     pub fn snapshot(&mut self) -> Result<Snapshot<Instructions>, Error> {
         Ok(Snapshot {
             state: self.walker.machine.state(),
@@ -241,7 +244,7 @@ impl Timeline {
         let directory = self.shared.recording.path.join(CHECKPOINTS);
         let machine = &mut self.walker.machine;
         let (ram_pages, disk_blocks) = machine.page_counts();
-        // Open a separate store: other sessions and walkers keep their own open stores.
+        // Opens the store a second time. The open stores of this session's walkers and of other sessions do not change.
         let store = if directory.is_dir() {
             Store::open(&directory)?
         } else {
@@ -285,7 +288,7 @@ impl Timeline {
         self.stops.watches = points.into_iter().map(Watch::from).collect();
     }
 
-    /// Goes to a place, forward or backward, without stopping at anything.
+    /// Goes to a place, forward or backward. Ignores all stops.
     pub fn seek(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
         let target = target.min(self.shared.end);
@@ -307,7 +310,7 @@ impl Timeline {
         self.walker.restore(here)
     }
 
-    /// Runs from here to a place without leaving anything out, and hands on the console's output.
+    /// Runs from here to a place without skipping a part, and passes the console's output to a function.
     pub fn play(
         &mut self,
         until: Instructions,
@@ -320,8 +323,9 @@ impl Timeline {
         Ok(if walked? == Walked::Interrupted { TravelStop::Interrupted } else { TravelStop::Reached })
     }
 
-    /// Makes the next steps back cheap after a jump straight to a checkpoint, where no snapshots are near. Costs at
-    /// most as much as replaying from the checkpoint before.
+    /// Takes snapshots before the present place, so that the next steps back are fast. The function is for a timeline
+    /// that has just gone to a checkpoint and has no snapshots near it. Takes at most as long as replaying from the
+    /// previous checkpoint.
     pub fn settle(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
         let here = self.position();
@@ -345,7 +349,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// Prepares a search back on a separate thread, while nothing moves. The thread needs the guest's RAM once more.
+    /// Takes snapshots for a search back, on a separate thread, while the timeline does not move. The thread needs as
+    /// much memory as the guest's RAM.
     pub fn settle_meanwhile(&mut self) {
         // Another engine does not stop at the places for snapshots.
         if self.fork.is_none() && self.shared.fast_forward.get().is_none() {
@@ -371,7 +376,7 @@ impl Timeline {
             Walked::Hit(hit) => return Ok(TravelStop::Hit(hit.cause)),
             Walked::There if alone == self.shared.end => return Ok(TravelStop::End),
             walked => {
-                // A later run forward from here would pass over a breakpoint.
+                // The next run forward ignores a breakpoint at its first instruction, so this run must report it.
                 let hit = armed.breakpoint_hit(&self.walker.machine);
                 if let Some(hit) = hit.filter(|_| self.position() > here) {
                     return Ok(TravelStop::Hit(hit.cause));
@@ -403,7 +408,7 @@ impl Timeline {
         let walked = self.walker.run(target, &armed, &mut origin, SNAPSHOT_SPACING, poll)?;
         let hit = match walked {
             Walked::Hit(hit) => Some(hit),
-            // A later run forward from here would pass over a breakpoint.
+            // The next run forward ignores a breakpoint at its first instruction, so this run must report it.
             _ => armed.breakpoint_hit(&self.walker.machine).filter(|_| self.position() > here),
         };
         Ok(match (hit, walked) {
@@ -419,7 +424,7 @@ impl Timeline {
         let begun = self.snapshot()?;
         let stop = self.search_backward(&begun, poll);
         if stop.is_err() {
-            // The part behind the failure has not been searched.
+            // The part after the failure has not been searched, so the timeline returns to where it began.
             self.return_to(&begun)?;
         }
         stop
@@ -536,9 +541,9 @@ impl Timeline {
         }
     }
 
-    /// Ends an interrupted search that began at `begun` and has left nothing out up to `edge`. Restores the place
-    /// closest to `edge` that needs no replay, because a person who interrupts does not want to wait. The same search
-    /// from that place must find all remaining hits.
+    /// Ends an interrupted search that began at `begun` and has searched the whole part up to `edge`. Restores the
+    /// place closest to `edge` that needs no replay, because a person who interrupts does not want to wait. The same
+    /// search from that place must find all remaining hits.
     fn interrupted(
         &mut self,
         begun: &Snapshot<Instructions>,
@@ -549,8 +554,8 @@ impl Timeline {
         let origin = Instructions(begun.state.counts.steps);
         let place = match direction {
             Direction::Backward => self.walker.first_from(edge).filter(|&place| place < origin),
-            // A breakpoint at the edge must still be found, but a search passes over a breakpoint at its
-            // beginning.
+            // A breakpoint at the edge must still be found, but a search ignores a breakpoint at its first instruction.
+            // So the place must be before the edge.
             Direction::Forward => {
                 Some(self.walker.nearest(edge.saturating_back(1)).0).filter(|&place| place > origin)
             }
@@ -579,7 +584,7 @@ impl Timeline {
         self.hits_seen(from, to, limit, &the_hit, poll)
     }
 
-    /// As [`Timeline::hits`], with the result of `look` at each hit.
+    /// As [`Timeline::hits`], but returns the result of `look` at each hit.
     pub fn hits_seen<T: Send>(
         &mut self,
         from: Instructions,
@@ -597,8 +602,9 @@ impl Timeline {
         Ok(Hits { found, interrupted_at })
     }
 
-    /// As [`Timeline::hits_seen`], but hands on the results in batches, in the order of the run, while
-    /// workers continue. There may be more hits than fit into memory. Returns the place where the poll function asked to stop.
+    /// As [`Timeline::hits_seen`], but passes the results to a function in batches, in the order of the run, while
+    /// workers continue. So there may be more hits than fit into memory. Returns the place where the search was
+    /// interrupted, if it was.
     pub fn each_hit<T: Send>(
         &mut self,
         part: Range<Instructions>,
@@ -632,8 +638,8 @@ impl Timeline {
         self.steps_forward(&mut |_| false, &mut || false)
     }
 
-    /// Executes instructions one by one, ignoring breakpoints. Ends when `goes_on` returns false behind an instruction,
-    /// or at another stop.
+    /// Executes instructions one by one, ignoring breakpoints. Ends when `goes_on` returns false after an instruction,
+    /// or at a stop that is not a breakpoint.
     pub fn steps_forward(
         &mut self,
         goes_on: &mut dyn FnMut(&Machine<Instructions>) -> bool,
@@ -676,7 +682,7 @@ impl Timeline {
         })
     }
 
-    /// Undoes one instruction. Reports a stop that is undone.
+    /// Goes back by one instruction. If this instruction caused a hit, returns the hit.
     pub fn step_backward(&mut self, poll: &mut Poll<'_>) -> Result<TravelStop, Error> {
         self.must_be_history()?;
         let here = self.position();

@@ -1,5 +1,6 @@
-//! A machine that walks along a recording: it restores snapshots, runs, and leaves snapshots on its way. A timeline
-//! has one walker at its position; long searches have one for each core.
+//! A walker is a machine that replays parts of a recording. A walker restores snapshots, runs, and takes snapshots
+//! during its run. A timeline has one walker, which is at the timeline's position. Long searches have a walker for each
+//! core.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,19 +19,21 @@ use recording::Recording;
 use recording::checkpoints::{CheckpointHead, Snapshot};
 use recording::player::Player;
 
-/// The longest run between two polls: some tens of milliseconds.
+/// The largest number of steps between two polls. These take some tens of milliseconds.
 pub(super) const POLL_STEPS: u64 = 4_000_000;
-/// The time that a stop and its condition take, in steps. If the condition is false the run continues.
+/// The time to stop the machine and evaluate a condition, in steps that the machine could execute in this time. If the
+/// condition is false, the run continues.
 const STOP_STEPS: u64 = 4_000;
-/// The default distance of the snapshots that a walk leaves. A single step back replays no more, except from places
-/// far before the end of a long walk.
+/// The default distance in steps between the snapshots of a walk. A single step back replays at most this number of
+/// steps, except from places far before the end of a long walk.
 pub(super) const SNAPSHOT_SPACING: u64 = 8_000_000;
-/// A walk leaves snapshots at this distance in the last part of its way, which has this length.
+/// The length in steps of the last part of a walk, where snapshots are [`SNAPSHOT_SPACING`] apart.
 const NEAR_STEPS: u64 = 64_000_000;
-/// The distance of snapshots before that part. While a guest boots, copying the pages written since the last snapshot
-/// costs a tenth of the walk.
+/// The distance in steps between snapshots before the last part of a walk. While a guest boots, copying the pages
+/// written since the last snapshot costs a tenth of the walk.
 pub(super) const FAR_SPACING: u64 = 3 * SNAPSHOT_SPACING;
-/// The distance of the last snapshot from the goal, and the factor from one snapshot to the one before.
+/// The distance in steps of a walk's last snapshot from the goal. The distance of each earlier snapshot from the goal
+/// is `APPROACH_FACTOR` times as long.
 const APPROACH_STEPS: u64 = 128;
 const APPROACH_FACTOR: u64 = 8;
 
@@ -39,22 +42,22 @@ const APPROACH_FACTOR: u64 = 8;
 pub(super) enum Walked {
     /// The walker is at its goal.
     There,
-    /// The poll function asked to stop.
+    /// The poll function returned true.
     Interrupted,
-    /// At a stop.
+    /// The walker met a stop.
     Hit(Hit),
 }
 
-/// A machine that walks along a recording: see the module.
+/// A machine that replays parts of a recording.
 pub(super) struct Walker {
     pub machine: Machine<Instructions>,
     pub player: Player<Instructions>,
     pub(super) runner: Option<Runner>,
     shared: Arc<Shared>,
-    /// Steps since the last poll, with the time of stops.
+    /// Steps since the last poll. Each stop counts as [`STOP_STEPS`].
     unpolled_steps: u64,
-    /// Whether the walker belongs to no movement. The walker's steps are then counted separately, and its
-    /// place is not the focus.
+    /// Whether the walker belongs to the settler and not to a movement. The walker's steps are then counted separately,
+    /// and its place is not the focus of the snapshots.
     in_background: bool,
 }
 
@@ -75,7 +78,7 @@ impl Walker {
         Walker::with(machine, player, shared)
     }
 
-    /// As [`Walker::new`], for a walk that nothing waits for.
+    /// As [`Walker::new`], for the settler's walks, for which the user does not wait.
     pub fn in_background(shared: Arc<Shared>) -> Result<Walker, Error> {
         Ok(Walker { in_background: true, ..Walker::new(shared)? })
     }
@@ -157,15 +160,15 @@ impl Walker {
         Armed::disarm(&mut self.machine);
         let here = self.position();
         let nearest = self.nearest(target).0;
-        // If the way is short, run: this leaves snapshots behind, and restoring a checkpoint does not.
+        // If the goal is near, the walker runs, because a run takes snapshots and restoring a checkpoint does not.
         if target < here || (nearest > here && target - here > SNAPSHOT_SPACING) {
             self.restore_nearest(target)?;
         }
         self.approach(target, poll)
     }
 
-    /// Runs to a place. Leaves snapshots that get closer together towards the place: they make the next steps back
-    /// cheap.
+    /// Runs to a place. Takes snapshots that get closer together towards the place, so that the next steps back are
+    /// fast.
     pub fn approach(&mut self, target: Instructions, poll: &mut Poll<'_>) -> Result<Walked, Error> {
         self.shared.snapshots.focus(target);
         let mut distance = APPROACH_STEPS;
@@ -174,7 +177,8 @@ impl Walker {
             stages.push(target - distance);
             distance *= APPROACH_FACTOR;
         }
-        // Another engine goes as far as it can in one run.
+        // With another engine, the whole walk counts as the last part, because this engine takes no snapshots during a
+        // run.
         let near = if self.runner.is_some() { self.position() } else { target.saturating_back(NEAR_STEPS) };
         if self.advance(near, FAR_SPACING, poll)? == Walked::Interrupted {
             return Ok(Walked::Interrupted);
@@ -201,8 +205,8 @@ impl Walker {
         self.run(target, &armed, &mut origin, spacing, poll)
     }
 
-    /// Runs to a place or to a stop, with a snapshot every `spacing` steps. Passes over a breakpoint at `origin`. To
-    /// continue after a hit, call this again with the new `origin`.
+    /// Runs to a place or to a stop, with a snapshot every `spacing` steps. Ignores a breakpoint at `origin`. To
+    /// continue after a hit, the caller calls this function again with the hit's place as `origin`.
     pub fn run(
         &mut self,
         target: Instructions,
@@ -243,7 +247,7 @@ impl Walker {
         Ok(Walked::There)
     }
 
-    /// Asks the poll function.
+    /// Calls the poll function. Returns whether to stop.
     fn is_to_stop(&mut self, poll: &mut Poll<'_>) -> bool {
         self.unpolled_steps = 0;
         poll()
@@ -261,7 +265,7 @@ impl Walker {
         self.shared.fast_forwarded.fetch_add(steps, Ordering::Relaxed);
     }
 
-    /// The next place after `here` with something to do: a snapshot to take, or a checkpoint to pass.
+    /// The next place after `here` where the walker takes a snapshot or passes a checkpoint.
     fn next_stage(&self, here: Instructions, spacing: u64) -> Instructions {
         let checkpoint = self.shared.checkpoint_after(here).unwrap_or(Instructions::MAX);
         checkpoint.min(Instructions((here.number() / spacing + 1).saturating_mul(spacing)))
@@ -272,7 +276,7 @@ impl Walker {
         if let Some(checkpoints) =
             self.shared.checkpoints.as_ref().filter(|_| self.shared.is_checkpoint(here))
         {
-            // The machine's pages now refer to the checkpoint, and need no memory.
+            // The machine's maps now refer to the checkpoint's pages, so copies in memory are freed.
             self.machine.rebase(&checkpoints.maps(here)?)?;
         } else if here.number().is_multiple_of(spacing) {
             if !self.in_background {
@@ -283,7 +287,7 @@ impl Walker {
         Ok(())
     }
 
-    /// Adds a snapshot of this place, unless there is one.
+    /// Takes a snapshot of this place, unless there is one.
     pub fn leave_snapshot(&mut self) -> Result<(), Error> {
         let here = self.position();
         if self.shared.snapshots.contains(here) {
@@ -305,7 +309,7 @@ impl Walker {
         poll: &mut Poll<'_>,
     ) -> Result<Ahead, Error> {
         let nothing = Ok(Ahead::NotBefore(Instructions::MAX));
-        // Console output must come from the software engine.
+        // If console output is wanted, it must come from the software engine.
         let Some(runner) = self.runner.as_mut().filter(|_| !self.player.shows_output()) else {
             return nothing;
         };
@@ -341,7 +345,8 @@ impl Walker {
                 log::debug!("the other engine went ahead from {here}, {length} steps");
                 self.restore(&there)?;
                 self.count_fast_forwarded(length);
-                // If idle time has passed here, this step count was first reached in another state.
+                // If the CPU is halted, idle time may have passed. Then this is not the first state with this count,
+                // and no snapshot is taken.
                 if !there.state.cpu.halted {
                     self.leave_snapshot()?;
                 }

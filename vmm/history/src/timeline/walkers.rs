@@ -1,5 +1,5 @@
-//! Searches on all cores: walkers are the workers of [`crate::workers`]. Making a machine is expensive, so idle
-//! walkers are kept for the session ([`Pool`]).
+//! Searches on all cores. The workers of [`crate::workers`] are walkers here. Making a walker takes long, so idle
+//! walkers stay in a [`Pool`] for later searches of the session.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ use crate::workers::{Poll, Scanned, TakeRow, Task};
 use machine::error::Error;
 use machine::position::Instructions;
 
-/// Idle walkers, kept for the session.
+/// The idle walkers of a session.
 #[derive(Default)]
 pub(super) struct Pool(Mutex<Vec<Walker>>);
 
@@ -30,7 +30,7 @@ impl Pool {
     }
 }
 
-/// A question about intervals, for all cores.
+/// A search of intervals, for all cores.
 pub(super) struct Search<'a, T> {
     pub question: &'a Question<'a, T>,
     pub intervals: &'a [Interval],

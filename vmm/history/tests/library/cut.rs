@@ -1,5 +1,5 @@
-//! The end of a recording, cut out as its own recording: the same events come in behind the cut, and the end is the
-//! same.
+//! Tests that the end of a recording can be cut out as a recording of its own. The new recording has the same events
+//! after the cut and the same end.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ fn cut(recording: &Recording<Instructions>, last_ns: u64, folder: &Path) -> CutO
     cut_out_end(recording, last_ns, false, folder, &mut || false).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The output of a replay from a place on. The replay must be equal up to the recording's end.
+/// The console output of a replay from `from` on. Checks that the replay is equal up to the recording's end.
 fn printed(recording: &Recording<Instructions>, from: Instructions) -> String {
     let (console, _, end) = replayed_from(recording, from);
     assert!(matches!(end, ReplayEnd::Verified | ReplayEnd::Stopped), "{end:?}");
@@ -68,7 +68,7 @@ fn more_than_there_is_is_all_there_is() {
     let part = open(&folder);
     assert_eq!(printed(&part, Instructions(0)), printed(&whole, Instructions(0)));
     assert_eq!(part.log.end.as_ref().unwrap().outcome, Outcome::Panic);
-    // Cut the cut recording again.
+    // Cuts the cut recording again.
     let folder = directory.path().join("less.ttvm");
     let less = self::cut(&part, 1_000, &folder);
     assert_eq!(less.length, Instructions(1_000));

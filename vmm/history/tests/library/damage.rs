@@ -67,7 +67,7 @@ fn no_random_change_makes_another_run_of_a_recording() {
                 assert!(named, "round {round}: {} is not named in: {error}", path.display());
                 refused += 1;
             }
-            // The change is harmless: no content changed, or the log ends early and reports its end.
+            // The change was harmless. Either no contents changed, or the log ends early, and the replay reports this.
             Ok((recording, ReplayEnd::Verified, at)) => {
                 assert_eq!(recording.log, original.recording.log, "round {round}");
                 assert_eq!(at, whole, "round {round}");
@@ -107,8 +107,8 @@ fn what_is_missing_or_foreign_is_named() {
     std::fs::write(kernel, [bytes, &b"x"[..]].concat()).unwrap();
     let text = sentence();
     assert!(text.contains("has changed") && text.contains(hash), "{text}");
-    // A file of the same size fails too. The file may be any file of the user's, so the message must not show
-    // its hash.
+    // Another file of the same size is refused too. The message must not show its hash, because it may be any file of
+    // the user.
     let other = vec![b'x'; bytes.len()];
     std::fs::write(kernel, &other).unwrap();
     let (text, now) = (sentence(), blake3::hash(&other).to_hex().to_string());
@@ -159,7 +159,7 @@ fn a_log_cut_off_at_any_record_replays_to_its_last_one() {
     for length in (9..bytes.len()).step_by(11) {
         std::fs::write(path, &bytes[..length]).unwrap();
         match opened(&original.recording.path) {
-            // Only the length of the last whole record matters.
+            // Cuts inside one record give the same log, so only one of them is tested.
             Ok(recording) if !lengths.insert(recording.log.bytes) => continue,
             Ok(_) => {}
             Err(error) => {

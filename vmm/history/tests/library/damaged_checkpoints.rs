@@ -22,7 +22,7 @@ const CHANGES: u64 = 400;
 const KEYS: [(u64, &str); 3] = [(20_000, "a"), (40_000, "bc"), (60_000, "d")];
 /// With these limits, even this short recording is replayed on several cores.
 const ON_THREE: Cores = Cores { threads: 3, least_steps: 5_000 };
-/// More checkpoints besides the recorder's. Some of these checkpoints lie between other checkpoints.
+/// The positions of checkpoints that are added to the recorder's checkpoints. Some are between two other checkpoints.
 const MORE: [u64; 5] = [95_000, 30_001, 50_000, 45_678, 70_000];
 
 struct Original {
@@ -30,7 +30,7 @@ struct Original {
     recording: Recording<Instructions>,
     /// The checkpoints' files and the store's header.
     files: Vec<(PathBuf, Vec<u8>)>,
-    /// The machine at some places.
+    /// The machine's hashes at some places.
     hashes: BTreeMap<Instructions, Hashes>,
 }
 
@@ -60,8 +60,8 @@ fn hashes_at(timeline: &mut Timeline, at: Instructions) -> Result<Hashes, Error>
     Ok(timeline.machine_mut().hashes())
 }
 
-/// Verifies the recording, and travels to `places`. Returns whether any damage was noticed. The message about
-/// noticed damage must be right; unnoticed damage must be harmless.
+/// Verifies the recording, and travels to `places`. Returns whether the damage was noticed. If it was, checks the
+/// message. If it was not, checks that the results are the same as with the undamaged recording.
 fn noticed(original: &Original, places: &[Instructions], what: &str) -> bool {
     let opened = open(&original.recording.path);
     let verified = match verify_on(ON_THREE, &opened, None, |_, _| {}) {
@@ -114,7 +114,7 @@ fn no_random_change_of_a_checkpoint_leads_to_another_state() {
     assert!(count > CHANGES * 9 / 10, "{count} noticed");
 }
 
-/// Restores the files.
+/// Restores the undamaged files.
 fn put_back(original: &Original) {
     let directory = original.recording.path.join(CHECKPOINTS);
     std::fs::remove_dir_all(&directory).unwrap();
@@ -158,9 +158,9 @@ fn checkpoints_that_are_mixed_up_lead_to_no_other_state() {
     }
     others.iter().zip(&original.files).for_each(|(from, to)| std::fs::write(&to.0, &from.1).unwrap());
     look("all from another recording".to_string());
-    // Some missing checkpoints go unnoticed. Unnoticed are the last checkpoint, and checkpoints from before
-    // the two recordings differ. Other unnoticed checkpoints were added between checkpoints, and no
-    // checkpoint builds upon their pages.
+    // Some missing or foreign checkpoints are not noticed, and are harmless. One is the last checkpoint. Others are
+    // checkpoints of the other recording from before the place where the two recordings differ. Also not noticed are
+    // missing checkpoints that were added later, because no other checkpoint needs their pages.
     for what in &unnoticed {
         let harmless = what.contains("removed") || what.contains("unfinished") || what.contains("another");
         assert!(harmless && !what.starts_with("all"), "{what} goes unnoticed");
@@ -273,7 +273,8 @@ fn a_checkpoint_that_is_damaged_while_a_timeline_is_open_is_left_out_too() {
     assert_eq!(hashes_at(&mut timeline, Instructions(places[1])).unwrap().ram, expected.ram);
 }
 
-/// Inputs without events. Until a count is reached, an obstacle blocks the first checkpoint's file.
+/// Inputs without events. Until the machine reaches the count `until`, a folder with the name of the first checkpoint's
+/// file prevents its writing.
 struct InTheWay {
     obstacle: PathBuf,
     until: Instructions,
@@ -283,7 +284,7 @@ struct InTheWay {
 impl Inputs<Instructions> for InTheWay {
     fn poll(&mut self, view: &View<'_, Instructions>) -> Result<Option<Event>, Error> {
         if !self.is_over && view.moment.count >= self.until {
-            // The thread that writes checkpoints meets the obstacle in time.
+            // During this time, the thread that writes checkpoints tries to write the file and fails.
             std::thread::sleep(std::time::Duration::from_secs(2));
             std::fs::remove_dir(&self.obstacle).unwrap();
             self.is_over = true;
@@ -302,7 +303,7 @@ impl Inputs<Instructions> for InTheWay {
     }
 }
 
-/// The guest writes most pages only once in the beginning, and not again before the next checkpoint.
+/// In this test, the guest writes most pages only once at the beginning, and not again before the next checkpoint.
 #[test]
 fn checkpoints_behind_some_that_could_not_be_written_lack_nothing() {
     let directory = tempfile::tempdir().unwrap();

@@ -103,7 +103,7 @@ fn every_flipped_bit_of_ram_is_noticed_and_its_instruction_found() {
         assert!(at >= fault.at, "{fault:?}");
         let distance = DENSE.ram + DENSE.registers;
         assert!(at <= fault.at + distance, "{fault:?}: late, at {:?}", divergence.at);
-        // The hashes at the end show the fault even if no earlier check compares RAM.
+        // The hashes at the end differ because of the fault, even if no earlier check compares RAM.
         assert!(replayed(&recording, Scrutiny::Registers, Some(fault)).is_err(), "{fault:?}");
         if round % 8 == 0 {
             let found = verify(&recording, Some(fault), |_, _| {}).unwrap().difference.unwrap();

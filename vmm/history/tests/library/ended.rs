@@ -1,4 +1,5 @@
-//! Runs that were ended from outside, at any place: a recording's end is a place like any other.
+//! Tests runs that the user or a limit ended at any place. A timeline can go to the end of such a recording as to any
+//! other place.
 
 use std::cell::Cell;
 

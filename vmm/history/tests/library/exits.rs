@@ -1,6 +1,6 @@
-//! Machines that count exits: recorded with stops between exits, replayed by counting exits only, recounted, and
-//! travelled in. All tests here use the software engine, which can stop a guest as KVM does. The KVM lab tests the KVM
-//! engine itself.
+//! Tests machines that count exits. The runs are recorded with stops between exits, replayed on an engine that counts
+//! only exits, and recounted for time travel. All tests here use the software engine, which can stop a guest as KVM
+//! does. The KVM lab tests the KVM engine itself.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -90,7 +90,8 @@ fn stops_carry_the_count_of_branches() {
     }
 }
 
-/// An engine that runs too far if a landing place has a branch count. The engine does so once for each place, or always.
+/// An engine that runs beyond a landing place that has a count of branches. The engine does so once for each landing
+/// place, or each time.
 struct Overshooting {
     inner: Box<dyn Engine>,
     always: bool,
@@ -114,7 +115,7 @@ impl Engine for Overshooting {
             return self.inner.run(bus, until, origin, leave);
         }
         self.overshot.fetch_add(1, Relaxed);
-        // Put the machine at another place, with other registers and other RAM.
+        // Changes registers and RAM, as if the guest had gone on.
         let ram = self.inner.cpu().ram();
         for page in (0..ram.flags().pages()).step_by(16) {
             ram.replace_bytes(page * guest_ram::PAGE_SIZE, &[0xcc; 64]);
@@ -169,7 +170,8 @@ fn what_was_overshot_is_restored_and_tried_again() {
         });
         assert!(matches!(machine.run(Exits::MAX, &mut player).unwrap(), RunStop::Ended(_)));
         assert_eq!(machine.hashes(), end.hashes, "always: {always}");
-        // Sometimes the registers match where the rest does not, and the search continues from there.
+        // There may be more overshoots than stops. At some places only the registers match, and the machine then runs
+        // to the landing place again.
         assert!(overshot.load(Relaxed) >= stops, "{} overshots of {stops}", overshot.load(Relaxed));
     }
 }
@@ -216,7 +218,7 @@ fn a_guest_that_makes_no_exit_is_replayed_so_far_and_no_farther() {
     assert!((10_000_000..11_000_000).contains(&steps), "{steps}");
 }
 
-/// A guest may make no exit behind the log's last record.
+/// A guest may make no exit after the log's last record.
 #[test]
 fn a_recording_that_was_cut_off_is_not_run_on() {
     let directory = tempfile::tempdir().unwrap();

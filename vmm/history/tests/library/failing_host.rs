@@ -1,4 +1,4 @@
-//! A host that fails while a guest runs: the run ends with an error, and the recorded part is right.
+//! Tests a host that fails while a guest runs. The run ends with an error, and the recorded part is right.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -19,7 +19,7 @@ use tiny_guest::{DENSE, Script, open, write_kernel};
 /// An engine that stops reporting the guest's writes, as KVM does when a call fails.
 struct Failing {
     inner: Box<dyn Engine>,
-    /// How many more times it reports them.
+    /// How many more times the engine reports the guest's writes.
     left: Arc<AtomicU32>,
 }
 

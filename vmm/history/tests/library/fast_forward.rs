@@ -1,5 +1,5 @@
-//! Long stretches run on an engine that counts exits, with the same results. The other engine is the software engine,
-//! which can count exits as KVM does. The KVM lab tests KVM itself.
+//! Tests that results are the same if long stretches run on an engine that counts exits. The other engine is the
+//! software engine, which can count exits as KVM does. The KVM lab tests KVM itself.
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use history::recount::{from_exit, in_instructions, start_of_last};
@@ -11,7 +11,7 @@ use recording::Recording;
 use tiny_guest::stopped::{record_rounds, record_with_checkpoints};
 use tiny_guest::{Numbers, STIRRED};
 
-/// As many breakpoints as a processor has debug registers.
+/// The largest number of breakpoints of the other engine. A processor has this number of debug registers.
 const MOST_BREAKPOINTS: usize = 4;
 
 /// Options for a short guest.
@@ -62,7 +62,7 @@ fn compare(recounted: &Recording<Instructions>, seed: u64) {
         addresses.push(alone.machine().cpu().rip());
     }
     assert!(ahead.fast_forwarded_steps() > end / 4, "{} steps of {end}", ahead.fast_forwarded_steps());
-    // Most addresses belong to the few instructions of a round.
+    // The guest executes the same few instructions in each round, so few addresses are different.
     addresses.sort_unstable();
     addresses.dedup();
     for address in addresses {
@@ -91,7 +91,7 @@ fn a_recording_of_instructions_has_no_other_engine() {
     assert!(refused.contains("counts instructions"), "{refused}");
 }
 
-/// A recording of which another engine can run a large part.
+/// A recording of which the other engine can run a large part.
 fn recording() -> (tempfile::TempDir, Recording<Instructions>) {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = record_with_checkpoints(directory.path(), 23);
@@ -183,7 +183,7 @@ fn what_is_left_to_another_engine_is_long_enough_and_not_near_to_the_place() {
 fn a_way_that_another_engine_goes_can_be_interrupted_and_has_not_begun_then() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, end) = record_rounds(directory.path(), 24, 120_000);
-    // The engine polls every two hundred exits.
+    // The recording must have several times 200 exits, because the other engine polls every 200 exits.
     assert!(end.at.count > Exits(600), "{}", end.at.count);
     let recording = in_instructions(recording, |_| {}).unwrap();
     let interrupted = |polls: u32| {
@@ -196,8 +196,8 @@ fn a_way_that_another_engine_goes_can_be_interrupted_and_has_not_begun_then() {
         });
         (stop.unwrap(), ahead.position(), ahead.fast_forwarded_steps())
     };
-    // A timeline that uses only the software CPU would be farther on at each poll. At the other engine's polls, the
-    // walker has not taken over that engine's stretch yet.
+    // A timeline that uses only the software CPU would be farther on at each poll. At a poll of the other engine, the
+    // walker is still at the beginning of that engine's stretch.
     let stood: Vec<_> = (1..6).map(interrupted).collect();
     let not_begun = |pair: &[(TravelStop, Instructions, u64)]| pair[0] == pair[1] && pair[0].2 == 0;
     assert!(stood[0].0 == TravelStop::Interrupted && stood.windows(2).any(not_begun), "{stood:?}");

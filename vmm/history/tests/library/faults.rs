@@ -1,4 +1,4 @@
-//! The position `fault`: the instruction whose exception led to a panic.
+//! Tests the position `fault`: the instruction whose exception led to a panic.
 
 use history::timeline::Timeline;
 use machine::notation::PositionSpec;

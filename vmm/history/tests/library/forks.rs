@@ -1,4 +1,4 @@
-//! Scratch forks: a debugger's changes take effect, and the history stays the same.
+//! Tests forks: a debugger's changes take effect in the fork, and the recorded run does not change.
 
 use cpu::{AddressKind, CpuState, WatchKind, Watchpoint};
 use history::timeline::{Breakpoint, Cause, Filter, Stops, Timeline, TravelStop};
@@ -11,7 +11,7 @@ use tiny_guest::{STIRRED, record, record_asleep};
 
 const ROUNDS: u32 = 1000;
 const HERE: Instructions = Instructions(5_000);
-/// RSI, in which the guest counts down its rounds.
+/// The number of RSI, in which the guest counts down its rounds.
 const ROUNDS_LEFT: usize = 6;
 /// The longest run between two polls.
 const STRETCH: u64 = 4_000_000;
@@ -30,7 +30,7 @@ fn registers(timeline: &mut Timeline) -> CpuState {
     timeline.machine().cpu().state()
 }
 
-/// Makes the guest run for this many more rounds.
+/// Changes RSI so that the guest runs for this number of further rounds.
 fn change_rounds(timeline: &mut Timeline, rounds: u32) {
     let mut state = registers(timeline);
     state.gpr[ROUNDS_LEFT] = rounds.into();
@@ -57,7 +57,7 @@ fn changed_registers_are_what_the_guest_goes_on_with() {
     assert!((HERE + 10..HERE + 60).contains(&here) && here < end, "{here}");
     assert_eq!(registers(&mut timeline).gpr[ROUNDS_LEFT], 0);
     must_be_back(&mut timeline, &hashes);
-    // The history continues as before.
+    // The recorded run continues as before.
     assert_eq!(timeline.run_forward(&mut || false).unwrap(), TravelStop::End);
     assert_eq!(timeline.position(), end);
 }
@@ -105,7 +105,7 @@ fn a_fork_stops_at_each_visit_of_a_breakpoint_and_at_writes() {
     change_rounds(&mut timeline, 3);
     let here = Breakpoint::at(timeline.machine().cpu().rip());
     timeline.set_stops(Stops { breakpoints: vec![here], ..Stops::default() });
-    // The breakpoint at the beginning is passed over: two more rounds reach it.
+    // A run ignores the breakpoint at its first instruction. Each of two further rounds reaches this breakpoint again.
     for _ in 0..2 {
         let stood = timeline.position();
         assert_eq!(
@@ -117,7 +117,7 @@ fn a_fork_stops_at_each_visit_of_a_breakpoint_and_at_writes() {
     }
     assert_eq!(timeline.run_forward(&mut || false).unwrap(), TravelStop::End);
     must_be_back(&mut timeline, &hashes);
-    // Breakpoints that a filter rejects are passed over.
+    // A breakpoint does not stop the run if its filter is false.
     let last = Filter::new(|machine| machine.cpu().state().gpr[ROUNDS_LEFT] == 1);
     let filters = [(here.address, last)].into();
     timeline.set_stops(Stops { breakpoints: vec![here], filters, ..Stops::default() });
@@ -172,7 +172,7 @@ fn a_fork_that_is_interrupted_just_at_a_breakpoint_has_hit_it() {
         must_be_back(timeline, &hashes);
         there - HERE
     };
-    // Enough rounds to make the way a little longer than a stretch.
+    // The number of rounds makes the run a little longer than `STRETCH`.
     let many = 100_000;
     let rounds = (STRETCH + 2_000) * u64::from(many) / to_the_end(&mut timeline, many);
     let length = to_the_end(&mut timeline, rounds as u32);
@@ -218,7 +218,7 @@ fn a_fork_goes_on_beyond_the_end_of_the_recording() {
     assert_eq!(timeline.seek(end, &mut || false).unwrap(), TravelStop::Reached);
     let state = registers(&mut timeline);
     timeline.change_registers(&state).unwrap();
-    // Nothing comes in, and nothing would wake the guest.
+    // In a fork no events come in, so the halted guest never wakes up.
     assert_eq!(timeline.run_forward(&mut || false).unwrap(), TravelStop::End);
     assert_eq!(timeline.leave_fork().unwrap(), Some(end));
 }

@@ -1,5 +1,5 @@
-//! Machines that continue from a place in a recording. Without new input, such a machine does the same as the
-//! recorded machine. Recordings of such machines are like any others.
+//! Tests machines that continue live from a place in a recording. Without new input, such a machine does the same as
+//! the recorded machine. Recordings of such machines replay like other recordings.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use tiny_guest::{Numbers, Script, change, open, record, record_calls, replayed_f
 
 const CALLS: u32 = 3_000;
 
-/// A script that keeps its console, and pauses the run after this many requests for events.
+/// A script that stores the console's output, and pauses the run after a number of polls.
 struct Heard {
     script: Script,
     console: Rc<RefCell<Vec<u8>>>,
@@ -116,7 +116,7 @@ fn must_replay(recording: &Recording<Instructions>) {
     assert_eq!(replay.run(None, |_| {}).unwrap(), ReplayEnd::Verified);
 }
 
-/// The contents of all files in a folder and below.
+/// The contents of all files in a folder and its subfolders.
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -189,7 +189,7 @@ fn what_is_typed_after_going_live_is_recorded_anew_and_can_be_gone_on_from_again
     let found = go_on(&open(&first), Instructions(50_000), &second, Script(typed(&[(10, "z")])));
     assert_eq!(found.console, b"z");
     must_replay(&open(&second));
-    // The new recordings need no file of the old one.
+    // The new recordings need no file of the old recording.
     std::fs::remove_dir_all(&recording.path).unwrap();
     std::fs::remove_dir_all(&first).unwrap();
     std::fs::remove_file(&recording.manifest.machine.start.booted().kernel.path).unwrap();
@@ -237,7 +237,7 @@ fn a_timelines_own_machine_goes_on_as_a_new_machine_does() {
             Recordable::<Instructions>::going_on(EngineKind::SOFT, &recording, start).unwrap().machine
         };
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
-        // Leaves translated code, snapshots and stops behind.
+        // After these movements the machine has translated code, and the timeline has snapshots and stops.
         timeline.seek(Instructions(last - 10), &mut || false).unwrap();
         timeline.seek(at, &mut || false).unwrap();
         let mut same = timeline.go_live().unwrap();
@@ -282,7 +282,7 @@ fn a_damaged_starting_state_is_refused_and_never_panics() {
     }
     let mut numbers = Numbers(1);
     for _ in 0..2_000 {
-        // Some changed bits only affect the compression.
+        // Some changed bits do not change the unpacked contents, so some states can still be parsed.
         if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), Format::default(), pages, 0) {
             let again = tempfile::tempdir().unwrap();
             let again = again.path().join("start");

@@ -1,5 +1,6 @@
-//! Recordings made by earlier programs: see `../recording/tests/golden/README.md`. Recordings of today's format version are
-//! replayed and compared completely. For earlier versions, the message must tell which program reads them.
+//! Tests recordings made by earlier versions of ttvm, which are described in `../recording/tests/golden/README.md`.
+//! Recordings of the present format versions are replayed and compared completely. For recordings of earlier versions,
+//! the message must name the version of ttvm that reads them.
 
 use std::path::{Path, PathBuf};
 
@@ -57,7 +58,7 @@ fn a_recording_of_version_5_that_counts_exits() {
     must_replay(&recording, 243, 18, 5, Exits(171));
 }
 
-/// Three processors. CPUID says only how many there are, as in all recordings of this time.
+/// A recording with three processors. CPUID has only their number, as in all recordings of that time.
 #[test]
 fn a_recording_of_version_6_with_turns_in_a_ring() {
     let directory = tempfile::tempdir().unwrap();
@@ -69,7 +70,8 @@ fn a_recording_of_version_6_with_turns_in_a_ring() {
     must_replay(&recording, 1, 1, 3, Instructions(327_676));
 }
 
-/// Six processors in two sockets, with a random policy, turns given from outside, and typed text.
+/// A recording with six processors in two sockets, a random policy of turns, turns from events of the log, and typed
+/// text.
 #[test]
 fn a_recording_of_version_6_with_random_and_given_turns() {
     let directory = tempfile::tempdir().unwrap();
@@ -99,7 +101,7 @@ fn earlier_versions_are_refused_with_the_name_of_what_reads_them() {
     }
 }
 
-/// These recordings would open, but their replay would differ: the CPU has changed.
+/// These recordings could be opened, but their replay would differ, because the CPU has changed.
 #[test]
 fn packed_recordings_of_version_4_are_refused_too() {
     for name in ["v4-instructions.packed", "v4-exits.packed"] {

@@ -1,5 +1,5 @@
-//! Checkpoints from strangers, with states that can be decoded but make no sense. ttvm refuses such a state,
-//! or the machine runs with the state. ttvm never panics.
+//! Checkpoints from strangers, with states that can be decoded but make no sense. ttvm must refuse such a state, or run
+//! the machine from this state, and must not panic.
 
 use history::replay;
 use machine::error::{Error, exit_code};
@@ -17,7 +17,8 @@ const STEPS: u64 = 10_000;
 
 fn mutate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
     for _ in 0..=numbers.below(4) {
-        // The CPU's state comes first, but is only a small part of the bytes: favour it.
+        // The CPU's state comes first, but is only a small part of the bytes. So half of the changes are in the first
+        // quarter.
         let part = if numbers.below(2) == 0 { bytes.len() / 4 } else { bytes.len() };
         let at = numbers.below(part as u64) as usize;
         match numbers.below(6) {
@@ -25,7 +26,7 @@ fn mutate(bytes: &mut Vec<u8>, numbers: &mut Numbers) {
             1 => bytes[at] = numbers.below(256) as u8,
             2 => bytes[at] = [0, 1, 0x7f, 0xff][numbers.below(4) as usize],
             3 => bytes.insert(at, numbers.below(256) as u8),
-            // Insert a number as large as possible.
+            // Inserts the largest variable-length number.
             4 => {
                 bytes.splice(at..=at, [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]);
             }
@@ -75,7 +76,7 @@ fn restored_at_exit_and_run(
     Ok(())
 }
 
-/// Changes states, and calls `run` with each and its position.
+/// Changes the states of checkpoints at random, and calls `run` with each changed state and its position.
 fn survive<C: Unit>(
     recording: &Recording<C>,
     mutations: u64,

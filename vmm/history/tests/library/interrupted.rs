@@ -1,5 +1,5 @@
-//! Searches that are interrupted again and again find the same hit as an undisturbed one. Wherever a search
-//! stops, it has left nothing out.
+//! Tests that a search finds the same hit, even if it is interrupted and continued many times. At each interruption,
+//! the search has missed no hit in the part that it has searched.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn writes_of(address: u64) -> Stops {
     Stops { watches: vec![point.into()], ..Stops::default() }
 }
 
-/// Returns true from this poll on.
+/// A poll function that returns true from call number `polls` on.
 fn after(mut polls: u64) -> impl FnMut() -> bool {
     move || {
         polls = polls.saturating_sub(1);
@@ -33,7 +33,7 @@ fn after(mut polls: u64) -> impl FnMut() -> bool {
     }
 }
 
-/// Stops with few hits, and all their hits.
+/// Several stops that have few hits, each with all its hits.
 fn seldom(timeline: &mut Timeline) -> Vec<(Stops, Vec<Hit>)> {
     let end = timeline.end();
     let mut found = Vec::new();
@@ -48,7 +48,7 @@ fn seldom(timeline: &mut Timeline) -> Vec<(Stops, Vec<Hit>)> {
             break;
         }
     }
-    // The run's first instruction, and one that each of the last rounds executes too.
+    // Breakpoints at the run's first instruction, and at an instruction that each of the last rounds executes.
     let mut break_at = |at: Instructions| {
         timeline.seek(at, &mut || false).unwrap();
         let breakpoint = Breakpoint::at(timeline.machine().cpu().rip());
@@ -155,7 +155,7 @@ fn an_interrupted_list_says_how_far_it_goes() {
     }
 }
 
-/// Stops in each round of the guest: at a breakpoint, and after a write.
+/// Two stops with hits in each round of the guest: a breakpoint and a watchpoint.
 fn in_each_round(timeline: &mut Timeline, filter: &Filter) -> [Stops; 2] {
     timeline.seek(Instructions(1000), &mut || false).unwrap();
     let top = timeline.machine().cpu().rip();
@@ -170,7 +170,7 @@ fn in_each_round(timeline: &mut Timeline, filter: &Filter) -> [Stops; 2] {
     [breakpoints, Stops { only: Some(filter.clone()), ..writes }]
 }
 
-/// The whole run is shorter than the way between two polls of a run that stops nowhere.
+/// In this test, the whole run is shorter than the distance between two polls of a run without stops.
 #[test]
 fn a_condition_that_is_never_true_does_not_delay_an_interrupt() {
     const POLLS: u64 = 3;

@@ -1,4 +1,4 @@
-//! Runs long enough for a timeline to leave snapshots, to poll, and to share out its searches.
+//! Tests with runs so long that a timeline takes snapshots, polls, and searches on several cores.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn never() -> bool {
     false
 }
 
-/// Returns true from this poll on.
+/// A poll function that returns true from call number `polls` on.
 fn after(polls: u32) -> impl FnMut() -> bool {
     let mut left = polls;
     move || {
@@ -37,14 +37,14 @@ fn after(polls: u32) -> impl FnMut() -> bool {
     }
 }
 
-/// The guest's write, which happens once in each round.
+/// A stop at the guest's write, which happens once in each round.
 fn write() -> Stops {
     let point =
         Watchpoint { space: AddressKind::Linear, address: STIRRED, length: 1, kind: WatchKind::Write };
     Stops { watches: vec![Watch::from(point)], ..Stops::default() }
 }
 
-/// The stops at a write, but only in rounds before a place.
+/// A stop at the guest's write that counts only before a place.
 fn write_before(place: Instructions) -> Stops {
     let early = Filter::new(move |machine| machine.moment().count < place);
     Stops { watch_filters: [(STIRRED, early)].into(), ..write() }
@@ -113,12 +113,12 @@ fn steps_back_from_where_a_person_looks_are_cheap() {
     seek(&mut timeline, 20_000_000);
     for most in [128, 1024, 8192, 65536] {
         let (_, steps) = steps_of(&mut timeline, |timeline| timeline.step_backward(&mut never).unwrap());
-        // A step back replays at most this much, from a snapshot.
+        // A step back replays at most this number of steps from a snapshot.
         assert!(steps <= most, "{steps} > {most}");
         let here = timeline.position();
         seek(&mut timeline, here.number() - most * 7);
     }
-    // A series of steps back costs little more than the way that it goes back.
+    // A series of steps back replays only a few more steps than the distance that it goes back.
     seek(&mut timeline, 20_000_000);
     let (_, steps) = steps_of(&mut timeline, |timeline| {
         for _ in 0..100 {
@@ -192,7 +192,7 @@ fn while_nothing_moves_what_lies_before_is_made_near() {
         let steps = seek(&mut timeline, place);
         assert!(steps <= 3 * SPACING, "{place}: {steps} steps");
     }
-    // The stretch is settled, and a gap of a hundred million steps does not count.
+    // The settler has already replayed the stretch, and a gap of a hundred million steps is too short for it.
     seek(&mut timeline, end);
     timeline.settle_meanwhile();
     wait_for("places", || meter.settlings(), 2);
@@ -231,14 +231,14 @@ fn nothing_is_settled_while_the_timeline_moves() {
     }
 }
 
-/// A movement of the timeline ends the settler's replay early. The settler replays the remainder when nothing moves
-/// again.
+/// A movement of the timeline ends the settler's replay early. The settler replays the remainder when the movement is
+/// over.
 #[test]
 fn what_a_movement_interrupts_is_settled_later() {
     let end = 300_000_000;
     let (_directory, recording) = recording(300, &[end]);
-    // On a busy host, this test may see the settler's replay too late. The rest of the run is then too short to need
-    // places.
+    // On a busy host, this test may notice the settler's replay too late. The rest of the run is then too short, so the
+    // test tries several times.
     for _ in 0..20 {
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
         seek(&mut timeline, end);
@@ -261,7 +261,7 @@ fn what_a_movement_interrupts_is_settled_later() {
     panic!("the settler was never interrupted early");
 }
 
-/// Movements give the same results at any moment of the settler: while it replays, waits, or starts.
+/// Movements give the same results whether the settler replays, waits or starts at that moment.
 #[test]
 fn what_is_settled_meanwhile_changes_nothing_that_is_found() {
     let end = 300_000_000;
@@ -338,7 +338,7 @@ fn movements_ask_whether_to_stop_and_stand_somewhere_on_their_way() {
     let stood = timeline.position();
     assert!(Instructions(0) < stood && stood <= Instructions(2 * POLL_STEPS), "{stood}");
     assert_eq!(timeline.seek(target, &mut never).unwrap(), TravelStop::Reached);
-    // Search forward too.
+    // Searches forward too.
     timeline.seek(stood, &mut never).unwrap();
     timeline.set_stops(nowhere());
     assert_eq!(timeline.run_forward(&mut || true).unwrap(), TravelStop::Interrupted);
@@ -409,7 +409,7 @@ fn a_list_of_nothing_is_empty_and_one_that_ends_before_it_begins_is_refused() {
     }
     let refused = timeline.hits(Instructions(8), Instructions(7), 1, &mut never).unwrap_err().to_string();
     assert!(refused.contains("swap the two positions"), "{refused}");
-    // There is nothing beyond the end, and nothing before the start.
+    // A run forward at the end returns `End`, and a run backward at the start returns `Start`.
     seek(&mut timeline, end.number());
     assert_eq!(timeline.run_forward(&mut never).unwrap(), TravelStop::End);
     assert_eq!(timeline.step_forward().unwrap(), TravelStop::End);
@@ -418,7 +418,7 @@ fn a_list_of_nothing_is_empty_and_one_that_ends_before_it_begins_is_refused() {
     assert_eq!(timeline.step_backward(&mut never).unwrap(), TravelStop::Start);
 }
 
-/// A row of checkpoints shortly before the end.
+/// The positions of several checkpoints shortly before the end.
 fn dense(end: u64) -> Vec<u64> {
     (1..=8).rev().map(|number| end - number * 100_000).collect()
 }
@@ -431,7 +431,7 @@ fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
     let mut hits: Vec<Hit> = Vec::new();
     for threads in [1, 2] {
         let mut timeline = Timeline::open_with(&recording, threads).unwrap();
-        // Leave snapshots on the way. The snapshots divide a long search.
+        // This seek takes snapshots, which divide a long search into intervals.
         if threads == 2 {
             timeline.seek(Instructions(end - 1_000_000), &mut never).unwrap();
         }
@@ -444,7 +444,7 @@ fn a_search_backward_finds_what_lies_far_back_however_many_join_in() {
         hits.push(Hit { before, after, cause: write, processor: 0 });
     }
     assert_eq!(hits[0], hits[1]);
-    // The eighth write lies behind `early`, because of the steps before the first round.
+    // The eighth write is later than `early`, because the guest executes some steps before its first round.
     let expected = 7 * LONG_ROUND_STEPS;
     assert!((expected..expected + 100).contains(&hits[0].before.number()), "{hits:?}");
 }
@@ -460,8 +460,8 @@ fn write_of(recording: &Recording<Instructions>, round: usize) -> (Instructions,
     (before, timeline.machine().cpu().rip())
 }
 
-/// The places around a write where a search may be cut. The write's instruction is the last before the cut, or the
-/// first behind it.
+/// The places around a write where the test divides a search into intervals. The instruction of the write is the last
+/// before the place, or the first after it.
 fn cuts(write: Instructions) -> impl Iterator<Item = u64> {
     write.number() - 1..write.number() + 3
 }
@@ -476,7 +476,7 @@ fn expect_write(timeline: &mut Timeline, from: u64, at: Instructions, stops: &[(
     }
 }
 
-/// A watch on the guest's write, and a breakpoint at its instruction.
+/// Two stops that find the guest's write: a watchpoint, and a breakpoint at the instruction.
 fn ways_to_the_write(watch: Stops, rip: u64) -> [(Stops, Cause); 2] {
     let breakpoints = Stops { breakpoints: vec![Breakpoint::at(rip)], ..Stops::default() };
     let cause = Cause::Watch { kind: WatchKind::Write, address: STIRRED };
@@ -491,7 +491,7 @@ fn a_search_finds_what_lies_next_to_a_checkpoint_on_either_side() {
     let (at, rip) = write_of(&plain, 2);
     assert!(at.number() < end - 900_000, "{at} is within the checkpoints at the end");
     let ways = ways_to_the_write(write(), rip);
-    // With a row of checkpoints behind the write, other workers join in before the search reaches the write.
+    // If there are many checkpoints after the write, other workers join in before the search reaches the write.
     for (name, row) in [("one", Vec::new()), ("row", dense(end))] {
         for cut in cuts(at) {
             let recording = record_long(directory.path(), &format!("{name}-{cut}.ttvm"), 3);
@@ -524,8 +524,8 @@ fn a_search_finds_what_lies_next_to_a_snapshot_that_cuts_a_long_interval() {
     for threads in [1, 2] {
         for cut in cuts(at) {
             let mut timeline = Timeline::open_with(&recording, threads).unwrap();
-            // A walk leaves its last snapshot this far before its end. This snapshot cuts the interval before
-            // the checkpoints.
+            // A walk takes its last snapshot 128 steps before its end. Here this snapshot is at `cut`, and divides the
+            // interval before the checkpoints.
             seek(&mut timeline, cut + 128);
             seek(&mut timeline, end - 1_000_000);
             expect_write(&mut timeline, end, at, &ways);
@@ -539,19 +539,20 @@ fn a_search_that_is_interrupted_stands_nearer_to_its_edge_than_where_it_began() 
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     seek(&mut timeline, 30_000_000);
     timeline.set_stops(nowhere());
-    // Intervals are short at first, with a poll between two of them.
+    // The first intervals are short, with a poll between two intervals.
     assert_eq!(timeline.run_backward(&mut after(2)).unwrap(), TravelStop::Interrupted);
     let stood = timeline.position();
     assert!(Instructions(0) < stood && stood < Instructions(30_000_000), "{stood}");
     assert_eq!(timeline.run_backward(&mut never).unwrap(), TravelStop::Start);
-    // If the poll asks to stop only after the search is complete, the answer still comes.
+    // If the search is complete before the first poll, the search returns its result, although the poll function
+    // returns true.
     seek(&mut timeline, 1_000);
     assert_eq!(timeline.run_backward(&mut || true).unwrap(), TravelStop::Start);
     assert_eq!(timeline.position(), Instructions(0));
 }
 
-/// A user may interrupt the search at any place. The search has left nothing out between its beginning and
-/// that place. There is only one hit, near the beginning.
+/// A user may interrupt the search at any place. The search has missed no hit between its beginning and that place.
+/// There is only one hit, near the beginning.
 #[test]
 fn a_search_backward_that_was_interrupted_finds_the_rest_when_it_goes_on() {
     let end = 30 * LONG_ROUND_STEPS;
@@ -610,7 +611,7 @@ fn a_search_forward_that_is_interrupted_among_checkpoints_stands_behind_what_it_
         }
         stood.push(timeline.position().number());
     }
-    // Each place is farther than the last, and none is farther than the searched part.
+    // Each interruption is farther than the last, and at most as far as the searched part.
     assert!(stood.is_sorted() && stood[0] > 0 && stood.len() > 6, "{stood:?}");
     assert!(*stood.last().unwrap() > places[6], "{stood:?}");
 }

@@ -1,5 +1,5 @@
-//! Passed-through devices. The devices' answers, writes and interrupts are recorded and replayed. The guest's
-//! accesses to them are compared.
+//! Tests passed-through devices. The devices' answers, writes and interrupts are recorded and replayed. A replay
+//! compares the guest's accesses to the devices.
 
 use devices::passthrough::{AskV1, DmaV1};
 use history::recount::in_instructions;

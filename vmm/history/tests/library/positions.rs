@@ -1,4 +1,4 @@
-//! Notations of positions: each is compared with a walk along the whole run.
+//! Tests notations of positions. Each result is compared with a replay of the whole run step by step.
 
 use std::path::Path;
 
@@ -31,8 +31,8 @@ fn measures(timeline: &mut Timeline) -> Vec<[u64; 3]> {
     }
 }
 
-/// Looks for branches, system calls and times that a run reaches, and for some that the run skips or does
-/// not reach.
+/// Looks for counts of branches, counts of system calls, and times. The run reaches some of these numbers, and skips or
+/// does not reach others.
 fn must_find_all(recording: &Recording<Instructions>) {
     let mut timeline = Timeline::open_with(recording, 1).unwrap();
     let measures = measures(&mut timeline);
@@ -103,7 +103,8 @@ fn a_time_that_passes_idle_is_at_the_place_where_the_guest_idles() {
     assert_eq!(timeline.time_at(PositionSpec::End).unwrap(), Some(9_000_000));
     assert_eq!(timeline.time_at(PositionSpec::Instruction(1)).unwrap(), None);
     assert_eq!(resolve(&mut timeline, PositionSpec::Event(1)), Ok(end.number()));
-    // The place of the event is reached long before the event comes in there, and nothing else follows.
+    // The guest reaches the event's count, and then idles until the event comes in. So all these times are at this
+    // count.
     for ns in [1_000_000, 2_500_000, 9_000_000] {
         assert_eq!(resolve(&mut timeline, PositionSpec::Nanoseconds(ns)), Ok(end.number()), "{ns} ns");
     }

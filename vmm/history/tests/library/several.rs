@@ -1,4 +1,5 @@
-//! Recordings of several processors: policies of turns, and turns that are given from outside.
+//! Tests recordings of several processors, with policies of turns and with given turns. A given turn comes from the
+//! inputs and not from the policy.
 
 use std::path::Path;
 
@@ -42,7 +43,7 @@ fn record(
     several::record(directory, name, (ROUNDS, processors(turns)), DENSE, Some(dense_checkpoints()), inputs)
 }
 
-/// Random turns of at most this many steps. Some are for a processor that does not exist.
+/// Random turns of at most `longest` steps. Some turns are for a processor that does not exist.
 fn random_turns(seed: u64, count: usize, longest: u64) -> Vec<Turn> {
     let mut random = Numbers(seed);
     let processors = u64::from(COUNT) + 1;
@@ -51,7 +52,7 @@ fn random_turns(seed: u64, count: usize, longest: u64) -> Vec<Turn> {
     turns.collect()
 }
 
-/// The machine's hashes at these places, in ascending order, on one straight replay.
+/// The machine's hashes at these places, which are in ascending order, from one replay forward.
 fn straight(recording: &Recording<Instructions>, places: &[Instructions]) -> Vec<Hashes> {
     let mut replay = Replay::new(recording, Scrutiny::Everything, |_: &[u8]| Ok(())).unwrap();
     let mut hashes_at = |place| {
@@ -61,8 +62,8 @@ fn straight(recording: &Recording<Instructions>, places: &[Instructions]) -> Vec
     places.iter().map(|&place| hashes_at(place)).collect()
 }
 
-/// Verifies a recording. Seeks back and forth between random places, most at the ends of turns, and compares the machine
-/// with a straight replay.
+/// Verifies a recording. Seeks back and forth between random places, most at the ends of turns, and compares the
+/// machine with a replay forward.
 fn is_exact(recording: &Recording<Instructions>) {
     let found = verify(recording, None, |_, _| {}).unwrap();
     let difference = found.difference.as_ref().map(|difference| difference.divergence.to_string());

@@ -1,4 +1,4 @@
-//! Everything that a run can stop at, with a guest that makes system calls, prints and writes.
+//! Tests all events at which a run can stop, with a guest that makes system calls, prints and writes.
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use history::timeline::{
@@ -62,7 +62,7 @@ fn text_on_the_console_is_found_where_its_last_byte_appears() {
         expected[usize::from(CALLS.is_multiple_of(4))..]
     );
     assert_eq!(all(&mut timeline, condition("console:01")), []);
-    // Go there and back.
+    // Goes to the hit and back.
     timeline.set_stops(condition("console:2103"));
     let stop = timeline.run_forward(&mut || false).unwrap();
     let there = timeline.position();
@@ -151,7 +151,7 @@ fn an_execution_breakpoint_at_a_physical_address_is_met() {
     assert_eq!(all_at(&mut timeline, AddressKind::Physical), linear);
 }
 
-/// All visits to the machine's present place.
+/// All hits of a breakpoint at the machine's present instruction.
 fn all_at(timeline: &mut Timeline, space: AddressKind) -> Vec<Hit> {
     let address = timeline.machine().cpu().rip();
     all(timeline, Stops { breakpoints: vec![Breakpoint { space, address }], ..Stops::default() })

@@ -1,4 +1,4 @@
-//! Reads a function's description for a machine.
+//! Reads the description of a PCI function, from which the machine's model of the function is made.
 
 use devices::passthrough::{BarDescriptionV1, MsixDescriptionV1, PciDescriptionV1};
 
@@ -42,7 +42,7 @@ fn from_config(config: &[u8; 256], bar_bytes: impl Fn(u8) -> u64) -> Result<PciD
     let bars = bars.collect::<Result<Vec<_>, String>>()?;
     let (mut msi, mut msix) = (None, None);
     let mut at = if config[STATUS] & HAS_CAPABILITIES != 0 { config[CAPABILITIES] & !3 } else { 0 };
-    // A circular list of capabilities ends, too, because this loop has a limit.
+    // The limit of this loop also ends a circular list of capabilities.
     for _ in 0..48 {
         let here = usize::from(at);
         if !(0x40..=0xF4).contains(&here) {

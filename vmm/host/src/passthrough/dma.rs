@@ -3,7 +3,7 @@
 //! Each page that the function may see exists three times: in RAM, in the shadow and in the base. Only the guest and
 //! events change RAM; the function also changes the shadow. The base has the contents of RAM and shadow when they were
 //! last equal. A difference between shadow and base is the function's write. A difference between RAM and base is the
-//! guest's write. So each side's bytes go to the other side, even if both write to one page.
+//! guest's write. So the bytes that one side wrote are copied to the other side, even if both sides write to one page.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use vfio::{Area, CHUNK_BYTES, PAGE_BYTES};
 
 use super::order::{New, named_first};
 
-/// The largest number of passes over memory until a pass finds nothing new.
+/// The largest number of passes over memory. Passes are repeated until a pass finds no new write.
 const MOST_PASSES: usize = 16;
 
 /// A page in the shadow.
@@ -25,7 +25,7 @@ struct Page {
     since: u64,
 }
 
-/// See the module documentation.
+/// A copy of guest RAM for a function.
 pub(super) struct Shadow {
     area: Area,
     base: Vec<u8>,
@@ -38,7 +38,7 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Makes a shadow for this much RAM, in which the function sees no pages yet.
+    /// Makes a shadow for a RAM of `bytes` bytes, in which the function sees no pages yet.
     pub fn new(bytes: u64) -> std::io::Result<Shadow> {
         Ok(Shadow {
             area: Area::new(bytes as usize)?,
@@ -49,7 +49,7 @@ impl Shadow {
         })
     }
 
-    /// The memory to map.
+    /// The shadow's memory, to map for the function.
     pub fn area(&self) -> &Area {
         &self.area
     }
@@ -85,8 +85,8 @@ impl Shadow {
     /// Takes the function's writes since the last call.
     ///
     /// The function may be writing during this call: first data and then the descriptor that announces the data. So
-    /// memory is read again until a pass finds no new write. Then all data before a found descriptor has been found,
-    /// too.
+    /// memory is read again until a pass finds no new write. Then the call has also found all data that the function
+    /// wrote before a found descriptor.
     pub fn take_written(&mut self, ram: &RamView) -> Vec<DmaV1> {
         let mut writes = Vec::new();
         for _ in 0..MOST_PASSES {
@@ -103,7 +103,8 @@ impl Shadow {
         writes
     }
 
-    /// Shows the guest's writes to the function. The function's writes must be taken, and be in RAM.
+    /// Copies the guest's writes to the shadow, where the function sees them. The caller must have taken the function's
+    /// writes and applied them to RAM.
     ///
     /// The function may be reading during this call, from a ring to the buffers whose addresses the ring contains. So
     /// the data at an address is shown before the chunk that contains the address ([`named_first`]). Otherwise buffers
@@ -118,7 +119,7 @@ impl Shadow {
         }
     }
 
-    /// The guest's writes: buffers before rings, and each page from its end.
+    /// The chunks that the guest has written: buffers before rings, and each page from its end.
     fn news(&self, ram: &RamView) -> Vec<New> {
         let mut page = [0; PAGE_BYTES];
         let mut news = Vec::new();
@@ -145,7 +146,7 @@ fn chunks_that_differ<'a>(
         .map(move |(number, (chunk, _))| New { at: offset as usize + number * CHUNK_BYTES, chunk: *chunk })
 }
 
-/// Adds the function's writes to a page, one for each run of bytes.
+/// Adds the function's writes to the page at `offset` to `writes`, one for each run of consecutive bytes.
 fn take_page(area: &Area, base: &mut [u8], ram: &RamView, offset: u64, writes: &mut Vec<DmaV1>) {
     let mut page = [0; PAGE_BYTES];
     area.read_page(offset as usize, &mut page);

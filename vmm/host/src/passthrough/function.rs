@@ -1,4 +1,4 @@
-//! A PCI function in use.
+//! A PCI function of the host in use by a guest.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,10 +11,10 @@ use crate::passthrough::dma::Shadow;
 use crate::passthrough::tables::{Shown, shown};
 use machine::error::Error;
 
-/// End of a function's address space.
+/// End of a function's address space, which has 39 bits.
 const END: u64 = 1 << 39;
 
-/// See the module documentation.
+/// A PCI function of the host, with its shadow of guest RAM.
 pub(super) struct LiveFunction {
     /// The function. `None` once the function has failed and was given back to the host.
     function: Option<Function>,
@@ -24,7 +24,8 @@ pub(super) struct LiveFunction {
     shadow: Shadow,
     /// The pages that the function sees, by its addresses.
     mapped: BTreeMap<u64, Shown>,
-    /// Whether the interrupt line has interrupted, and is masked until the guest touches the function.
+    /// Whether the interrupt line is masked. The line is masked from its interrupt until the guest accesses the
+    /// function.
     line_masked: bool,
     told_unmapped: bool,
 }
@@ -32,7 +33,7 @@ pub(super) struct LiveFunction {
 impl LiveFunction {
     /// Takes over a function. At first the function may interrupt by its line, and sees no memory.
     pub fn new(mut function: Function, slot: u8, ram_bytes: u64) -> Result<LiveFunction, Error> {
-        // A function may have no line.
+        // Ignores a failure, because a function may have no interrupt line.
         let _ = function.set_interrupts(Interrupts::Line);
         let shadow = Shadow::new(ram_bytes).map_err(|source| Error::Host {
             what: "cannot get memory for passed-through devices".to_string(),
@@ -77,10 +78,10 @@ impl LiveFunction {
         }
     }
 
-    /// Unmasks the line after the guest has touched a BAR, as an interrupt handler does.
+    /// Unmasks the line after the guest has accessed a BAR. An interrupt handler makes such an access.
     fn touched(&mut self, bar: Option<u8>) {
         if bar.is_some() && std::mem::take(&mut self.line_masked) {
-            // If this fails, there are no more interrupts, and the guest notices.
+            // If unmasking fails, no more interrupts come, and the guest's driver notices.
             let _ = self.function.as_ref().map(Function::unmask_line);
         }
     }

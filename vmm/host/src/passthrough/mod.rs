@@ -27,9 +27,11 @@ use machine::config::PassedDevice;
 use machine::error::Error;
 pub use ports::ALLOWED_PORTS;
 
-/// The largest number of bytes of memory in one event: a record of the log is at most 1 MiB.
+/// The largest number of bytes written to memory in one event. There is a limit because a record of the log has at most
+/// 1 MiB.
 const MOST_BYTES: usize = 256 << 10;
-/// Intervals while the guest is busy: between two checks for interrupts, and between two comparisons of memory.
+/// Intervals while the guest is busy. `LOOK` is the time between two checks for interrupts. The next constant is the
+/// time between two comparisons of memory.
 const LOOK: Duration = Duration::from_micros(20);
 const SCAN: Duration = Duration::from_micros(500);
 
@@ -97,7 +99,7 @@ enum Device {
 pub(super) struct LiveDevices {
     devices: Vec<Device>,
     ram: RamView,
-    /// Parts of an answer, or of unasked input, that have not been delivered yet.
+    /// Parts of an answer, or of other input, that the machine has not received yet.
     waiting: VecDeque<DeviceInputV1>,
     looked: Instant,
     scanned: Instant,
@@ -219,7 +221,7 @@ impl Devices for LiveDevices {
                 }
             }
             AskV1::Translate { root, first, pages } => {
-                // The guest's driver has filled a buffer, and will put its address into a ring next. The buffer may lie
+                // The guest's driver has filled a buffer, and will put its address into a ring next. The buffer may be
                 // in a page that the function already sees.
                 if self.waiting.is_empty() {
                     self.functions_mut().for_each(|(_, function)| function.show_written(&ram));
@@ -231,8 +233,8 @@ impl Devices for LiveDevices {
             }
             AskV1::Write { .. } | AskV1::Interrupts { .. } => {}
         }
-        // Waiting input was seen before this answer, and has not been delivered before the guest's question. So it
-        // becomes part of the answer.
+        // Waiting input was taken from the devices before this answer, but the machine has not received it yet. So the
+        // waiting input becomes the first part of the answer.
         for earlier in std::mem::take(&mut self.waiting).into_iter().rev() {
             input.dma.splice(0..0, earlier.dma);
             input.interrupts.splice(0..0, earlier.interrupts);
@@ -283,7 +285,7 @@ fn bar(region: RegionV1) -> Option<u8> {
 fn in_pieces(mut input: DeviceInputV1) -> VecDeque<DeviceInputV1> {
     let (mut pieces, mut piece, mut bytes) = (VecDeque::new(), Vec::new(), 0);
     for write in std::mem::take(&mut input.dma) {
-        // Each write costs some bytes in addition to its data.
+        // Each write takes some bytes in the record in addition to its data.
         let cost = write.bytes.len() + 16;
         if bytes + cost > MOST_BYTES {
             let dma = std::mem::take(&mut piece);

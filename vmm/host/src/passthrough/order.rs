@@ -1,8 +1,8 @@
 //! The order in which a function sees the guest's writes.
 //!
-//! The order of the guest's writes is not known. But a driver completes data before it writes the data's address into a
-//! descriptor, another descriptor of a chain, or a list. So the data at an address is shown before the chunk that
-//! contains the address.
+//! The recorder does not know the order of the guest's writes. But a driver completes data before it writes the data's
+//! address into a descriptor, a chain of descriptors or a list. So the data at an address is shown before the chunk
+//! that contains the address.
 
 use std::collections::BTreeMap;
 
@@ -26,9 +26,9 @@ impl New {
     }
 }
 
-/// Sorts new chunks so that each stands before the chunks that contain its address. All other chunks keep their order.
-/// `offset_of` maps the function's addresses to offsets in RAM. If chunks contain each other's addresses in a circle,
-/// one of them must come first.
+/// Sorts new chunks so that each chunk comes before the chunks that contain its address. All other chunks keep their
+/// order. `offset_of` maps the function's addresses to offsets in RAM. If chunks contain each other's addresses in a
+/// circle, one of them must come first.
 pub(super) fn named_first(news: Vec<New>, offset_of: impl Fn(u64) -> Option<u64>) -> Vec<New> {
     let number_at: BTreeMap<u64, usize> =
         (0..).zip(&news).map(|(number, new)| (new.at as u64, number)).collect();
@@ -39,8 +39,8 @@ pub(super) fn named_first(news: Vec<New>, offset_of: impl Fn(u64) -> Option<u64>
     let mut order = Vec::with_capacity(news.len());
     let mut seen = vec![false; news.len()];
     for first in 0..news.len() {
-        // The chunks in progress. With each chunk stand the chunks whose addresses it contains and that were not
-        // visited yet.
+        // The chunks in progress. Each element also has the chunks whose addresses this chunk contains and that were
+        // not visited yet.
         let mut path = Vec::new();
         if !std::mem::replace(&mut seen[first], true) {
             path.push((first, names(first)));

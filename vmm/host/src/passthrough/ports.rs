@@ -1,5 +1,6 @@
-//! I/O ports of the host, by /dev/port. The host gives programs no interrupts of a device at these ports. The recorder
-//! polls a serial port to find its interrupts ([`super::serial`]). At other ports, the guest's driver must poll.
+//! I/O ports of the host, by /dev/port. The host does not pass interrupts of a device at these ports to programs. The
+//! recorder polls a serial port to find its interrupts ([`super::serial`]). At other ports, the guest's driver must
+//! poll.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -9,8 +10,8 @@ use devices::passthrough::FREE_ISA_IRQS;
 use crate::passthrough::serial::{Registers, Serial};
 use machine::error::Error;
 
-/// Ports that may be passed through: serial ports, parallel ports and the game port. At other ports the host has
-/// devices of its own, and a guest could crash it.
+/// Ports that may be passed through: serial ports, parallel ports and the game port. At other ports the host has its
+/// own devices, and a guest with access to them could crash the host.
 pub const ALLOWED_PORTS: [(u16, u16); 7] = [
     (0x200, 0x207),
     (0x278, 0x27f),
@@ -24,7 +25,7 @@ pub const ALLOWED_PORTS: [(u16, u16); 7] = [
 /// The serial ports.
 const SERIAL_PORTS: [(u16, u16); 3] = [(0x2e8, 0x2ef), (0x2f8, 0x2ff), (0x3e8, 0x3ef)];
 
-/// See the module documentation.
+/// A range of I/O ports of the host in use by a guest.
 pub(super) struct LivePorts {
     ports: HostPorts,
     /// Polls for interrupts, if the guest's device has an interrupt.
@@ -79,7 +80,7 @@ impl LivePorts {
         self.serial.as_ref().is_some_and(Serial::is_watched)
     }
 
-    /// Takes an interrupt of the device. Returns false if there is none now.
+    /// Returns whether the device has an interrupt now, and takes the interrupt.
     pub fn take_interrupt(&mut self) -> bool {
         self.serial.as_mut().is_some_and(|serial| serial.take_interrupt(&mut self.ports))
     }

@@ -1,7 +1,7 @@
 //! The interrupt of a serial port of the host, found by polling (8250 class, National Semiconductor PC16550D
 //! datasheet).
 //!
-//! The host gives programs no interrupt of an ISA port. The port's interrupt identification register (IIR) shows
+//! The host does not pass an ISA port's interrupt to programs. The port's interrupt identification register (IIR) shows
 //! whether the port interrupts, including FIFO levels and time-outs. Reading IIR has one side effect: if IIR names the
 //! transmitter as the cause, the read clears this cause. So the recorder keeps a cause that its poll has cleared, for
 //! the guest's next read. Polling reads no other register.
@@ -35,8 +35,8 @@ const LCR_ENHANCED: u8 = 0xBF;
 const MCR_OUT2: u8 = 0x08;
 const MCR_LOOP: u8 = 0x10;
 
-/// If the port still has a cause this long after the guest touched it, the guest is interrupted again. A handler that
-/// loops until no cause is left never needs this second interrupt.
+/// If the port still has a cause for an interrupt this time after the guest accessed the port, the guest is interrupted
+/// again. A handler that loops until no cause is left never needs this second interrupt.
 const PATIENCE: Duration = Duration::from_millis(1);
 
 /// The registers of a port.
@@ -47,7 +47,7 @@ pub(super) trait Registers {
     fn write(&mut self, register: u8, value: u8);
 }
 
-/// See the module documentation.
+/// A serial port of the host, with the state of its interrupt in the guest.
 pub(super) struct Serial {
     /// The registers, as they were last written.
     ier: u8,
@@ -63,9 +63,9 @@ pub(super) struct Serial {
 enum Line {
     /// No interrupt, or the guest has handled it.
     Low,
-    /// The guest was interrupted, and has not touched the port yet.
+    /// The guest was interrupted, and has not accessed the port yet.
     Up,
-    /// The guest touched the port, last at this time, and a cause is left.
+    /// The guest accessed the port, last at this time, and a cause for an interrupt is left.
     Served(Instant),
 }
 
@@ -77,8 +77,8 @@ impl Serial {
         Serial { ier, lcr, mcr, transmitter: false, line: Line::Low }
     }
 
-    /// Whether the guest has set up the port to interrupt. On a PC the OUT2 pin gates the line, and loopback turns that
-    /// pin off.
+    /// Whether the guest has set up the port to interrupt. On a PC the line works only while the OUT2 pin is on, and
+    /// loopback turns this pin off.
     pub fn is_watched(&self) -> bool {
         self.ier & IER_ALL != 0 && self.lcr != LCR_ENHANCED && self.mcr & (MCR_OUT2 | MCR_LOOP) == MCR_OUT2
     }
@@ -197,7 +197,7 @@ mod tests {
                         let seen = serial.read(&mut port, register);
                         assert_eq!(seen, alone.read(register.into()), "seed {seed} step {step}: {register}");
                     }
-                    // Writes of LCR usually leave the divisor latch off.
+                    // In most cases the written value of LCR does not turn on the divisor latch.
                     3 => {
                         let value = if register == LCR && value < 200 { 3 } else { value };
                         let value = if value == LCR_ENHANCED { LCR_DIVISOR } else { value };

@@ -1,6 +1,7 @@
-//! The guest's IOMMU tables: which of its memory a function may see, and at which addresses.
+//! Reads the guest's IOMMU tables, which say which pages of guest memory a function may see, and at which addresses.
 //!
-//! Intel Virtualization Technology for Directed I/O, revision 3.3, chapter 9: legacy mode, 39 bits, pages of 4 KiB.
+//! See Intel Virtualization Technology for Directed I/O, revision 3.3, chapter 9. The tables are in legacy mode, with
+//! addresses of 39 bits and pages of 4 KiB.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,11 +16,12 @@ const READ: u64 = 1;
 const WRITE: u64 = 2;
 const SUPERPAGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000F_FFFF_FFFF_F000;
-/// Fields of a context entry: the kind of translation, and the width of addresses.
+/// `KIND` is the field of a context entry for the kind of translation. The next constant is the field for the width of
+/// addresses.
 const KIND: u64 = 3 << 2;
 const WIDTH: u64 = 7;
 const WIDTH_39: u64 = 1;
-/// The largest number of found pages: VFIO maps no more.
+/// The largest number of pages that are searched for, because VFIO maps no more.
 pub(super) const MOST_PAGES: usize = 65_535;
 
 /// A page that a function may see.

@@ -1,10 +1,10 @@
-//! Engines: they execute the guest.
+//! Engines. An engine executes the guest's instructions.
 //!
-//! [`Engine`] is an engine as the machine uses it. [`EngineKind`] identifies an engine and builds it. [`soft`] is the
-//! software CPU; other packages have other engines. The package `engine-contract` has the types with which a machine
-//! tells an engine when to leave the guest ([`Leave`], [`LandingPlace`], [`End`]).
+//! [`Engine`] is the trait through which a machine uses its engine. [`EngineKind`] identifies a kind of engine and
+//! builds one. [`soft`] is the software CPU. The package `host` has the KVM engine. The package `engine-contract` has
+//! the types with which a machine tells an engine when to leave the guest ([`Leave`], [`LandingPlace`], [`End`]).
 //!
-//! Engines know no devices, inputs or logs: they see RAM and a bus.
+//! Engines do not use devices, inputs or logs. Engines access only RAM and a bus.
 
 pub mod soft;
 
@@ -45,8 +45,8 @@ impl PartialEq for EngineKind {
 /// still between calls.
 pub trait Engine: Send {
     /// Runs until the CPU has executed exactly `until` instructions, or until the bus, `leave`, or a break- or
-    /// watchpoint stops it. Accesses to anything but RAM go to `bus`. A breakpoint is passed over at the place where
-    /// `origin` instructions have executed.
+    /// watchpoint stops it. Accesses to anything but RAM go to `bus`. A breakpoint does not stop the CPU at the place
+    /// where `origin` instructions have executed.
     ///
     /// An engine that does not count instructions stops where the bus or `leave` says.
     fn run(
@@ -56,32 +56,33 @@ pub trait Engine: Send {
         origin: Instructions,
         leave: Leave,
     ) -> Result<End, Error>;
-    /// The architectural state, canonical.
+    /// The architectural state, in a canonical form: equal states give equal values.
     fn state(&self) -> CpuState;
-    /// The CPU's counts. The counts belong to the machine: the engine keeps them while it runs the guest.
+    /// The CPU's counts. The counts are part of the machine's state. The engine updates them while it runs the guest.
     fn counts(&self) -> Counts {
         self.cpu().counts()
     }
-    /// Replaces the processor in the seat, and the states of the others. Must be called before [`Engine::set_state`].
+    /// Chooses the processor in the seat, and replaces the states of the other processors. The processor whose turn it
+    /// is has the seat. Must be called before [`Engine::set_state`].
     fn set_parked(&mut self, seat: usize, states: &[CpuState]) {
         assert!(seat == 0 && states.is_empty(), "this engine has one processor");
     }
-    /// Lends the seat to a processor, so that [`Engine::cpu`] shows this processor. Returns the processor that had the
-    /// seat, which must get the seat back before the next run.
+    /// Gives the seat to a processor for a while, so that [`Engine::cpu`] returns this processor. Returns the number of
+    /// the processor that had the seat. The caller must give the seat back before the next run.
     fn lend_seat(&mut self, _processor: usize) -> usize {
         0
     }
-    /// Replaces state and counts. RAM may have been replaced too, by writes that its page flags saw.
+    /// Replaces state and counts. The caller may also have changed RAM, if the page flags have these writes.
     fn set_state(&mut self, state: &CpuState, counts: Counts);
     /// Replaces the state of the turns of several processors.
     fn set_turn_state(&mut self, state: Option<&TurnState>) {
         assert!(state.is_none(), "this engine has one processor");
     }
-    /// Gives turns to processors, between two runs. One processor takes no turns.
+    /// Queues turns for the processors, between two runs. Does nothing in a machine with one processor.
     fn give_turns(&mut self, _bus: &mut dyn Bus, _turns: &[Turn]) {}
-    /// Replaces the policy of turns, between two runs. One processor takes no turns.
+    /// Replaces the policy of turns, between two runs. Does nothing in a machine with one processor.
     fn change_turn_policy(&mut self, _policy: TurnPolicy) {}
-    /// Makes these processors, before the first run.
+    /// Sets the number of processors and their policy of turns, before the first run.
     fn set_processors(&mut self, processors: Processors) {
         assert_eq!(processors.count(), 1, "this engine has one processor");
     }
@@ -93,7 +94,8 @@ pub trait Engine: Send {
     fn set_watchpoints(&mut self, points: &[Watchpoint]);
     /// Replaces all traps.
     fn set_traps(&mut self, traps: Traps);
-    /// Attaches an observer, or none; returns the one attached before. Fails if the engine cannot observe the guest.
+    /// Attaches an observer, or detaches it with `None`. Returns the observer that was attached before. Fails if the
+    /// engine cannot observe the guest.
     fn set_observer(
         &mut self,
         observer: Option<Box<dyn Observer>>,

@@ -14,9 +14,10 @@ use crate::error::Error;
 use crate::position::{Count, Instructions};
 use crate::processors::Processors;
 
-/// The environment variable that chooses the tier of a process's software CPUs, unless the program chooses one.
-/// `translator` is the default, `interpreter` another; `plain` is the translator without its clever parts.
-/// `translator,-groups` leaves out one part, `plain,+links` puts one back; see [`cpu::Part`].
+/// The environment variable that chooses the tier of a process's software CPUs, unless the program chooses one. The
+/// value `translator` is the default, and `interpreter` is the other tier. `plain` is the translator without its
+/// optional parts. `translator,-groups` leaves out one optional part, and `plain,+links` adds one. [`cpu::Part`] lists
+/// the parts.
 pub const TIER_VARIABLE: &str = "TTVM_TIER";
 
 static TIER: OnceLock<Option<Tier>> = OnceLock::new();
@@ -24,7 +25,7 @@ static TIER: OnceLock<Option<Tier>> = OnceLock::new();
 /// Chooses the tier of all software CPUs made from now on, for hunting bugs. The choice changes nothing that the
 /// guest can see. Must be called before the first CPU is made.
 pub fn choose_tier(tier: Tier) {
-    // A second choice would come too late for existing CPUs.
+    // Only the first choice has an effect. A later choice would not change existing CPUs.
     let _ = TIER.set(Some(tier));
 }
 
@@ -68,8 +69,8 @@ impl SoftEngine {
         SoftEngine { cpu, breakpoints: Vec::new() }
     }
 
-    /// Runs for as many steps as `leave` has nanoseconds, and stops between two instructions. Callers see the
-    /// behaviour of the KVM engine, without KVM.
+    /// Runs for as many steps as `leave` has nanoseconds, and stops between two instructions. So tests without KVM can
+    /// see a guest that is stopped without an exit, as the KVM engine stops it.
     fn run_for(&mut self, bus: &mut dyn Bus, until: u64, origin: u64, steps: u64) -> End {
         let limit = until.min(self.cpu.steps().saturating_add(steps.max(1)));
         let stop = self.cpu.run(bus, limit, origin);
@@ -82,7 +83,7 @@ impl SoftEngine {
         End::Forced
     }
 
-    /// Runs until the guest may be at the landing place.
+    /// Runs until the guest's registers are equal to the landing place's registers.
     fn run_to_goal(&mut self, bus: &mut dyn Bus, until: u64, goal: LandingPlace) -> End {
         let mut not_here = goal.not_here.then(|| self.cpu.steps());
         let mut origin = u64::MAX;

@@ -1,8 +1,8 @@
-//! The contents of a log. Opening a log reads every record once. Of the unpacked records, only the pieces used last
-//! stay in memory. So the log of a whole night takes no more memory than the log of an hour.
+//! The contents of a log. Opening a log reads every record once. A piece is a number of consecutive unpacked records.
+//! Only the pieces used last stay in memory. So the log of a whole night takes no more memory than the log of an hour.
 //!
-//! A run that was cut off leaves a log whose last frame may be incomplete. Reading stops before this frame and reports
-//! it. Damage anywhere else is an error. Lengths are never trusted.
+//! A run that was cut off leaves a log whose last frame may be incomplete. Reading stops before this frame, and sets
+//! [`Log::torn`]. Damage anywhere else is an error. The reader checks every length in the file.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,21 +20,22 @@ use machine::checks::CheckRecord;
 use machine::error::Error;
 use machine::position::{Count, Moment};
 
-/// An event log. Events and checks have numbers of their own, and *entries* are both together, in the order of the log.
+/// An event log. Events are numbered from 0, and checks are numbered from 0. *Entries* are events and checks together,
+/// numbered in the order of the log.
 #[derive(Debug)]
 pub struct Log<C> {
     /// The recording's format.
     pub format: Format,
-    /// Hash of the machine's description; zero if the log was cut off before that record.
+    /// Hash of the machine's description. Zeroes if the log was cut off before the record with this hash.
     pub machine_hash: [u8; 32],
     /// The end record; `None` if the recording was cut off.
     pub end: Option<EndRecord<C>>,
-    /// The size of the part of the file that holds whole records.
+    /// The size in bytes of the part of the file that holds whole records.
     pub bytes: u64,
     /// Whether an incomplete record follows the last whole record.
     pub torn: bool,
     order: Order<C>,
-    /// The checksums up to the machine's record, and up to the end.
+    /// The checksum of the log up to the machine's record, and the checksum up to the end.
     chain: (u32, u32),
     source: Source,
     index: Vec<PieceIndex<C>>,
@@ -68,7 +69,7 @@ impl<C: Count> Filling<C> {
         Filling { piece: Piece::new(first), events, checks: first - events, system_calls: None }
     }
 
-    /// Adds a record; `chain` is the log's checksum behind it.
+    /// Adds a record. `chain` is the log's checksum up to and including the record.
     fn take(&mut self, record: LogRecord<C>, chain: u32) {
         let entry = match record {
             LogRecord::SystemCalls(count) => {
@@ -118,8 +119,8 @@ impl<C: Count> Scan<C> {
         }
     }
 
-    /// Adds the next record, if the order allows it. `chain` is the checksum behind the record, and its frame ends at
-    /// `end`.
+    /// Adds the next record, if the order allows it. `chain` is the log's checksum up to and including the record. The
+    /// record's frame ends at offset `end`.
     fn take(&mut self, record: LogRecord<C>, chain: u32, end: u64) -> Result<(), &'static str> {
         let (events, first) = (self.order.events, self.order.events + self.order.checks);
         self.order.take(&record)?;
@@ -214,12 +215,12 @@ impl<C: Count> Log<C> {
         self.order.events + self.order.checks
     }
 
-    /// Whether every event has a count of system calls, as in a recounted log.
+    /// Whether the log has a count of system calls for every event, as recounted logs have.
     pub fn has_system_calls(&self) -> bool {
         self.order.system_calls == self.order.events
     }
 
-    /// The last point that the log names.
+    /// The point of the last record.
     pub fn last_moment(&self) -> Moment<C> {
         self.order.last
     }
@@ -244,7 +245,7 @@ impl<C: Count> Log<C> {
         self.loaded().count()
     }
 
-    /// The piece with this number.
+    /// The piece with this number, from memory or from the file.
     fn piece(&self, number: usize) -> Result<Arc<Piece<C>>, Error> {
         if let Some(piece) = self.loaded().get(number) {
             return Ok(piece);
@@ -329,13 +330,13 @@ impl<C: Count> Log<C> {
         Ok(self.event_with_system_calls(number)?.map(|(record, _)| record))
     }
 
-    /// The power-on event, which is the first. Opening a recording checks that the log has this record.
+    /// The power-on event, which is the first. Opening a recording checks that the log has this event.
     pub fn power_on(&self) -> Result<EventRecord<C>, Error> {
         self.event(0)?.ok_or_else(|| self.source.damaged("holds no events"))
     }
 
-    /// Counts the events and the checks at the beginning of the log at whose moments `before` is true. In the order of
-    /// the log, `before` must stay false once it is false.
+    /// Returns the number of events and the number of checks before the first entry at whose moment `before` is false.
+    /// For all later entries, `before` must be false too.
     pub fn counts_while(&self, before: impl Fn(Moment<C>) -> bool) -> Result<(usize, usize), Error> {
         let Some(piece) = self.index.partition_point(|index| before(index.at)).checked_sub(1) else {
             return Ok((0, 0));
@@ -390,7 +391,7 @@ impl<C: Count> Log<C> {
     }
 }
 
-/// For tests, which change logs.
+/// Functions for tests that change logs.
 impl<C: Count> Log<C> {
     /// All records.
     pub fn records(&self) -> Result<Vec<LogRecord<C>>, Error> {

@@ -9,14 +9,14 @@ use machine::position::{Count, Moment};
 /// The first place where two logs differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogParting<C> {
-    /// The place; `None` if the machines themselves differ.
+    /// The place of the difference. `None` if the logs belong to different machines.
     pub at: Option<Moment<C>>,
     /// A description of the difference.
     pub what: String,
 }
 
-/// Compares two logs. Checks are compared only at points where both logs have a check. A check in one log only is no
-/// difference: checks change nothing that the guest sees.
+/// Compares two logs. Checks are compared only at points where both logs have a check. A check that only one log has is
+/// no difference, because checks do not influence the guest.
 pub fn diff<C: Count>(left: &Log<C>, right: &Log<C>) -> Result<Option<LogParting<C>>, Error> {
     if left.machine_hash != right.machine_hash {
         return Ok(Some(LogParting { at: None, what: "they were made on different machines".to_string() }));
@@ -192,7 +192,7 @@ mod tests {
         assert!(told.starts_with("event 1: power-button at ") && told.contains(" or at "), "{told}");
         let told = what(&base, &log(vec![typed(10, b"x")], vec![]));
         assert_eq!(told, "event 1: PowerButton or ConsoleInput([120])");
-        // The event is missing in a log that goes on beyond it.
+        // The event is missing in a log that goes on beyond the event's point.
         let without = log(vec![], vec![check(20, 1)]);
         assert_eq!(what(&base, &without), "event 1 (power-button) is in the first only");
         assert_eq!(what(&without, &base), "event 1 (power-button) is in the second only");

@@ -3,11 +3,11 @@
 
 /// The first bytes of a log file.
 pub(super) const MAGIC: &[u8; 8] = b"TTVMLOG1";
-/// The largest payload: console input comes in small pieces.
+/// The largest payload in bytes.
 pub(super) const MAX_FRAME_BYTES: usize = 1 << 20;
-/// The header: length, checksum of the header, checksum of the payload.
+/// The size in bytes of a header: the payload's length, the payload's checksum and the header's checksum.
 const HEADER_BYTES: usize = 12;
-/// The largest frame.
+/// The size in bytes of the largest frame.
 pub(super) const MOST_FRAME_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES;
 
 /// A payload's header, and the checksum from which the next frame's checksums start.
@@ -27,7 +27,7 @@ impl Header {
         Header { length: payload.len() as u32, payload_check: chained(chain, &[payload]) }
     }
 
-    /// Bytes of the whole frame.
+    /// The size in bytes of the whole frame.
     pub fn frame_bytes(&self) -> u64 {
         HEADER_BYTES as u64 + u64::from(self.length)
     }
@@ -56,7 +56,7 @@ fn chained(chain: u32, parts: &[&[u8]]) -> u32 {
     hasher.finalize()
 }
 
-/// The next frame's header and payload; `None` if the file was cut off here.
+/// Returns the next frame's header and payload, or `None` if the file was cut off in or before this frame.
 ///
 /// `window` holds the rest of the file, or enough for any frame. `left` counts the bytes up to the end of the file.
 /// `arrived` counts the bytes up to the last byte that is not zero.
@@ -84,7 +84,7 @@ pub(super) fn next_frame(
     if chained(chain, &[payload]) == header.payload_check {
         return Ok(Some((header, payload)));
     }
-    // As above: the header was written, but some of the payload was not.
+    // After a power loss, the header may be on the disk while the end of the payload is still zeroes.
     if arrived <= frame_bytes && payload.ends_with(&[0]) && left > frame_bytes {
         return Ok(None);
     }

@@ -1,8 +1,8 @@
 //! The event log: one file of framed, checksummed records, only ever appended to. `FORMAT.md` describes the
 //! format.
 //!
-//! [`Log`] is a log that was read: it knows where every record is, and keeps the records used last in memory.
-//! [`LogWriter`] appends.
+//! [`Log`] is a log that was read. A `Log` has an index of the file, and holds the records used last in memory.
+//! [`LogWriter`] appends records to a log.
 
 mod contents;
 pub mod diff;

@@ -5,7 +5,7 @@ use machine::clock::MAX_TIME_NS;
 use machine::inputs::Event;
 use machine::position::{Count, Moment};
 
-/// A summary of the records read so far: it decides which record may come next.
+/// A summary of the records so far. The summary determines which kinds of record may come next.
 #[derive(Clone, Debug)]
 pub(super) struct Order<C> {
     /// Hash of the machine's description.
@@ -14,7 +14,7 @@ pub(super) struct Order<C> {
     pub events: usize,
     /// The number of checks so far.
     pub checks: usize,
-    /// Counts of system calls so far.
+    /// The number of records with a count of system calls so far.
     pub system_calls: usize,
     /// The point of the last record.
     pub last: Moment<C>,
@@ -73,7 +73,8 @@ impl<C: Count> Order<C> {
         Ok(())
     }
 
-    /// Moves on to a record's point. The count and the time may not go back, nor exceed what any run can reach.
+    /// Notes a record's point. Returns an error if its count or time is less than that of the last record, or more than
+    /// a run can reach.
     fn advance(&mut self, at: Moment<C>) -> Result<(), &'static str> {
         let forward = at.count >= self.last.count
             && at.time_ns >= self.last.time_ns

@@ -15,7 +15,7 @@ pub(super) fn append_to<'a>(format: Format, bytes: Vec<u8>, record: impl Into<Lo
     }
 }
 
-/// Parses a record that fills all of `bytes`. The bytes may come from anywhere.
+/// Parses a record that fills all of `bytes`. The bytes may come from strangers.
 pub(super) fn unpacked<C: Count>(format: Format, bytes: &[u8]) -> Result<LogRecord<C>, String> {
     let taken = match format {
         Format::V5 | Format::V6 => v1::take_from_bytes(bytes),
@@ -24,11 +24,12 @@ pub(super) fn unpacked<C: Count>(format: Format, bytes: &[u8]) -> Result<LogReco
     if let LogRecord::Event(EventRecord { event: Event::Turns(turns), .. }) = &record {
         check_turns(format, turns)?;
     }
-    // Bytes beyond the record would be a second meaning for the same file.
+    // Bytes after the record are refused, so that each record has only one encoding.
     if left.is_empty() { Ok(record) } else { Err("is longer than its contents".to_string()) }
 }
 
-/// Checks given turns. A machine with fewer processors skips the turns of processors that it lacks.
+/// Checks the turns of an event. A turn's processor may be one that the machine does not have. The machine skips such
+/// turns.
 fn check_turns(format: Format, turns: &[Turn]) -> Result<(), String> {
     if format == Format::V5 {
         return Err("gives turns, and the machine has one processor".to_string());

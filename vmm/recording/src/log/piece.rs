@@ -1,4 +1,5 @@
-//! Pieces of a log: runs of unpacked records. A log keeps a limited number of pieces in memory, whatever its length.
+//! Pieces of a log. A piece has consecutive events and checks, unpacked. Whatever a log's length, only a limited number
+//! of pieces is in memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use machine::position::{Count, Moment};
 
 /// Largest number of records in a piece.
 pub(super) const PIECE_RECORDS: usize = 1024;
-/// A piece ends once it has this many bytes of the file.
+/// A piece ends when its records take this number of bytes in the file.
 pub(super) const PIECE_BYTES: u64 = 256 << 10;
 /// Largest number of pieces in memory.
 const MOST_PIECES: usize = 128;
@@ -23,10 +24,10 @@ pub enum LogEntry<C> {
         number: usize,
         /// The event.
         record: EventRecord<C>,
-        /// System calls entered before the event, in a recounted log.
+        /// The number of system calls entered before the event. `None` unless the log was recounted.
         system_calls: Option<u64>,
     },
-    /// A note about the machine's state.
+    /// A summary of the machine's state.
     Check {
         /// The check's number, counted from 0.
         number: usize,
@@ -45,12 +46,12 @@ impl<C: Copy> LogEntry<C> {
     }
 }
 
-/// A run of entries.
+/// Consecutive entries of a log.
 #[derive(Debug)]
 pub struct Piece<C> {
     /// Number of the first entry.
     pub(super) first: usize,
-    /// The entries. With each entry stands the checksum of the log up to and including this entry.
+    /// The entries, each with the checksum of the log up to and including the entry.
     pub(super) entries: Vec<(LogEntry<C>, u32)>,
 }
 
@@ -116,7 +117,7 @@ impl<C: Count> Loaded<C> {
         Some(piece.clone())
     }
 
-    /// Adds a piece. Drops the least recently used piece if there are too many.
+    /// Adds a piece. Drops the least recently used piece if more than [`MOST_PIECES`] pieces are in memory.
     pub fn keep(&mut self, number: usize, piece: Arc<Piece<C>>) {
         self.uses += 1;
         self.pieces.insert(number, (self.uses, piece));

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use machine::error::Error;
 
-/// Bytes that are read at once.
+/// The number of bytes that are read at once.
 const WINDOW_BYTES: u64 = 4 << 20;
-/// Bytes that are read at once when looking for the end of the data.
+/// The number of bytes that are read at once in the search for the last byte that is not zero.
 const TAIL_BYTES: u64 = 1 << 16;
 
 /// The bytes of a log.
@@ -37,7 +37,7 @@ impl Source {
         }
     }
 
-    /// Reads `count` bytes at `offset`. The bytes must exist.
+    /// Reads `count` bytes at `offset`. The caller guarantees that the source has these bytes.
     pub fn read(&self, offset: u64, count: u64) -> Result<Vec<u8>, Error> {
         match self {
             Source::File(file, path) => {
@@ -49,7 +49,7 @@ impl Source {
         }
     }
 
-    /// An error about the log's contents.
+    /// Makes an error about the log's contents.
     pub fn damaged(&self, why: impl Into<String>) -> Error {
         match self {
             Source::File(_, path) => Error::recording(path, why),
@@ -57,7 +57,7 @@ impl Source {
         }
     }
 
-    /// The position behind the last byte that is not zero.
+    /// The offset of the end of the last byte that is not zero.
     pub fn end_of_data(&self) -> Result<u64, Error> {
         let mut end = self.length()?;
         while end > 0 {

@@ -176,7 +176,7 @@ fn a_disk_that_is_full_leaves_whole_records() {
     assert_eq!(writer.bytes(), 8);
 }
 
-/// A log of this many events. Every third event has a check behind it.
+/// The records of a log with this number of events. A check follows every third event.
 fn long_log(events: u64) -> Vec<LogRecord<Instructions>> {
     let mut records = vec![LogRecord::Machine([9; 32]), LogRecord::Event(record(0, power_on()))];
     for number in 1..events {
@@ -213,7 +213,7 @@ fn a_long_log_is_the_same_however_it_is_looked_at_and_little_of_it_is_in_memory(
         let (event, system_calls) = log.event_with_system_calls(number).unwrap().unwrap();
         assert_eq!((&event, system_calls), (events[number], Some(number as u64 / 7)));
         let until = events[number].at.count;
-        // Each check has the place of the event before it.
+        // Each check is at the point of the event before the check.
         let checks = number.saturating_sub(1) / 3;
         assert_eq!(log.counts_while(|at| at.count < until).unwrap(), (number, checks));
         let checks = number / 3;
@@ -314,7 +314,7 @@ fn the_piece_that_was_used_longest_ago_is_dropped_first() {
     assert!(loaded.get(0).is_some());
     loaded.keep(128, piece(128));
     assert_eq!((loaded.count(), loaded.get(1).is_some(), loaded.get(0).is_some()), (128, false, true));
-    // A piece that is put in again is used, too.
+    // `keep` on a piece that is already in memory counts as a use.
     loaded.keep(2, piece(2));
     loaded.keep(129, piece(129));
     assert!(loaded.get(2).is_some() && loaded.get(3).is_none());
@@ -360,7 +360,7 @@ fn only_a_log_with_a_recorder_is_being_written() {
 
 #[test]
 fn the_largest_record_is_read_and_a_larger_one_is_refused() {
-    // The bytes of the record besides the text are few.
+    // The record has less than 100 bytes besides the text.
     let mut records = sample_records();
     for length in [(1 << 20) - 100, 1] {
         let typed = Event::ConsoleInput(vec![7; length]);

@@ -28,7 +28,8 @@ pub(super) fn append_to(bytes: Vec<u8>, record: &LogRecordV1<'_>) -> Vec<u8> {
     postcard::to_extend(record, bytes).expect("plain data in memory always serializes")
 }
 
-/// Parses a record at the beginning of `bytes`, and returns the bytes behind it. The bytes may come from anywhere.
+/// Parses a record at the beginning of `bytes`. Also returns the bytes after the record. The bytes may come from
+/// strangers.
 pub(super) fn take_from_bytes<C: Count>(bytes: &[u8]) -> Result<(LogRecord<C>, &[u8]), postcard::Error> {
     let (record, left) = postcard::take_from_bytes::<LogRecordV1<'_>>(bytes)?;
     Ok((record.into(), left))
@@ -85,7 +86,7 @@ struct HashesV1 {
     disk: [u8; 32],
 }
 
-/// The stored form of an [`Event`]. Typed bytes are borrowed, so writing does not copy them.
+/// The stored form of an [`Event`]. Typed bytes are borrowed, so that writing an event does not copy its bytes.
 #[derive(Serialize, Deserialize)]
 enum EventV1<'a> {
     PowerOn(PowerOnV1),
@@ -103,7 +104,7 @@ enum EventV1<'a> {
     Turns(Vec<TurnV1>),
 }
 
-/// An Ethernet frame. Writing does not copy the frame.
+/// An Ethernet frame, borrowed so that writing does not copy its bytes.
 type Frame<'a> = Cow<'a, serde_bytes::Bytes>;
 
 /// The stored form of a [`PowerOn`].

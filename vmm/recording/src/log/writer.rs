@@ -1,4 +1,4 @@
-//! Appending to the file of an event log.
+//! Appends records to the file of an event log.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind, IoSlice, Write};
@@ -14,8 +14,8 @@ use machine::Format;
 use machine::error::Error;
 use machine::position::Count;
 
-/// Disk space reserved for later records. If a checkpoint fills the disk, the checkpoint is given up, and the log still
-/// has this space.
+/// Disk space in bytes that is reserved for later records. If a checkpoint fills the disk, the checkpoint is given up,
+/// and the log still has this space.
 const RESERVE_BYTES: u64 = 256 << 10;
 
 /// Appends records to a log file.
@@ -23,18 +23,19 @@ pub struct LogWriter {
     file: File,
     path: PathBuf,
     format: Format,
-    /// Disk space is reserved up to this position of the file.
+    /// Disk space is reserved up to this offset in the file.
     reserved: u64,
     /// Length of the file up to the last whole record.
     bytes: u64,
     /// Checksum of the last payload.
     chain: u32,
-    /// A buffer for payloads. A new buffer for each would cost more than writing the payload.
+    /// A buffer that is used for every payload. Allocating a buffer for each payload would take longer than writing the
+    /// payload.
     payload: Vec<u8>,
 }
 
 impl LogWriter {
-    /// Starts a new log, in this format; the file must not exist.
+    /// Creates the file of a new log, in this format. Fails if the file exists.
     pub fn create(path: &Path, format: Format) -> Result<LogWriter, Error> {
         let mut file = File::create_new(path).map_err(Error::file("create", path))?;
         // The lock only tells readers that a recorder still writes. On a file system without locks, readers do not
@@ -60,7 +61,7 @@ impl LogWriter {
         self.bytes
     }
 
-    /// Appends a record and hands it to the operating system: only a crash of the host can lose it.
+    /// Appends a record, and passes it to the operating system. Only a crash of the host can then lose the record.
     ///
     /// If this fails, for example on a full disk, the records written before stay whole.
     pub fn append<C: Count>(&mut self, record: &LogRecord<C>) -> Result<(), Error> {
@@ -79,8 +80,8 @@ impl LogWriter {
         assert!(payload.len() <= MAX_FRAME_BYTES, "events come in small pieces");
         let (header, chain) = header_of(self.chain, payload);
         if let Err(error) = write_both(&mut self.file, &header, payload) {
-            // A reader would take half a frame for a log that was cut off. We try to remove the partial frame, and
-            // ignore a failure.
+            // A partial frame makes the log look cut off. So this code tries to remove the partial frame, and ignores a
+            // failure.
             let _ = self.file.set_len(self.bytes);
             return Err(Error::file("write", &self.path)(error));
         }
@@ -92,7 +93,7 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Reserves disk space behind the log's end. Readers do not see this space. If the disk is full, or the file system
+    /// Reserves disk space after the log's end. Readers do not see this space. If the disk is full, or the file system
     /// cannot reserve space, the log is written as long as possible.
     fn reserve(&mut self) {
         let end = self.bytes + RESERVE_BYTES;
@@ -105,7 +106,7 @@ impl LogWriter {
         self.reserved = end;
     }
 
-    /// The checksum of everything that was appended.
+    /// The checksum of all records appended so far.
     pub fn check(&self) -> u32 {
         self.chain
     }
@@ -130,7 +131,7 @@ impl Drop for LogWriter {
     }
 }
 
-/// Writes two pieces, one behind the other. Uses one system call if this call takes both pieces.
+/// Writes `first` and then `second`. Uses one system call, if this call writes all bytes.
 fn write_both(file: &mut File, first: &[u8], second: &[u8]) -> io::Result<()> {
     let mut pieces = [IoSlice::new(first), IoSlice::new(second)];
     let mut left = &mut pieces[..];
@@ -145,7 +146,7 @@ fn write_both(file: &mut File, first: &[u8], second: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A log with these payloads, which need not be valid: for tests of the reader.
+/// The bytes of a log with these payloads, for tests of the reader. The payloads need not be valid records.
 pub fn log_of_payloads<'a>(payloads: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let (mut bytes, mut chain) = (MAGIC.to_vec(), 0);
     for payload in payloads {

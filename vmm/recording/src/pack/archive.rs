@@ -5,23 +5,23 @@ use crate::manifest::Manifest;
 use machine::config::MachineConfig;
 use machine::start::Start;
 
-/// The first bytes of every packed recording. The version follows; both stand before the compressed part.
+/// The first bytes of every packed recording. The version follows, and then the compressed part.
 pub const MAGIC: &[u8; 8] = b"TTVMPACK";
 /// Version of the layout of packed recordings.
 pub const VERSION: u32 = 2;
-/// The largest piece of a file. Pieces of zeroes are left out.
+/// The size in bytes of the largest piece of a file. A file is packed in pieces, and pieces of zeroes are left out.
 pub const CHUNK_BYTES: usize = 64 << 10;
-/// Largest number of checkpoints in a packed recording; recorders keep far fewer.
+/// Largest number of checkpoints in a packed recording. A recorded run has far fewer checkpoints.
 pub const MAX_CHECKPOINTS: u32 = 1 << 16;
 /// The largest event log that can be packed or unpacked.
 pub const MAX_LOG_BYTES: u64 = 16 << 30;
 /// The number that ends the list of checkpoints.
 pub const NO_CHECKPOINT: u32 = u32::MAX;
-/// The base-2 logarithm of the number of bytes of memory that decompressing may use.
+/// The base-2 logarithm of the largest window, in bytes, that decompressing may use.
 pub const WINDOW_LOG_MAX: u32 = 24;
 
-/// The manifest with the images' paths inside a recording. Only the machine determines these paths, so nothing in an
-/// archive can make them point to other places.
+/// The manifest, with each image's path replaced by its path inside a recording. These paths follow from the kind of
+/// image alone. So an archive cannot make them point to other places.
 pub fn with_images_inside(manifest: &Manifest) -> Manifest {
     let mut manifest = manifest.clone();
     let MachineConfig { start, disk, .. } = &mut manifest.machine;

@@ -1,6 +1,6 @@
-//! Packs a recording into one file, from which another host can replay it: manifest, log, images and
-//! checkpoints. `FORMAT.md` describes the file. [`pack`] writes a packed recording. [`unpack`] turns it into
-//! a recording that carries its images.
+//! Packs a recording into one file, from which another host can replay it: manifest, log, images and checkpoints.
+//! `FORMAT.md` describes the file. [`pack`] writes a packed recording. [`unpack`] turns a packed recording into a
+//! recording that contains its images.
 
 mod archive;
 mod reader;
@@ -22,14 +22,14 @@ use machine::error::Error;
 use machine::new_file::NewFile;
 use machine::unit::Unit;
 
-/// The default limit on an unpacked recording: apparent bytes, holes included.
+/// The default limit in bytes on the size of an unpacked recording, holes included.
 pub const DEFAULT_MAX_BYTES: u64 = 64 << 30;
 
 /// Packs a recording into a new file, with or without its checkpoints. Returns the file's size.
 pub fn pack<C: Unit>(recording: &Recording<C>, to: &Path, with_checkpoints: bool) -> Result<u64, Error> {
     let checkpoints = if with_checkpoints { recording.whole_checkpoints()? } else { None };
     if let Some(store) = &checkpoints {
-        // Damaged data must not get a new, valid hash in the pack.
+        // The pack has new hashes of the files. So damaged data must be found here.
         store.verify(|_, _| {})?;
     }
     let mut file = NewFile::begin(to)?;
@@ -46,7 +46,7 @@ pub fn unpack(from: &Path, to: &Path, max_bytes: u64) -> Result<(), Error> {
     let mut sink = Directory { path: to.to_path_buf(), file: None };
     let made = make_directories(to)
         .and_then(|()| read_archive(BufReader::new(file), max_bytes, from, &mut sink))
-        // The manifest comes last: without it no reader mistakes a half unpacked directory for a recording.
+        // The manifest is written last, so that no reader takes a half unpacked directory for a recording.
         .and_then(|contents| {
             if contents.has_checkpoints {
                 Store::open(to.join(CHECKPOINTS)).map_err(|error| damaged_store(from, &error))?;
@@ -58,7 +58,7 @@ pub fn unpack(from: &Path, to: &Path, max_bytes: u64) -> Result<(), Error> {
             std::fs::write(&manifest, contents.manifest.text()).map_err(Error::file("write", manifest))
         });
     if made.is_err() {
-        // As above. We made the directory, so everything in it is ours.
+        // Removes the half unpacked directory, which this function made.
         let _ = std::fs::remove_dir_all(to);
     }
     made

@@ -18,27 +18,27 @@ use machine::contents_hash::{ContentsHasher, Scheme, hash_zeros};
 use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
 
-/// Takes the files of a packed recording.
+/// Receives the files of a packed recording.
 pub trait Sink {
-    /// Begins the next file, with `size_bytes` of zeroes. `name` is relative, and one of a few fixed names.
+    /// Begins the next file, with `size_bytes` of zeroes. `name` is one of a few fixed relative paths.
     fn begin(&mut self, name: &Path, size_bytes: u64) -> Result<(), Error>;
-    /// Writes a part of the file begun last. Parts lie inside the file and come in ascending order.
+    /// Writes a part of the file that was begun last. Parts are inside the file and come in ascending order.
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error>;
     /// Checks that the event log, which was written last, belongs to this recording. The error says what is wrong.
     fn check_log(&mut self, manifest: &Manifest) -> Result<(), String>;
 }
 
-/// The facts that the reader knows about a file before it reads the contents.
+/// The expected size and hash of a file, before the reader reads the contents.
 #[derive(Clone, Copy)]
 enum Expected<'a> {
     /// The file's size and hash.
     This(u64, &'a str),
-    /// The size that the file may not exceed.
+    /// The largest size of the file.
     AtMost(u64),
     Anything,
 }
 
-/// The facts that an archive holds besides its files.
+/// The result of reading an archive, besides the files.
 pub struct Contents {
     /// The manifest, with the images' paths inside a recording.
     pub manifest: Manifest,
@@ -46,7 +46,7 @@ pub struct Contents {
     pub has_checkpoints: bool,
 }
 
-/// Reads a whole packed recording; `path` is for messages. All files of the recording together may have
+/// Reads a whole packed recording. `path` is for messages. Fails if all files of the recording together have more than
 /// `max_bytes`.
 pub fn read_archive(
     mut from: impl BufRead,
@@ -178,7 +178,7 @@ impl<R: Read> Reader<'_, R> {
             Error::recording(self.path, why)
         })?;
         sink.begin(name, size)?;
-        // The manifest may have another kind of hash of the contents than the archive.
+        // The hash in the manifest may have another scheme than the hash in the archive.
         let mut named = match expected {
             Expected::This(_, hash) => Some((ContentsHasher::new(Scheme::of(hash)), hash)),
             _ => None,

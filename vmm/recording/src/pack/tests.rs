@@ -20,7 +20,7 @@ fn image(directory: &Path, name: &str, contents: &[u8]) -> ImageFile {
     ImageFile { path, hash: blake3::hash(contents).to_hex().to_string(), size_bytes: contents.len() as u64 }
 }
 
-/// As [`image`], but with the kind of hash that manifests use for disks.
+/// As [`image`], but with the scheme of hash that manifests use for disks.
 fn disk(directory: &Path) -> ImageFile {
     let image = image(directory, "disk.img", &disk_contents());
     hash_image(&image.path, Scheme::Sparse).unwrap()
@@ -83,7 +83,7 @@ fn checkpoint_files(recording: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// A sink that keeps everything in memory. The sink asserts what [`Sink`] promises about the calls.
+/// A sink that stores all files in memory. The sink asserts that the calls follow the contract of [`Sink`].
 #[derive(Default)]
 struct Memory {
     files: BTreeMap<PathBuf, Vec<u8>>,
@@ -134,7 +134,7 @@ fn an_unpacked_recording_carries_its_images() {
     assert_eq!(checkpoint_files(&unpacked).len(), 4);
     assert_eq!(checkpoint_files(&unpacked), checkpoint_files(&original.path));
     copy.checkpoints().unwrap().unwrap().verify(|_, _| {}).unwrap();
-    // Pack the copy once more.
+    // Packs the unpacked copy again.
     let again = directory.path().join("again");
     pack(&copy, &again, true).unwrap();
     assert_eq!(std::fs::read(&again).unwrap(), std::fs::read(&packed).unwrap());
@@ -183,7 +183,8 @@ fn checkpoints_count_for_the_size_and_must_fit_together() {
     let with = without + original.checkpoints().unwrap().unwrap().total_bytes();
     assert!(unpack(&packed, &unpacked, with - 1).unwrap_err().to_string().contains("--max-size"));
     unpack(&packed, &unpacked, with).unwrap();
-    // A checkpoint that others build upon is missing: every file is whole, but the store is incomplete.
+    // A checkpoint whose pages later checkpoints need is missing. Every other file is whole, but the store is
+    // incomplete.
     std::fs::remove_file(unpacked.join(CHECKPOINTS).join("00000001.ckpt")).unwrap();
     let copy = open(&unpacked);
     let store = copy.checkpoints().unwrap().unwrap();
@@ -230,7 +231,7 @@ fn any_changed_byte_is_noticed() {
                 damaged.remove(at);
             }
         }
-        // Some bits of compressed data have no meaning, so changing them does no harm.
+        // Some bits of compressed data have no meaning, so a change of such a bit is not an error.
         if let Ok((contents, others)) = read(&damaged) {
             assert_eq!(contents.manifest, expected.manifest, "round {round} at {at}");
             assert_eq!(log(&others), log(&files), "round {round} at {at}");
@@ -241,7 +242,7 @@ fn any_changed_byte_is_noticed() {
     assert!(harmless < 20, "{harmless} of 2000 changes made no difference");
 }
 
-/// A file of any size, in the archive's form.
+/// The bytes of a file in an archive: its size, its pieces and its hash.
 fn in_pieces(contents: &[u8]) -> Vec<u8> {
     let size = (contents.len() as u64).to_le_bytes();
     let mut bytes = size.to_vec();

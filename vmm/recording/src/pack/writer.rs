@@ -16,7 +16,8 @@ use machine::config::{ImageFile, same};
 use machine::contents_hash::{ContentsHasher, Scheme};
 use machine::error::Error;
 
-/// This level is fast. Higher levels gain little on kernels, which are already compressed.
+/// Zstandard's level. Level 3 is fast. Higher levels hardly make kernels smaller, because kernels are already
+/// compressed.
 const LEVEL: i32 = 3;
 
 /// Writes a packed recording to `out`. `path` is for messages.
@@ -73,7 +74,7 @@ fn write_checkpoints(store: Option<&Store>, out: &mut impl Write, path: &Path) -
     out.write_all(&NO_CHECKPOINT.to_le_bytes()).map_err(failed)
 }
 
-/// Reads a file from its own position, while others read the same open file.
+/// A reader with its own position in an open file. Other readers may use the same open file.
 struct At<'a> {
     file: &'a File,
     offset: u64,
@@ -118,8 +119,8 @@ fn write_contents(
     write_pieces(file, from, size_bytes, out, path, &mut |_| {})
 }
 
-/// Writes the first `size_bytes` of `file`: the size, the pieces that are not all zeroes, an empty piece, and the
-/// hash. `from` is the file's path. `take` gets every piece.
+/// Writes the first `size_bytes` of `file`: the size, the pieces that are not all zeroes, an empty piece, and the hash.
+/// `from` is the file's path. `take` is called with every piece.
 fn write_pieces(
     mut file: impl Read,
     from: &Path,

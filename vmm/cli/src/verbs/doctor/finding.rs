@@ -5,12 +5,12 @@ use serde::Serialize;
 /// The result of one examination.
 #[derive(Serialize)]
 pub(super) struct Finding {
-    /// The name of the thing examined.
+    /// The name of the examined part of the host.
     pub name: String,
     pub ok: bool,
     /// The result in words.
     pub detail: String,
-    /// What to do about it, if the result is bad.
+    /// Advice for the user, if the result is bad.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub advice: String,
 }

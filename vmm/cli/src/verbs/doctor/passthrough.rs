@@ -1,4 +1,4 @@
-//! Examines this host's support for `--passthrough`. Opening a VFIO group and closing it again does nothing to its
+//! Examines this host's support for `--passthrough`. Opening a VFIO group and closing it again does not change its
 //! devices.
 
 use std::fs::{File, OpenOptions};
@@ -16,7 +16,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// The facts about this host.
+    /// The directories of this host.
     pub fn this() -> Host {
         Host { sys: "/sys".into(), dev: "/dev".into() }
     }
