@@ -412,7 +412,7 @@ fn what_a_damaged_store_still_has_is_right() {
     assert!(some > none && none > 0, "{some} with checkpoints, {none} without");
 }
 
-/// The removed checkpoint refers to a version in its neighbour's file, and nothing else refers to it.
+/// The removed checkpoint refers to a version in its neighbour's file, and no other checkpoint refers to this version.
 #[test]
 fn a_removal_that_is_cut_short_leaves_what_the_removed_checkpoint_needs() {
     let dir = tempfile::tempdir().unwrap();
