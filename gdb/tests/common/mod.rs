@@ -73,7 +73,7 @@ pub struct Toy {
     pub sleeping: Vec<u32>,
     /// The number of CPUs. The first CPU executes everything. The others have their thread's number in RIP.
     pub cpus: u32,
-    /// The CPU of the last stop: the one whose step gdb asked for last.
+    /// The CPU of the last stop: the CPU whose step gdb requested last.
     pub stopped: Thread,
 }
 
@@ -375,7 +375,7 @@ impl Client {
         Self { stream, server }
     }
 
-    /// Connects as gdb does: no acknowledgements from here on.
+    /// Connects and, like gdb, turns acknowledgements off.
     pub fn connect_without_acks(toy: Toy) -> Self {
         let mut client = Self::connect(toy);
         client.request("qSupported:multiprocess+;swbreak+;hwbreak+");
@@ -429,7 +429,7 @@ impl Client {
         u64::from_str_radix(&hex, 16).expect("a number").swap_bytes()
     }
 
-    /// Hangs up. Returns how the session ended, and the target.
+    /// Closes the connection. Returns how the session ended, and the target.
     pub fn close(self) -> (SessionEnd, Toy) {
         drop(self.stream);
         self.server.join().expect("the server survives")
