@@ -5,9 +5,9 @@ use std::io::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// The program has not read the environment variable yet.
+/// The value while the program has not read the environment variable.
 const UNKNOWN: u32 = u32::MAX;
-/// No mutant is active, and the places that are reached are noted.
+/// The value while no mutant is active, and the program records the places that it reaches.
 const RECORD: u32 = u32::MAX - 1;
 const PLACES: usize = 1 << 16;
 
