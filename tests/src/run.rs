@@ -9,14 +9,14 @@ use machine::script::Script;
 /// A guest that executes more steps hangs.
 pub const STEP_LIMIT: Instructions = Instructions(60_000_000_000);
 
-/// Counts and hashes at one point of a run: equal runs have equal ones.
+/// Counts and hashes at one point of a run. Equal runs have equal fingerprints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// Instructions and virtual time.
     pub at: Moment<Instructions>,
     /// Retired conditional branches.
     pub branches: u64,
-    /// Hashes of every part.
+    /// The hash of every part of the machine.
     pub hashes: Hashes,
 }
 

@@ -23,35 +23,36 @@ pub struct Activation {
     pub entry: usize,
     /// The stack pointer at the entry.
     pub entry_rsp: u64,
-    /// The step count behind its return.
+    /// The step count after the function's return.
     pub exit: Option<usize>,
-    /// The function jumped to another function, or was interrupted.
+    /// Whether the function jumped to another function, or was interrupted.
     pub irregular: bool,
 }
 
 /// A function of the kernel.
 #[derive(Clone, Debug)]
 pub struct Function {
-    /// Its name.
+    /// The function's name.
     pub name: String,
     /// The address after the function's last byte.
     pub end: u64,
     /// Bytes between the stack pointer at each instruction and the stack pointer at the function's entry.
     pub depths: BTreeMap<u64, u64>,
-    /// Instructions that were reached in another way than from the previous one.
+    /// Instructions that were reached in another way than from the previous instruction.
     pub leaders: BTreeSet<u64>,
-    /// The function was always called, and each instruction always had the same stack depth.
+    /// Whether control entered the function only by calls, and each instruction always had the same stack depth.
     pub regular: bool,
 }
 
 /// All calls in all windows.
 #[derive(Default)]
 pub struct Calls {
-    /// In the order of their entries.
+    /// The activations, in the order of their entries.
     pub activations: Vec<Activation>,
     /// The functions by the address of their first instruction.
     pub functions: BTreeMap<u64, Function>,
-    /// The activation whose own instruction is next, for step counts where it is known.
+    /// Maps a step count to the number of the activation whose own instruction is next. Step counts at which the
+    /// activation is not known are missing.
     running: BTreeMap<usize, usize>,
 }
 
@@ -67,7 +68,7 @@ enum Way {
 }
 
 impl Calls {
-    /// Looks through all windows.
+    /// Finds the calls in all windows.
     pub fn new(trace: &Trace, symbols: &Symbols) -> Calls {
         let mut calls = Calls::default();
         for window in &trace.windows {
@@ -81,7 +82,7 @@ impl Calls {
         self.running.get(&step).map(|&number| &self.activations[number])
     }
 
-    /// The number of that activation.
+    /// The number of the activation whose own instruction is next.
     pub fn running_number(&self, step: usize) -> Option<usize> {
         self.running.get(&step).copied()
     }
