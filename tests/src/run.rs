@@ -6,7 +6,7 @@ use machine::{Hashes, Machine, Outcome, RunStop};
 
 use machine::script::Script;
 
-/// A guest that executes more steps hangs.
+/// A guest that executes more steps counts as hanging.
 pub const STEP_LIMIT: Instructions = Instructions(60_000_000_000);
 
 /// Counts and hashes at one point of a run. Equal runs have equal fingerprints.

@@ -1,5 +1,5 @@
-//! Debian's newest gdb does the same as gdb 13. Runs tests of the neighbour files once more, with the newest gdb first in
-//! the path.
+//! Debian's newest gdb does the same as gdb 13. Runs tests of the other files here once more, with the newest gdb first
+//! in PATH.
 
 use std::process::Command;
 

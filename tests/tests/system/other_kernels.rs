@@ -5,7 +5,7 @@ use machine::error::exit_code;
 use tests::guests::{Artefact, BUSYBOX_GENERIC, GENERIC_ELF, GNU_MACH, XEN};
 use tests::program::run;
 
-/// A run that takes longer hangs.
+/// A run that takes longer counts as hanging.
 const LIMIT: [&str; 2] = ["--max-time", "40s"];
 /// The beginning of the disk.
 const MARK: &str = "the disk is read";
