@@ -198,8 +198,7 @@ impl Part {
         file.sync_data().map_err(StoreError::io(&self.part, "flush"))
     }
 
-    /// The file's future entry in the listing, and the open file. Call this function after writing
-    /// everything.
+    /// The file's future entry in the listing, and the open file. Call this function after writing all bytes.
     pub fn listed(&self, number: u32) -> Result<(Listed, Arc<File>)> {
         let file = self.file.as_ref().expect("it is open until it is finished");
         let file = file.try_clone().map_err(StoreError::io(&self.part, "open"))?;

@@ -351,7 +351,7 @@ impl Target for Adapter<'_> {
         true
     }
 
-    // Otherwise the library would announce these events unasked.
+    // With `true`, the library would announce fork events to a gdb that has not asked for them.
     fn use_fork_stop_reason(&self) -> bool {
         false
     }

@@ -28,7 +28,8 @@ use crate::link::{Link, Transport};
 use crate::listener::{ListenError, Listener};
 use crate::target::{DebugTarget, Thread};
 
-/// How a session ended. The target stays where the client left it, without the client's breakpoints and watchpoints.
+/// How a session ended. The target stays at the position where the client left it, without the client's breakpoints and
+/// watchpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionEnd {
     /// gdb detached.
@@ -406,7 +407,7 @@ fn feed<'t>(idle: Idle<'t>, adapter: &mut Adapter<'t>, body: &[u8]) -> Result<Ma
 
 /// Whether the library may get this packet. The library does not check the length of a memory read. An empty reply to
 /// an empty read would tell gdb that memory cannot be read at all. The library takes a `vCont` without actions for a
-/// request to run everything.
+/// request to run all threads.
 fn is_reasonable(body: &[u8]) -> bool {
     // A breakpoint with invalid conditions or commands must not become a breakpoint without conditions.
     if (body.starts_with(b"Z0,") || body.starts_with(b"Z1,"))

@@ -109,7 +109,8 @@ pub enum Stop {
     HistoryEnd,
 }
 
-/// A machine that can move forwards and backwards along its history. All CPUs together execute their instructions in one order.
+/// A machine that can move forwards and backwards along its history. All CPUs together execute their instructions in
+/// one order.
 ///
 /// The server calls from one thread, one method at a time, and the target stands still between calls.
 /// Breakpoints and watchpoints change only while it stands still, right before it moves.
@@ -151,8 +152,8 @@ pub trait DebugTarget {
         Threads::default()
     }
 
-    /// Makes runs stop before the instruction at this guest-virtual address. Called once per address until it is
-    /// cleared.
+    /// Makes runs stop before the instruction at this guest-virtual address. The server sets an address again only
+    /// after it has cleared the breakpoint there.
     fn set_breakpoint(&mut self, address: u64) -> Result<(), Refusal>;
 
     /// Undoes [`Self::set_breakpoint`].
@@ -165,7 +166,8 @@ pub trait DebugTarget {
     /// A target that ignores this stops too often, and gdb then evaluates the conditions itself.
     fn set_conditions(&mut self, _address: u64, _conditions: &[Condition]) {}
 
-    /// Makes runs and steps stop at accesses to this range. Called once per watchpoint until it is cleared.
+    /// Makes runs and steps stop at accesses to this range. The server sets a watchpoint again only after it has
+    /// cleared the watchpoint.
     fn set_watchpoint(&mut self, watchpoint: Watchpoint) -> Result<(), Refusal>;
 
     /// Undoes [`Self::set_watchpoint`].

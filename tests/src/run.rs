@@ -20,12 +20,13 @@ pub struct Fingerprint {
     pub hashes: Hashes,
 }
 
-/// The machine's fingerprint where it stands.
+/// The machine's fingerprint at its present position.
 pub fn fingerprint(machine: &mut Machine<Instructions>) -> Fingerprint {
     Fingerprint { at: machine.moment(), branches: machine.cpu().branches(), hashes: machine.hashes() }
 }
 
-/// Runs to a count. Returns `None` at the count, else how the run ended before it.
+/// Runs to a count. Returns `None` if the run reached the count, otherwise the outcome with which the run ended
+/// earlier.
 pub fn run_until(
     machine: &mut Machine<Instructions>,
     until: Instructions,

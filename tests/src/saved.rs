@@ -19,7 +19,7 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Saves a machine where it stands.
+    /// Saves a machine at its present position.
     pub fn of(machine: &mut Machine<Instructions>) -> Saved {
         let maps = machine.maps().expect("the software engine knows what was written");
         let held = |map: &PageMap| {

@@ -71,7 +71,7 @@ pub struct Toy {
     /// The numbers of the toy's sleeping threads. Each thread has its number in RIP, and in every byte
     /// of its memory.
     pub sleeping: Vec<u32>,
-    /// The number of CPUs. The first CPU executes everything. The others have their thread's number in RIP.
+    /// The number of CPUs. The first CPU executes all instructions. The others have their thread's number in RIP.
     pub cpus: u32,
     /// The CPU of the last stop: the CPU whose step gdb requested last.
     pub stopped: Thread,

@@ -113,8 +113,8 @@ pub fn check<T: Tier>(kind: Kind, seed: u64, number: u64) -> (Program, u64, Opti
     (program, steps, difference)
 }
 
-/// Runs programs until there are enough steps or differences. `tell` is called for each difference as it is found, and now and
-/// then with the steps so far.
+/// Runs programs until there are enough steps or differences. `tell` is called for each difference as it is found, and
+/// now and then with the steps so far.
 pub fn run<T: Tier>(options: &Options, mut tell: impl FnMut(News)) -> Summary {
     let next = AtomicU64::new(options.first);
     let steps = AtomicU64::new(0);

@@ -67,7 +67,7 @@ const TEMPLATES: &[(u64, Template)] = &[
 ];
 
 impl Writer {
-    /// Writes random instructions until there are `length` bytes, the last of them cut short.
+    /// Writes `length` bytes of random instructions. The last instruction may be cut off.
     pub fn fill(&mut self, length: usize) {
         let all = TEMPLATES.iter().map(|t| t.0).sum::<u64>();
         while self.out.len() < length {

@@ -22,7 +22,8 @@ pub fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden")
 }
 
-/// A line for every `distance`th program: its kind, its number, its steps, and the digest of all state and RAM at its end.
+/// A line for every `distance`th program: its kind, its number, its steps, and the digest of all state and RAM at its
+/// end.
 pub fn every<T: Tier>(distance: NonZeroUsize) -> String {
     let mut text = String::new();
     for (kind, count) in PROGRAMS {

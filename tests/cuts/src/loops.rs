@@ -2,8 +2,8 @@
 //! pages. The CPU reuses its caches of often executed code here, for up to millions of steps in a program. Meanwhile
 //! the loops' own stores change their code and their pages' entries, and faults leave the loops in the middle.
 //!
-//! Instructions are drawn from everything that user-mode code may execute ([`silicon::catalogue`]). Some registers have
-//! roles that no drawn instruction changes, so that the loops stay loops:
+//! Instructions are drawn from all instructions that user-mode code may execute ([`silicon::catalogue`]). Some
+//! registers have roles that no drawn instruction changes, so that the loops stay loops:
 //!
 //! ```text
 //! RBX RBP RSI RDI R12   bases of memory accesses: set at each outer loop's head, and advanced by the loops

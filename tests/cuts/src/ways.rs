@@ -189,7 +189,7 @@ impl<T: Tier> Guest<T> {
         }
     }
 
-    /// Runs to a cut, and then makes the events there.
+    /// Runs to a cut, and then lets the program's events at this step happen.
     pub(crate) fn run_to_cut(&mut self, program: &Program, cut: u64) {
         self.run_to(cut);
         if !self.over

@@ -1,6 +1,6 @@
 //! Checkpoints. The input is some files of a store, each behind its length. The target repairs lengths and checksums,
-//! because a fuzzer would never find these by itself. A store that opens is read from end to end, thinned out and added to.
-//! Follows checkpoint/FORMAT.md.
+//! because a fuzzer would never find these by itself. A store that opens is read from end to end, thinned out and added
+//! to. Follows checkpoint/FORMAT.md.
 
 #![no_main]
 

@@ -1,8 +1,8 @@
 //! Changes the source in the ways that cargo-mutants lists, and counts the changes that tests catch.
 //!
-//! One build has all mutants. An environment variable says which is active ([`rewrite`], `switch.rs`). Only the package's
-//! tests that execute the changed place are run ([`run`]). Mutants that a build cannot hold, such as changed constants, are
-//! left to cargo-mutants itself.
+//! One build has all mutants. An environment variable says which is active ([`rewrite`], `switch.rs`). Only the
+//! package's tests that execute the changed place are run ([`run`]). Mutants that a build cannot hold, such as changed
+//! constants, are left to cargo-mutants itself.
 
 mod build;
 mod list;

@@ -1,9 +1,9 @@
 //! Writes all mutants of a file into the file, each behind a check whether it is active.
 //!
-//! `a + b` becomes `match (a, b) { (l, r) => match at(17) { 17 => l - r, 18 => l * r, _ => l + r } }`, and the other kinds
-//! likewise. No operand is written twice, except the target of `+=`, so nested operators do not explode. The comments
-//! `/*{17,18*/` and `/*}*/` enclose code that belongs to the mutants 17 and 18. If the compiler reports an error in
-//! this code, these mutants cannot be built.
+//! `a + b` becomes `match (a, b) { (l, r) => match at(17) { 17 => l - r, 18 => l * r, _ => l + r } }`, and the other
+//! kinds likewise. No operand is written twice, except the target of `+=`, so nested operators do not explode. The
+//! comments `/*{17,18*/` and `/*}*/` enclose code that belongs to the mutants 17 and 18. If the compiler reports an
+//! error in this code, these mutants cannot be built.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -55,7 +55,7 @@ struct Site {
     form: Form,
 }
 
-/// The syntax there, with the ranges of its parts.
+/// The syntax of a site, with the ranges of its parts.
 enum Form {
     /// An operator that moves its operands.
     Arithmetic {

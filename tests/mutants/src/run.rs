@@ -151,8 +151,8 @@ fn chunks<'a, 't>(tests: &[&'a Test<'t>]) -> Vec<Vec<&'a Test<'t>>> {
     chunks
 }
 
-/// Runs some tests of a program in a process of its own. Stops the process and its children if it computes much longer than
-/// `usual`, or waits for something that does not come.
+/// Runs some tests of a program in a process of its own. Stops the process and its children if it computes much longer
+/// than `usual`, or waits for something that does not come.
 fn run(
     work: &Path,
     worker: usize,

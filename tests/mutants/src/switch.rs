@@ -13,7 +13,8 @@ const PLACES: usize = 1 << 16;
 
 static ACTIVE: AtomicU32 = AtomicU32::new(UNKNOWN);
 static SEEN: [AtomicBool; PLACES] = [const { AtomicBool::new(false) }; PLACES];
-/// The file for the places that are reached. A process that locks itself in later can open no file, so the file stays open.
+/// The file for the places that are reached. A process that locks itself in later can open no file, so the file stays
+/// open.
 static REACHED: OnceLock<File> = OnceLock::new();
 
 /// The number of the active mutant, for a place with mutants. 0: no mutant is active.

@@ -157,7 +157,8 @@ pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     // The exception's flag, and the bits ES and B, which an unmasked exception sets.
     const UNDERFLOW: u16 = 1 << 4 | 1 << 7 | 1 << 15;
     const OVERFLOW: u16 = 1 << 3 | 1 << 7 | 1 << 15;
-    // An error below the last place decides whether the smallest normal result counts as tiny, and the largest as too large.
+    // An error below the last place decides whether the smallest normal result counts as tiny, and the largest as too
+    // large.
     let exponents = [0, 1].map(|n| native.sign_exponent(n) & 0x7fff);
     let smallest = exponents.iter().any(|&exponent| exponent <= 1);
     let largest = exponents.iter().any(|&exponent| exponent >= 0x7ffe);

@@ -28,8 +28,8 @@ pub struct Pair<'a> {
 
 /// What happened in one case.
 pub enum Verdict {
-    /// Equal, apart from differences in [`allowed`]. If only defined results are compared, also apart from differences in
-    /// [`open`].
+    /// Equal, apart from differences in [`allowed`]. If only defined results are compared, also apart from differences
+    /// in [`open`].
     Equal,
     /// The software CPU does not know the instruction.
     NotOffered,
@@ -62,8 +62,8 @@ pub fn compare(case: &Case, pair: &Pair<'_>, compared: Compared, uses: &mut Uses
 /// Copies to `soft` everything that is not compared.
 fn mask_uncompared(native: &Outcome, soft: &mut Outcome) {
     if let (Some(native), Some(soft)) = (native.fault, &mut soft.fault) {
-        // Linux reports all page faults on kernel addresses as protection faults. The guest's own kernel lies at addresses
-        // where this process has nothing.
+        // Linux reports all page faults on kernel addresses as protection faults. The guest's own kernel lies at
+        // addresses where this process has nothing.
         let guest_kernel = (KERNEL..KERNEL + 0x20_0000).contains(&soft.address);
         if soft.vector == 14 && (soft.address >= USER_END || guest_kernel) {
             soft.code = soft.code & !1 | native.code & 1;

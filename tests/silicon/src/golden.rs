@@ -1,5 +1,5 @@
-//! Golden vectors: the results of some 100,000 cases on one of Intel's processors, kept in the tree and replayed on every
-//! host. So results that the manuals leave open are compared on other vendors' processors, too.
+//! Golden vectors: the results of some 100,000 cases on one of Intel's processors, kept in the tree and replayed on
+//! every host. So results that the manuals leave open are compared on other vendors' processors, too.
 //!
 //! The golden vectors are results for the cases that a seed generates. A comparison with the processor uses the same
 //! cases. The file stores the full result of each case, as the changed bytes, and a checksum of the cases. If the

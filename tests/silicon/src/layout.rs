@@ -1,6 +1,6 @@
-//! The layout of the address space that both sides share. Code and data have the same addresses on the processor and in the
-//! software CPU's guest. All addresses are below 2 GiB, so every addressing form (absolute, RIP-relative, 32-bit) can reach
-//! them.
+//! The layout of the address space that both sides share. Code and data have the same addresses on the processor and in
+//! the software CPU's guest. All addresses are below 2 GiB, so every addressing form (absolute, RIP-relative, 32-bit)
+//! can reach them.
 
 /// Page size.
 pub const PAGE: u64 = 0x1000;

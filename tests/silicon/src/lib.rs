@@ -1,4 +1,4 @@
-//! Compares the software CPU with the processor it runs on. Processor and software CPU execute random user-mode
+//! Compares the software CPU with the host's processor. Processor and software CPU execute random user-mode
 //! instructions from random registers and memory. All registers and all memory that such an instruction can write are
 //! compared.
 //!
@@ -67,7 +67,8 @@ pub struct Options {
 /// Whose processor the CPU is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vendor {
-    /// This host's processor: in full if it is Intel's, else in what the manuals define.
+    /// This host's processor. An Intel processor is compared in full, and another processor only in results that the
+    /// manuals define.
     OfThisHost,
     /// This host's processor, with every result changed that the manuals leave open: [`Disturbed`].
     Other,

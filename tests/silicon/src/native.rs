@@ -14,8 +14,8 @@ use std::mem::offset_of;
 use crate::layout::{CODE, CODE_BYTES, DATA, DATA_BYTES, PAGE};
 use crate::state::{Fault, FxImage, Outcome, Registers};
 
-/// The data that the trampoline, the signal handler and [`Native`] share. Instruction and handler run on the thread that
-/// called, so nothing here is concurrent.
+/// The data that the trampoline, the signal handler and [`Native`] share. Instruction and handler run on the thread
+/// that called, so nothing here is concurrent.
 #[repr(C)]
 struct Context {
     input: Registers,

@@ -1,6 +1,7 @@
 //! Results that the manuals leave open and vendors fill in differently: undefined flags and results, x87 pointers,
-//! encodings that one vendor reads otherwise. The CPU follows Intel's processors there, so only these can be compared in
-//! full. On other processors the comparison leaves open results out, and the golden vectors ([`crate::golden`]) cover them.
+//! encodings that one vendor reads otherwise. In such results the CPU follows Intel's processors. So a comparison in
+//! full is possible only with an Intel processor. On other processors the comparison leaves open results out, and the
+//! golden vectors ([`crate::golden`]) cover them.
 //!
 //! "SDM" is Intel's Software Developer's Manual, "APM" AMD's Architecture Programmer's Manual.
 
@@ -351,9 +352,9 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, soft_data: &mut [
     }
 }
 
-/// The registers whose upper halves a repeated string instruction with 32-bit addresses leaves open. The instruction does
-/// nothing if ECX is 0 or its first iteration faults. The manuals do not say whether it then writes ECX, ESI and EDI, which
-/// clears the upper halves.
+/// The registers whose upper halves a repeated string instruction with 32-bit addresses leaves open. The instruction
+/// does nothing if ECX is 0 or its first iteration faults. The manuals do not say whether the instruction then writes
+/// ECX, ESI and EDI, which clears the upper halves.
 fn upper_halves(case: &Case, pair: &Pair<'_>) -> &'static [usize] {
     const RCX_RSI_RDI: &[usize] = &[1, 6, 7];
     let instruction = &case.instruction;

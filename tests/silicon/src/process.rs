@@ -57,8 +57,8 @@ impl Child {
     pub fn spawn(work: impl FnOnce(&'static Progress) -> Vec<u8>) -> io::Result<Child> {
         let progress = Progress::shared()?;
         let mut ends: [RawFd; 2] = [0; 2];
-        // SAFETY: `pipe` fills in two descriptors, each of which gets exactly one owner. The child of a
-        // single-threaded process may use everything.
+        // SAFETY: `pipe` fills in two descriptors, each of which gets exactly one owner. The child of a single-threaded
+        // process may call any function.
         unsafe {
             if libc::pipe(ends.as_mut_ptr()) == -1 {
                 return Err(io::Error::last_os_error());

@@ -21,8 +21,8 @@ const DATA_RAM: u64 = 0x10_0000;
 const CODE_RAM: u64 = 0x20_0000;
 const RAM_BYTES: u64 = 0x40_0000;
 
-/// Linear address of RAM offset 0 for the kernel half. The guest's descriptor tables and handlers are there, out of its
-/// user code's reach.
+/// Linear address of RAM offset 0 for the kernel half. The guest's descriptor tables and handlers are at such
+/// addresses, which the guest's user code cannot access.
 pub const KERNEL: u64 = 0x3000_0000;
 const KERNEL_CS: u16 = 0x10;
 const HANDLER_BYTES: u64 = 16;

@@ -1,5 +1,6 @@
-//! The opcode maps 0F, 0F 38 and 0F 3A from end to end: which encodings are undefined, and how long the others are. Every
-//! combination of mandatory prefix, REX.W, opcode and ModRM byte (without a displacement) is executed once in user mode.
+//! The opcode maps 0F, 0F 38 and 0F 3A from end to end: which encodings are undefined, and how long the others are.
+//! Every combination of mandatory prefix, REX.W, opcode and ModRM byte (without a displacement) is executed once in
+//! user mode.
 //!
 //! Breakpoint instructions follow each encoding. So the exception at its end says whether the encoding was
 //! undefined, and where the instruction ended. [`EXPLAINED`] lists each difference that is allowed, with its

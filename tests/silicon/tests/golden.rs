@@ -1,5 +1,5 @@
-//! Compares the CPU with an Intel processor's golden vectors, on any host. Also tests that the vectors and the comparison
-//! notice errors.
+//! Compares the CPU with an Intel processor's golden vectors, on any host. Also tests that the vectors and the
+//! comparison notice errors.
 
 use std::collections::BTreeMap;
 use std::io;

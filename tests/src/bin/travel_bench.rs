@@ -1,5 +1,5 @@
-//! Measures time travel in a recording, and prints a table with the cost of restores, steps and searches. A benchmark, not
-//! a test. `scripts/bench-travel` makes the recording and calls this.
+//! Measures time travel in a recording, and prints a table with the cost of restores, steps and searches. A benchmark,
+//! not a test. `scripts/bench-travel` makes the recording and calls this.
 //!
 //! Usage: travel_bench RECORDING [NAME=CONDITION]... ; conditions as in `ttvm search`.
 

@@ -15,7 +15,7 @@ use super::trace::{Place, RSP, Trace, Window};
 pub struct Activation {
     /// The function's first instruction.
     pub function: u64,
-    /// The activation that called it.
+    /// The number of the activation that called the function; `None` if it is not known.
     pub caller: Option<usize>,
     /// The step count at which the call is executed.
     pub call: usize,

@@ -2,7 +2,8 @@
 //! function's instructions. The debug information also describes the frame at each instruction. The host's
 //! tools assemble and link a text for gdb. The text contains no code bytes.
 //!
-//! A line begins at every target of a jump, so control always enters a line at its beginning. A line ends with each call.
+//! A line begins at every target of a jump, so control always enters a line at its beginning. A line ends with each
+//! call.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

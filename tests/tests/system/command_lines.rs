@@ -2,7 +2,8 @@
 //! chips the kernel then ignores. The guest reads its disk, which needs PCI, a BAR and an interrupt, and
 //! powers off.
 //!
-//! The short form boots the lines that once failed, and every twentieth other line. `TTVM_WHOLE_COMMAND_LINES=1` boots all.
+//! The short form boots the lines that once failed, and every twentieth other line. `TTVM_WHOLE_COMMAND_LINES=1` boots
+//! all.
 
 use machine::Outcome;
 use machine::config::MachineOptions;

@@ -1,4 +1,5 @@
-//! A breakpoint is hit as often as its instruction is executed: forward, backward, by a search and by counters in the guest.
+//! A breakpoint is hit as often as its instruction is executed: forward, backward, by a search and by counters in the
+//! guest.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -46,10 +46,10 @@ printf 'typed keys' | ./ttvm record -o small.ttvm --engine kvm --slow-clock 64 -
 ./ttvm pack small.ttvm -o out/small.packed
 "#;
 
-/// Records a boot with typed input and a disk, replays the recording there, and packs it: `$ROUNDS` times. The disk is
-/// small, and its contents are known. On the way the recorder is kept off the processor for seconds, and the host
-/// suspends to RAM. The recorder stops after nearly every exit, to see whether a checkpoint is due. Both engines must
-/// reach the places of all these stops.
+/// Records a boot with typed input and a disk, replays the recording in the lab, and packs it: `$ROUNDS` times. The
+/// disk is small, and its contents are known. On the way the recorder is kept off the processor for seconds, and the
+/// host suspends to RAM. The recorder stops after nearly every exit, to see whether a checkpoint is due. Both engines
+/// must reach the places of all these stops.
 const BOOT: &str = r#"
 # A driver that takes long to start throws away what fills its FIFO: sixteen keys.
 printf '\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\necho sum $((6 * 7))
@@ -87,7 +87,7 @@ for round in $(seq $ROUNDS); do
 done
 "#;
 
-/// Records a boot without ACPI's description of the PCI bus, and replays the recording there.
+/// Records a boot without ACPI's description of the PCI bus, and replays the recording in the lab.
 const WITHOUT_ACPI: &str = r#"
 ./ttvm record -o lab.ttvm --engine kvm --slow-clock 64 --kernel vmlinux --initrd initrd.gz --disk disk --memory 128M \
     --cmdline 'console=ttyS0 quiet pci=noacpi ttvm.run="md5sum /dev/vda"' </dev/null >out/console 2>out/told || exit 1

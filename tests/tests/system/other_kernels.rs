@@ -1,5 +1,5 @@
-//! Multiboot kernels that are not Linux: GNU Mach, and Xen with Debian's kernel as the first domain. Each run is recorded and
-//! verified.
+//! Multiboot kernels that are not Linux: GNU Mach, and Xen with Debian's kernel as the first domain. Each run is
+//! recorded and verified.
 
 use machine::error::exit_code;
 use tests::guests::{Artefact, BUSYBOX_GENERIC, GENERIC_ELF, GNU_MACH, XEN};

@@ -280,7 +280,8 @@ fn a_part_of_a_recording_is_traced_as_in_the_whole() {
     }
 }
 
-/// Without debug information drgn reads physical memory, and virtual memory through the page tables that VMCOREINFO names.
+/// Without debug information drgn reads physical memory, and virtual memory through the page tables that VMCOREINFO
+/// names.
 const DRGN_READS: &str = r#"
 import json, sys
 import drgn

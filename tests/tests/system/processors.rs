@@ -105,7 +105,8 @@ fn processors_are_switched_off_and_on() {
 #[test]
 fn messages_reach_all_processors() {
     let directory = tempfile::tempdir().expect("a temporary folder");
-    // Three processors are busy when the fourth asks all for a backtrace. Then the kernel crashes, and stops the others.
+    // Three processors are busy when the fourth asks all for a backtrace. Then the kernel crashes, and stops the
+    // others.
     let command = "
         for i in 1 2 3; do (while :; do :; done) & done; sleep 0.1;
         echo l >/proc/sysrq-trigger; sleep 0.1; echo c >/proc/sysrq-trigger";

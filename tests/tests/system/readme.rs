@@ -10,8 +10,8 @@ use tests::program::{missing, serve, ttvm};
 use tests::terminal::Terminal;
 use tests::tools;
 
-/// The commands of README and the guide: exit codes and arguments, in an order in which each finds its files. The directory
-/// has `vmlinuz`, `initrd.gz`, `bench.gz`, `disk.img` and the recording of the first page.
+/// The commands of README and the guide: exit codes and arguments, in an order in which each finds its files. The
+/// directory has `vmlinuz`, `initrd.gz`, `bench.gz`, `disk.img` and the recording of the first page.
 const COMMANDS: &[(i32, &str)] = &[
     (0, "run --kernel vmlinuz --initrd bench.gz --cmdline CMDLINE --disk disk.img --memory 128M --net user"),
     (5, "run --kernel vmlinuz --passthrough pci:ffff:ff:1f.7"),

@@ -86,7 +86,7 @@ impl Boot {
         self.root.join(name).display().to_string()
     }
 
-    /// gdb's output, with the tt commands loaded, and optionally a file before them.
+    /// gdb's output, with the tt commands loaded. gdb first loads `file`, if given.
     fn gdb(&mut self, file: Option<&Path>, commands: &[&str]) -> String {
         let directory = self.directory.path().to_path_buf();
         batch::serve(&mut self.timeline, &directory, |socket| {

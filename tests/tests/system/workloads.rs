@@ -1,5 +1,5 @@
-//! The benchmark workloads. The guest must print the same checksums as the same static binaries on the host. `TTVM_FULL=1`
-//! runs them at their full scale.
+//! The benchmark workloads. The guest must print the same checksums as the same static binaries on the host.
+//! `TTVM_FULL=1` runs the workloads at their full scale.
 
 use std::collections::BTreeMap;
 use std::path::Path;

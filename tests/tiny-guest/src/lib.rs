@@ -2,7 +2,8 @@
 //! recordings, or that know every instruction.
 //!
 //! The guest stirs a megabyte of memory for a given number of rounds, mixes in and echoes typed text, and ends the run.
-//! Every register and byte of memory depends on everything before. A timer ticks, but the guest never takes its interrupt.
+//! Every register and byte of memory depends on all earlier steps. A timer ticks, but the guest never takes its
+//! interrupt.
 
 #![forbid(unsafe_code)]
 
@@ -208,8 +209,8 @@ pub fn add_checkpoints(recording: &Recording<Instructions>, places: &[u64]) {
     }
 }
 
-/// Replays a recording to its end, and compares everything. Returns the output from a place on, the machine, and how the
-/// replay ended.
+/// Replays a recording to its end, and compares everything. Returns the output from a place on, the machine, and how
+/// the replay ended.
 pub fn replayed_from(
     recording: &Recording<Instructions>,
     from: Instructions,

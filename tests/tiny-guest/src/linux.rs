@@ -2,9 +2,9 @@
 //! system calls. The tests of views use this guest, because a real kernel takes seconds to boot.
 //!
 //! The kernel has three processes: 0 (`swapper`), the kernel thread 2 (`worker`), and 5 (`alpha`) with the thread 6
-//! (`beta`). The program of 5 makes system calls, `write` and `read` in turn. In each call the kernel meets a breakpoint
-//! exception and a page fault, switches to 6 and back, and prints a line. All code runs in ring 0, but the saved state
-//! of a system call says that a program made the call.
+//! (`beta`). The program of 5 makes system calls, `write` and `read` in turn. In each call the kernel meets a
+//! breakpoint exception and a page fault, switches to 6 and back, and prints a line. All code runs in ring 0, but the
+//! saved state of a system call says that a program made the call.
 //!
 //! In a machine with several processors, the kernel starts the processor 1, which runs 2 (`worker`) and counts. In each
 //! system call the kernel executes PAUSE, which gives a turn to the processor 1. The other processors never start.

@@ -1,8 +1,8 @@
 //! A guest of several processors, which race for one word of memory.
 //!
-//! The first processor starts the others with INIT and a start-up message. Then the first processor stirs memory, echoes
-//! typed text, and sends an NMI to the others now and then. The others run in real mode: they change the same word, yield, and sleep until the
-//! next NMI. The word depends on every turn before.
+//! The first processor starts the others with INIT and a start-up message. Then the first processor stirs memory,
+//! echoes typed text, and sends an NMI to the others now and then. The others run in real mode: they change the same
+//! word, yield, and sleep until the next NMI. The word depends on every turn before.
 
 use std::path::{Path, PathBuf};
 
