@@ -57,7 +57,8 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// The id of the only version here that may have this digest. The version's actual digest may differ.
+    /// The id of the only version here that may have this digest; `None` if there is none. The version's actual digest
+    /// may differ.
     pub fn get(&self, digest: &Digest) -> Option<u64> {
         self.places.get(place(digest)).copied().filter(|id| *id != 0)
     }
@@ -94,8 +95,8 @@ struct CachedMaps {
 }
 
 impl MapsCache {
-    /// The nearest cached position at or before `position`, and its maps. `is_live` gets a position and a file number,
-    /// and returns whether the store still has this file.
+    /// The nearest cached position at or before `position`, and its maps; `None` if there is no such position.
+    /// `is_live` gets a position and a file number, and returns whether the store still has this file.
     pub fn nearest(&mut self, position: u64, is_live: impl Fn(u64, u32) -> bool) -> Option<(u64, Maps)> {
         self.clock += 1;
         let mut earlier = self.maps.range_mut(..=position).rev();

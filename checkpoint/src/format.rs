@@ -139,7 +139,7 @@ impl Directory {
 }
 
 impl Footer {
-    /// The file's length.
+    /// The file's length in bytes; `None` if the sum of the lengths overflows.
     pub fn file_len(&self) -> Option<u64> {
         let sections = [self.blobs_len, self.head.len, self.state.len, self.directory.len, FOOTER_BYTES];
         sections.iter().try_fold(MAGIC.len() as u64, |sum, len| sum.checked_add(*len))

@@ -138,7 +138,8 @@ impl Store {
         Ok(Plan { position, number, carrier, refs, refs_beside, lost, lost_beside })
     }
 
-    /// The files of a checkpoint, of the previous checkpoint, and of the next checkpoint.
+    /// The files of a checkpoint, of the previous checkpoint, and of the next checkpoint. `None` stands for a
+    /// checkpoint that does not exist.
     fn around(&self, position: u64) -> Result<(OpenFile, Option<OpenFile>, Option<OpenFile>)> {
         let index = self.read_index();
         let open = |number: &u32| index.open(&self.dir, *number);

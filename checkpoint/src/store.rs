@@ -109,7 +109,7 @@ impl Store {
         self.read_index().entries().cloned().collect()
     }
 
-    /// The last checkpoint at or before `position`.
+    /// The last checkpoint at or before `position`; `None` if there is none.
     pub fn entry_at_or_before(&self, position: u64) -> Option<Entry> {
         let index = self.read_index();
         let number = index.order.range(..=position).map(|(_, number)| number);

@@ -22,9 +22,10 @@ const LARGEST_SHARE: f64 = 0.25;
 /// checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The largest total size of all files in bytes, including files that are being written.
+    /// The largest total size of all files in bytes, including files that are being written; `None` for no limit.
     pub max_bytes: Option<u64>,
-    /// Guest time before the newest checkpoint, in nanoseconds, beyond which only one checkpoint is kept.
+    /// Guest time before the newest checkpoint, in nanoseconds, beyond which only one checkpoint is kept; `None` for no
+    /// limit.
     pub keep_last_ns: Option<u64>,
     /// The largest number of checkpoints.
     pub max_checkpoints: usize,

@@ -14,7 +14,8 @@ fn folder_bytes(dir: &Path) -> u64 {
     fs::read_dir(dir).unwrap().filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len())).sum()
 }
 
-/// Records `rounds` checkpoints with a few new pages in each. Calls `watch` after every page.
+/// Records `rounds` checkpoints with a few new pages in each. Calls `watch` after every page. Returns the model, and
+/// whether the store became full.
 fn record(store: &Arc<Store>, policy: Policy, rounds: u32, mut watch: impl FnMut()) -> (StoreModel, bool) {
     let mut writer = BackgroundWriter::start(store.clone(), policy).unwrap();
     let (mut model, mut machine, mut before) = (StoreModel::default(), Machine::new(), Machine::new());

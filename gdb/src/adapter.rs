@@ -59,14 +59,15 @@ pub(crate) struct Adapter<'t> {
     target: &'t mut dyn DebugTarget,
     pub(crate) link: Link<'t>,
     stops: StopSets,
-    /// The thread whose registers gdb asked for last at the current position, and its registers.
+    /// The thread whose registers gdb asked for last at the current position, and its registers; `None` if gdb has not
+    /// asked.
     registers: Option<(Thread, Registers)>,
-    /// The threads at the current position, once gdb has asked for them.
+    /// The threads at the current position; `None` until gdb has asked for them.
     threads: Option<Threads>,
     requested: Move,
-    /// The thread that gdb has chosen (`Hc`) for requests that do not name their thread.
+    /// The thread that gdb has chosen (`Hc`) for requests that do not name their thread; `None` if gdb has chosen none.
     mover: Option<Thread>,
-    /// The reason why the current request failed, for the error reply.
+    /// The reason why the current request failed, for the error reply; `None` if it has not failed.
     refusal: Option<Refusal>,
     /// Text that gdb would not show as an error. The text is sent when gdb next listens.
     console: String,
@@ -133,7 +134,7 @@ impl<'t> Adapter<'t> {
         std::mem::take(&mut self.abandoned)
     }
 
-    /// Takes the text that gdb must print while it connects.
+    /// Takes the text that gdb must print while it connects, if there is one.
     pub(crate) fn take_greeting(&mut self) -> Option<String> {
         self.target.take_greeting()
     }

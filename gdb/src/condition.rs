@@ -55,7 +55,8 @@ impl Evaluation<'_> {
         None
     }
 
-    /// Executes one instruction. The manual lists the opcodes.
+    /// Executes one instruction. The manual lists the opcodes. This function and its helpers return `None` if the
+    /// evaluation fails.
     fn execute(&mut self, code: u8) -> Option<()> {
         match code {
             0x02 => self.binary(|a, b| Some(a.wrapping_add(b))),

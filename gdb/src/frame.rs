@@ -52,7 +52,7 @@ impl Framer {
         Self { state: State::Idle, body: Vec::new(), sum: 0, too_long: false }
     }
 
-    /// Takes one byte. Returns an event if the byte completes one.
+    /// Takes one byte. Returns an event if the byte completes one, otherwise `None`.
     pub(crate) fn push(&mut self, byte: u8) -> Option<Event> {
         match (&self.state, byte) {
             // A new packet starts here even if the last one never ended, because data bytes escape the dollar sign.

@@ -352,7 +352,8 @@ fn bind_socket(socket: &OwnedFd, address: &dyn SockaddrLike) -> io::Result<()> {
     Ok(bind(socket.as_raw_fd(), address)?)
 }
 
-/// Parses a socket address whose host may also be `localhost` or empty. Names are not looked up.
+/// Parses a socket address whose host may also be `localhost` or empty. Returns `None` for another host name, because
+/// names are not looked up.
 fn parse_tcp(address: &str) -> Option<SocketAddr> {
     if let Ok(parsed) = address.parse() {
         return Some(parsed);

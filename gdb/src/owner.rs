@@ -126,7 +126,8 @@ fn find_owners(table: &str, wanted: &mut HashMap<Ends, Option<u32>>) {
     }
 }
 
-/// Parses an end: `0100007F:04D2` is port 1234 of 127.0.0.1. The address consists of words in the host's byte order.
+/// Parses an end: `0100007F:04D2` is port 1234 of 127.0.0.1. Returns `None` for other text. The address consists of
+/// words in the host's byte order.
 fn end(text: &str) -> Option<(IpAddr, u16)> {
     let (address, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);

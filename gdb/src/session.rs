@@ -116,7 +116,8 @@ struct Session<'t> {
     outgoing: Outgoing,
     /// The last reply, for a client that did not understand it.
     last_reply: Vec<u8>,
-    /// gdb's feature list (qSupported), which a restarted gdbstub library must get again.
+    /// gdb's feature list (qSupported) if it has `multiprocess`, otherwise `None`. A restarted library must get the
+    /// list again.
     supported: Option<Vec<u8>>,
     /// Whether packets are no longer acknowledged.
     no_acks: bool,
@@ -168,7 +169,8 @@ impl<'t> Session<'t> {
         Ok(SessionEnd::Closed)
     }
 
-    /// Lets the library handle one packet, moves the target if the packet asks for that, and sends the reply.
+    /// Lets the library handle one packet, moves the target if the packet asks for that, and sends the reply. Returns
+    /// how the session ended; `None` if it goes on.
     fn handle(&mut self, body: &[u8], adapter: &mut Adapter<'t>) -> io::Result<Option<SessionEnd>> {
         if !is_reasonable(body) {
             self.reply_error("the request is invalid");
@@ -227,9 +229,10 @@ impl<'t> Session<'t> {
         Ok(end)
     }
 
-    /// Answers ttvm's own requests, with which a client that stopped waiting for an answer gets in step again. The
-    /// client sends `SYNC_REQUEST` with a word, which comes back as the answer. Until the client reads the word, it
-    /// sends `NOTHING_REQUEST`, which gets no answer and lets the client read one more packet.
+    /// Answers ttvm's own requests, and returns false for all others. With these requests, a client that stopped
+    /// waiting for an answer gets in step again. The client sends `SYNC_REQUEST` with a word, which comes back as the
+    /// answer. Until the client reads the word, it sends `NOTHING_REQUEST`, which gets no answer and lets the client
+    /// read one more packet.
     fn synchronize(&mut self, body: &[u8]) -> bool {
         if let Some(word) = body.strip_prefix(SYNC_REQUEST) {
             self.reply(word);
@@ -260,7 +263,7 @@ impl<'t> Session<'t> {
         running.report_stop_with_regs(adapter, reason, &mut registers)
     }
 
-    /// Prepares for the next packet, or returns how the session ended.
+    /// Prepares for the next packet and returns `None`, or returns how the session ended.
     fn settle(
         &mut self,
         outcome: Result<Machine<'t>, LibraryError>,

@@ -58,10 +58,10 @@ pub struct Toy {
     pub writable: bool,
     /// Whether runs end only when the client interrupts them.
     pub endless: bool,
-    /// A message that the user gets once.
+    /// A message that the user gets once, if there is one.
     pub message: Option<&'static str>,
     pub greeting: Option<&'static str>,
-    /// Runs fail with this sentence.
+    /// The sentence with which runs fail; `None` if they do not fail.
     pub broken: Option<&'static str>,
     /// The progress text at the first poll of a movement or command.
     pub progress: Option<&'static str>,
@@ -103,7 +103,7 @@ impl Toy {
         &mut self.history[self.position]
     }
 
-    /// A watchpoint that the instruction at this position hits.
+    /// The stop at a watchpoint that the instruction at this position hits; `None` if it hits none.
     fn watch_hit(&self, position: usize) -> Option<Stop> {
         let (access, address) = self.history[position].access?;
         let hit = self.watchpoints.iter().find(|w| {
@@ -191,7 +191,7 @@ fn record() -> Vec<Moment> {
     history
 }
 
-/// Executes one instruction and returns its access.
+/// Executes one instruction. Returns the kind and the address of its memory access; `None` if it makes none.
 fn execute(registers: &mut Registers, memory: &mut Arc<Vec<u8>>) -> Option<(WatchKind, u64)> {
     let cell = registers.rbx as usize;
     let code = &memory[registers.rip as usize..][..7];

@@ -76,7 +76,7 @@ impl Board {
         (count > 1).then(|| self.requests(seat + 1 + number % (count - 1)))
     }
 
-    /// Writes 8 bytes of RAM as a device does. The value determines the address and the bytes.
+    /// Writes 8 or 64 bytes of RAM as a device does. The value determines the address and the bytes.
     pub fn write_ram(&self, value: u64) {
         let offset = mix(value) % (RAM_BYTES / 8) * 8;
         // Noise in page tables and descriptors ends most programs. So half of the writes copy bytes from the same place

@@ -233,9 +233,9 @@ fn aims_itself(instruction: &Instruction) -> bool {
             .any(|&register| full(register) == full(instruction.op1_register()))
 }
 
-/// With REX.W and a redundant 66 prefix, Intel's processors split a 64-bit MOVBE into two accesses. These
-/// processors also use the last segment prefix, even a prefix that 64-bit mode ignores. No compiler makes
-/// such a MOVBE.
+/// Whether the instruction is a 64-bit MOVBE with a redundant 66 prefix. Intel's processors split such a MOVBE into two
+/// accesses. These processors also use the last segment prefix, even a prefix that 64-bit mode ignores. No compiler
+/// makes such a MOVBE.
 fn is_odd_movbe(case: &Case) -> bool {
     let (instruction, prefixes) = (&case.instruction, &case.bytes[..6]);
     instruction.mnemonic() == Mnemonic::Movbe

@@ -39,7 +39,7 @@ pub fn slot(number: u64) -> u64 {
     CODE + number * CODE_STRIDE
 }
 
-/// If a landing pad of any slot is at this address, returns the pad's offset in its slot.
+/// If a landing pad of any slot is at this address, returns the pad's offset in its slot, otherwise `None`.
 pub fn pad_at(address: u64) -> Option<u64> {
     let offset = address.checked_sub(CODE).filter(|offset| offset / CODE_STRIDE < BATCH)? % CODE_STRIDE;
     matches!(offset, PAD_BACK | PAD_AHEAD).then_some(offset)

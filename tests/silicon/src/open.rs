@@ -65,7 +65,7 @@ pub fn flags(case: &Case) -> u64 {
     }
 }
 
-/// The masked count of a shift or rotate.
+/// The masked count of a shift or rotate; `None` for other instructions.
 fn shift_count(case: &Case) -> Option<u64> {
     use Mnemonic::*;
     let instruction = &case.instruction;
@@ -80,7 +80,8 @@ fn shift_count(case: &Case) -> Option<u64> {
     Some(count & if size(case) == 8 { 63 } else { 31 })
 }
 
-/// SDM vol. 2, SAL/SAR/SHL/SHR: CF is undefined where SHL or SHR shift by the operand's size or more.
+/// Whether CF is undefined after a shift by `count`. SDM vol. 2, SAL/SAR/SHL/SHR: CF is undefined if SHL or SHR shift
+/// by the operand's size or more.
 fn loses_carry(case: &Case, count: u64) -> bool {
     use Mnemonic::*;
     matches!(case.instruction.mnemonic(), Shl | Sal | Shr) && count >= 8 * size(case) as u64
@@ -106,7 +107,8 @@ fn conditions(case: &Case) -> u16 {
     BITS.iter().filter(|(theirs, _)| undefined & theirs != 0).fold(0, |all, (_, ours)| all | ours)
 }
 
-/// The general register whose contents are undefined, after BSF and BSR of zero and after 16-bit BSWAP.
+/// The number of the general register whose contents are undefined, after BSF and BSR of zero and after 16-bit BSWAP;
+/// otherwise `None`.
 fn register(case: &Case, native: &Outcome) -> Option<usize> {
     use Mnemonic::*;
     let open = match case.instruction.mnemonic() {

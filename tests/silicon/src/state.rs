@@ -152,6 +152,6 @@ pub struct Fault {
 pub struct Outcome {
     /// Registers afterwards, or the registers that an exception reported.
     pub registers: Registers,
-    /// The exception in which the instruction ended.
+    /// The exception in which the instruction ended; `None` if it raised none.
     pub fault: Option<Fault>,
 }

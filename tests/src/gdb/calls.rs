@@ -23,7 +23,7 @@ pub struct Activation {
     pub entry: usize,
     /// The stack pointer at the entry.
     pub entry_rsp: u64,
-    /// The step count after the function's return.
+    /// The step count after the function's return; `None` if it is not known.
     pub exit: Option<usize>,
     /// Whether the function jumped to another function, or was interrupted.
     pub irregular: bool,
@@ -77,12 +77,12 @@ impl Calls {
         calls
     }
 
-    /// The activation whose own instruction is next.
+    /// The activation whose own instruction is next; `None` if it is not known.
     pub fn running(&self, step: usize) -> Option<&Activation> {
         self.running.get(&step).map(|&number| &self.activations[number])
     }
 
-    /// The number of the activation whose own instruction is next.
+    /// The number of the activation whose own instruction is next; `None` if it is not known.
     pub fn running_number(&self, step: usize) -> Option<usize> {
         self.running.get(&step).copied()
     }
@@ -177,7 +177,7 @@ impl Calls {
         }
     }
 
-    /// The first instruction of the kernel's function that an address lies in.
+    /// The address of the kernel's function in which `address` lies; `None` if it lies in none.
     fn function_at(&mut self, address: u64, symbols: &Symbols) -> Option<u64> {
         if address >> 63 == 0 {
             return None;

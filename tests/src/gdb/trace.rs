@@ -165,7 +165,7 @@ impl Trace {
         trace
     }
 
-    /// The window that a step count lies in.
+    /// The window in which a step count lies; `None` if it lies in none.
     pub fn window_of(&self, step: usize) -> Option<&Window> {
         self.windows.iter().find(|window| window.contains(step))
     }

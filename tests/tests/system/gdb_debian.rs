@@ -110,7 +110,8 @@ impl Reference<'_> {
         self.trace.window_of(step).expect("it lies in a window").at(step).rip
     }
 
-    /// The activation that executes this instruction, if nothing interrupts it and gdb can find its frame.
+    /// The number of the activation that executes this instruction, and the activation. `None` if it is interrupted, or
+    /// gdb cannot find its frame.
     fn activation(&self, at: usize) -> Option<(usize, &Activation)> {
         let activation = self.calls.running(at)?;
         let is_known = !activation.irregular && self.lines.has(activation.function);
@@ -118,7 +119,7 @@ impl Reference<'_> {
     }
 
     /// If a line begins at this step count, returns the number of the activation, the activation, and the line's number
-    /// in the activation's order.
+    /// in the activation's order. Otherwise returns `None`.
     fn line(&self, at: usize) -> Option<(usize, &Activation, usize)> {
         let (number, activation) = self.activation(at)?;
         let visit = self.lines.visits[&number].binary_search(&at).ok()?;
@@ -133,7 +134,7 @@ impl Reference<'_> {
         self.calls.activations.iter().find(|a| a.exit == Some(at))
     }
 
-    /// The step count after the return from an activation, if a line of the caller begins there.
+    /// The step count after the return from an activation; `None` if no line of the caller begins there.
     fn behind(&self, activation: &Activation) -> Option<usize> {
         activation.exit.filter(|&exit| self.line(exit).is_some())
     }
@@ -279,7 +280,8 @@ impl<'a> Session<'a> {
         if backward { self.at - distance } else { self.at + distance }
     }
 
-    /// The first step count before or after the session's place at which a condition is true.
+    /// The first step count before or after the session's place at which a condition is true; `None` if the window has
+    /// none.
     fn find(&self, backward: bool, holds: impl Fn(usize, &Place) -> bool) -> Option<usize> {
         let holds = |&step: &usize| holds(step, self.window.at(step));
         if backward {
@@ -391,7 +393,7 @@ impl<'a> Session<'a> {
     }
 
     /// The step count of the next write that changes a variable. Going backward, the count before the write, and going
-    /// forward, the count after the write.
+    /// forward, the count after the write. `None` if the window has no such write.
     fn change(&self, variable: usize, backward: bool) -> Option<usize> {
         let value = |step: usize| self.window.at(step).values[variable];
         if backward {
@@ -458,7 +460,8 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// A place from which the reference knows the target of a movement by lines or functions.
+    /// A step count from which the reference knows the target of a movement by lines or functions; `None` if the search
+    /// finds none.
     fn place_for(&mut self, leads: impl Fn(&Reference<'a>, usize) -> Option<usize>) -> Option<usize> {
         let first = self.anywhere();
         let room = (self.window.places.len() - 1) / 8;

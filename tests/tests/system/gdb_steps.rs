@@ -185,7 +185,8 @@ struct Row {
     code: [u8; 3],
     /// The value on top of the stack.
     top: u64,
-    /// For a handler's return, the row of its event. For an event, the row behind its handler's return.
+    /// For a handler's return, the row of its event. For an event, the row behind its handler's return. `None` for
+    /// other rows, or if that row is not in the trace.
     twin: Option<usize>,
 }
 
@@ -370,7 +371,7 @@ impl Trace {
         row > 0 && self.rows[row - 1].is_return()
     }
 
-    /// The first row of the same thread after `row` for which `holds` returns true.
+    /// The first row of the same thread after `row` for which `holds` returns true; `None` if the trace has none.
     fn first_behind(&self, row: usize, holds: impl Fn(&Row) -> bool) -> Option<usize> {
         let task = self.rows[row].task;
         (row + 1..self.rows.len()).find(|&other| self.rows[other].task == task && holds(&self.rows[other]))

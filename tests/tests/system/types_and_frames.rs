@@ -271,7 +271,8 @@ fn structures(text: &str) -> Vec<Structure> {
     all
 }
 
-/// `\tint flags:3;  /*  24: 5  4 */`: name and offset. No functions, and no parts without a name.
+/// The name and the bit offset of a member, from a line such as `\tint flags:3;  /*  24: 5  4 */`. `None` for functions
+/// and for parts without a name.
 fn member(line: &str) -> Option<(String, u64)> {
     let line = line.strip_prefix('\t').filter(|line| !line.starts_with(['\t', '/', '}']))?;
     let (declaration, comment) = line.split_once(';')?;

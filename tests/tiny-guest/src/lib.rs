@@ -159,7 +159,7 @@ pub fn typed_bytes(from: u64, text: &str) -> Vec<(u64, Event)> {
 pub const DENSE: Intervals =
     Intervals { registers: 20_000, registers_ns: 1 << 40, devices: 50_000, ram: 100_000 };
 
-/// Records the guest.
+/// Records the guest. Returns the recording, and its last record.
 pub fn record(
     directory: &Path,
     name: &str,

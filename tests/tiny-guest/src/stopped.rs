@@ -65,7 +65,7 @@ impl Inputs<Exits> for Host {
     }
 }
 
-/// Records the tiny guest, stopping it at places that `seed` chooses.
+/// Records the tiny guest, and stops it at places that `seed` chooses. Returns the recording, and its last record.
 pub fn record(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     record_with(directory, seed, ROUNDS, 200_000, typed(&KEYS), None)
 }
