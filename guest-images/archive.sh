@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# Finds the archives that this machine's apt gets Debian from. This file is sourced, never run. Recipes that need an
-# archive's address (for debootstrap, or for an apt with its own lists) ask these functions. So no recipe names a host,
-# and the machine can reach the archive.
+# Finds the archives from which this machine's apt gets Debian. This file is sourced, never run. Recipes that need an
+# archive's address (for debootstrap, or for an apt with its own lists) ask these functions. So no recipe contains an
+# archive's address, and the recipes use archives that this machine can reach.
 
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 archive_keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 # archives_known_to_apt SUITE: the addresses in apt's sources, whatever the format of their files, one on each line.
-# Archives that apt uses for SUITE come first. The archive of another suite of Debian's often has SUITE too.
+# Archives that apt uses for SUITE come first. An archive that apt uses for another suite often has SUITE, too.
 archives_known_to_apt() {
     # shellcheck disable=SC2016 # apt's own variables
     apt-get indextargets --format '$(CODENAME) $(ORIGIN) $(REPO_URI)' 'Component: main' 'Created-By: Packages' |
@@ -20,7 +20,7 @@ archives_known_to_apt() {
 fetch() { quietly /usr/lib/apt/apt-helper --option APT::Sandbox::User=root download-file "$1" "$2"; }
 
 # Copies the addresses on stdin, and replaces lists of mirrors (`mirror+file:`, `mirror+https:`) by the addresses in
-# these lists. Leaves out ways of access that only apt knows.
+# these lists. Leaves out addresses with access methods that only apt supports.
 without_mirror_lists() {
     local address list
     while read -r address; do
@@ -70,8 +70,8 @@ archive_of() {
 }
 
 # keyring_of SUITE ARCHIVE: the file of keys that apt's sources name for the archive (Signed-By), or for the list of
-# mirrors that names the archive. If gpgv cannot read that file, Debian's own file of keys. If there are several files,
-# one of them.
+# mirrors that names the archive. If gpgv cannot read this file, Debian's own file of keys. If the sources name several
+# files, the first one.
 keyring_of() {
     local entry named
     # shellcheck disable=SC2016 # apt's own variables
@@ -83,7 +83,7 @@ keyring_of() {
     fi
 }
 
-# signed_by FILE NUMBER: the keys that a stanza of a .sources file, or a line of a .list file, names.
+# signed_by FILE NUMBER: the file of keys in stanza NUMBER of a .sources file, or in line NUMBER of a .list file.
 signed_by() {
     case "$1" in
     *.sources) awk -v RS= -v number="$2" 'NR == number' "$1" | sed --quiet --regexp-extended 's/^Signed-By:\s*//Ip' ;;
@@ -91,7 +91,8 @@ signed_by() {
     esac
 }
 
-# proxy_settings ADDRESS: apt's proxy for the address, if there is one, as a variable that other programs know.
+# proxy_settings ADDRESS: apt's proxy for the address, if there is one, as an environment variable that other programs
+# use.
 proxy_settings() {
     local scheme=${1%%:*} proxy=
     case "$scheme" in http | https) ;; *) return ;; esac
@@ -101,8 +102,8 @@ proxy_settings() {
 }
 
 # start_own_apt SUITE...: makes the folder $work for an apt with only these suites and with its own lists and archives.
-# The recipes must not add suites to the machine's own sources. This apt checks the same signatures. The caller removes
-# the folder.
+# The recipes must not add suites to the machine's own sources. This separate apt checks the same signatures as the
+# machine's apt. The caller removes the folder.
 start_own_apt() {
     local suite
     work=$(mktemp --directory "$guest_out/fetch.XXXXXX")

@@ -12,7 +12,8 @@
 //! the lost checkpoint's pages from [`BackgroundWriter::take_lost`], and hands them in with the next
 //! checkpoint.
 //!
-//! The recorder waits only if 6 MiB are under way. The thread's speed decides only when a checkpoint becomes readable.
+//! The recorder waits only while 6 MiB of pages wait for the writer thread. The speed of this thread decides only when
+//! a checkpoint becomes readable.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -33,13 +34,15 @@ use crate::store::Store;
 use crate::store::lock;
 use crate::thin::{Policy, too_old};
 
-/// Number of pages that are sent together.
+/// Number of pages in a batch, which the recorder sends to the thread as one message.
 const BATCH_PAGES: usize = 64;
 
-/// Number of batches in the channel. With the batches at both ends they hold 6 MiB.
+/// Number of batches in the channel. One more batch is being filled, and one is being written. All these batches
+/// together hold 6 MiB.
 const BATCHES: usize = (6 << 20) / (BATCH_PAGES * PAGE_BYTES) - 2;
 
-/// Number of too old checkpoints that are removed at once, unless a quarter of all is more. Each merge copies a file.
+/// Checkpoints that are too old are removed together, once there are this many. If a quarter of the other checkpoints
+/// is more than this number, the quarter decides. Every removal copies a file.
 const PATIENCE: usize = 8;
 
 /// A checkpoint that has been written.
@@ -47,7 +50,7 @@ const PATIENCE: usize = 8;
 pub struct Done {
     /// The store's entry of the checkpoint.
     pub entry: Entry,
-    /// The place of the contents of each disk block that was handed in.
+    /// Each disk block that was handed in: the block's number, and the place of its contents.
     pub disk: Vec<(u64, PageRef)>,
 }
 
@@ -63,12 +66,12 @@ pub struct BackgroundWriter {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Pages, and the contents of non-zero pages in the same order. A guest that starts writes zeroes to a third of its
-/// pages, which need no copy.
+/// Some pages of a checkpoint. `pages` has the space and the number of each page, and whether the page is zero.
+/// `contents` has only the other pages, in the same order. A booting guest fills a third of its pages with zeroes.
 struct Batch {
     pages: Vec<(Space, u64, bool)>,
-    /// Room for all pages, allocated by the host at once. Allocation page by page would cost more than the
-    /// copy.
+    /// Room for `BATCH_PAGES` pages, which the host allocates at once. Allocating the room page by page would cost more
+    /// time than copying the pages.
     contents: MmapMut,
     /// How many page-sized parts of `contents` are in use.
     filled: usize,
@@ -113,8 +116,8 @@ enum Message {
         head: Vec<u8>,
         state: Vec<u8>,
     },
-    /// Asks for the pages of lost checkpoints, once all earlier requests are done. The checkpoints after this
-    /// request contain these pages.
+    /// Asks for the pages of lost checkpoints. The thread answers after it has handled all earlier messages. The
+    /// recorder then puts these pages into the next checkpoint.
     Recover(Sender<BTreeSet<(Space, u64)>>),
 }
 
@@ -165,14 +168,15 @@ impl BackgroundWriter {
     ///
     /// # Errors
     ///
-    /// If an earlier checkpoint was refused, or the thread has ended. A full disk is not an error: see
-    /// [`BackgroundWriter::take_lost`].
+    /// If an earlier checkpoint failed, for example because the store has a checkpoint at its position, or the thread
+    /// has ended. A disk on which nothing can be written is not an error: see [`BackgroundWriter::take_lost`].
     pub fn begin(&mut self, position: u64, time_ns: u64) -> Result<()> {
         self.batch.clear();
         self.send(Message::Begin { position, time_ns })
     }
 
-    /// Copies a page of the current checkpoint; see [`CheckpointDraft::page`]. Waits while too much is under way.
+    /// Copies a page of the current checkpoint; see [`CheckpointDraft::page`]. Waits while the channel to the thread is
+    /// full.
     ///
     /// # Errors
     ///
@@ -186,7 +190,7 @@ impl BackgroundWriter {
     ///
     /// # Errors
     ///
-    /// As [`BackgroundWriter::begin`]. Later calls report errors of this checkpoint.
+    /// As [`BackgroundWriter::begin`]. If the thread cannot write this checkpoint, a later call returns the error.
     pub fn finish(&mut self, head: Vec<u8>, state: Vec<u8>) -> Result<()> {
         self.send_batch()?;
         self.send(Message::Finish { head, state })
@@ -198,10 +202,10 @@ impl BackgroundWriter {
         std::mem::take(&mut lock(&self.shared).done)
     }
 
-    /// The pages of checkpoints that could not be written since the last call, for example because a disk is
-    /// full. Usually no pages are lost. The checkpoints that could not be written are lost, and so are later
-    /// checkpoints that had begun. From here on the thread tries to write checkpoints again. The next checkpoint must
-    /// contain these pages, and the pages that changed since the last checkpoint was begun.
+    /// The pages of checkpoints that could not be written since the last call, for example because a disk is full.
+    /// Usually the set is empty. Checkpoints that were begun after a lost checkpoint are lost, too. After this call the
+    /// thread tries to write checkpoints again. The next checkpoint must contain the returned pages, and the pages that
+    /// changed since the last checkpoint was begun.
     ///
     /// # Errors
     ///
@@ -230,7 +234,8 @@ impl BackgroundWriter {
         lock(&self.shared).full
     }
 
-    /// Waits until everything is written.
+    /// Waits until the thread has written all finished checkpoints. Returns the checkpoints that
+    /// [`BackgroundWriter::take_done`] would return.
     ///
     /// # Errors
     ///
@@ -244,9 +249,9 @@ impl BackgroundWriter {
         }
     }
 
-    /// As [`BackgroundWriter::close`], at the end of a run. Also removes checkpoints that are too old for a
-    /// run that ended at `end_ns`. No later checkpoint will follow, whose writing would remove old
-    /// checkpoints.
+    /// As [`BackgroundWriter::close`], at the end of a run. Also removes checkpoints that are too old for a run that
+    /// ended at `end_ns`. During the run, writing a checkpoint removes old checkpoints, but here no further checkpoint
+    /// follows.
     ///
     /// # Errors
     ///
@@ -284,7 +289,8 @@ impl BackgroundWriter {
         let Some(thread) = self.thread.take() else { return };
         if thread.join().is_err() {
             let gone = StoreError::new(self.store.dir(), StoreErrorKind::WriterGone);
-            // The thread's panic may have poisoned the lock. The message below then reports the panic.
+            // If the thread panicked while it held the lock, the lock is poisoned. The next use of the lock then
+            // panics, too.
             if let Ok(mut shared) = self.shared.lock() {
                 shared.error.get_or_insert(gone);
             }
@@ -302,15 +308,15 @@ impl Drop for BackgroundWriter {
 struct Job<'a> {
     draft: CheckpointDraft<'a>,
     disk: Vec<(u64, PageRef)>,
-    /// All pages that the recorder handed in.
+    /// The pages of this checkpoint that the recorder has handed in.
     pages: Vec<(Space, u64)>,
 }
 
-/// How to treat checkpoints that are handed in.
+/// The thread's treatment of the checkpoints that the recorder hands in.
 enum Fate {
     Written,
-    /// A checkpoint could not be written, so the next ones lack its changes. The lost checkpoint
-    /// had these pages.
+    /// A checkpoint could not be written. Checkpoints after it would lack its changes, so they are dropped until the
+    /// recorder asks for the lost pages. This set has the pages of all lost checkpoints.
     Lost(BTreeSet<(Space, u64)>),
     /// No more checkpoints will be written. The channel is still emptied, so that the recorder does not wait.
     Over,
@@ -324,8 +330,9 @@ struct Worker<'a> {
     give_back: &'a Sender<Batch>,
     job: Option<Job<'a>>,
     fate: Fate,
-    /// Whether warnings were logged that checkpoints are left out, and that none can be removed.
+    /// Whether the thread has logged a warning that a checkpoint could not be written.
     told_lost: bool,
+    /// Whether the thread has logged a warning that it cannot thin out the store.
     told_thinning: bool,
 }
 
@@ -425,8 +432,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Thins out the store. A checkpoint that cannot be removed stays. The checkpoint that was just written
-    /// is valid anyway. The cap still holds, because the next checkpoint will not fit.
+    /// Thins out the store. A checkpoint that cannot be removed stays. The checkpoint that was just written is valid
+    /// anyway. The store still stays below its cap, because the writer refuses a checkpoint that does not fit.
     fn thin(&mut self) {
         let entries = self.store.entries();
         let patience =

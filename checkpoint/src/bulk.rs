@@ -1,4 +1,4 @@
-//! Reads many versions for a restore, on two threads, in the order of their places.
+//! Reads many page versions for a restore, on two threads, in the order in which they lie in the files.
 //!
 //! The threads affect only the order of the pages, not their contents.
 
@@ -20,16 +20,16 @@ use crate::read::{Place, check, unpack};
 use crate::store::Store;
 use crate::table::{Digest, Row};
 
-/// Pages that are decoded together.
+/// Number of pages that are decoded together.
 const BATCH: usize = 128;
 
-/// With fewer pages, a second thread does not pay for its start.
+/// The least number of pages for which a second thread saves more time than its start costs.
 const MIN_FOR_THREAD: usize = 8 * BATCH;
 
-/// Blobs that are this close to each other are read together, including the gap.
+/// Two blobs with at most this many bytes between them are read together, with the bytes between them.
 const MAX_GAP: u64 = 8 << 10;
 
-/// The largest single read.
+/// The largest number of bytes of a single read.
 const MAX_EXTENT: u64 = 1 << 20;
 
 /// A version's blob in a file.
@@ -46,19 +46,20 @@ struct Blob {
 /// A page to be read.
 struct Request {
     page: u64,
-    /// The full version: the version itself, or the base of its delta.
+    /// The requested version, if it is stored in full. Otherwise the base of its delta.
     full: Blob,
     delta: Option<Blob>,
 }
 
 impl Request {
-    /// The files that this request needs.
+    /// The numbers of the files that this request needs.
     fn files(&self) -> impl Iterator<Item = u32> + use<> {
         [Some(self.full.file), self.delta.map(|delta| delta.file)].into_iter().flatten()
     }
 }
 
-/// Splits the requests into groups of neighbours. A group needs at most this many files, which must be at least two.
+/// Splits the requests into groups of neighbours. The requests of a group need at most `most_files` files together.
+/// `most_files` is at least two.
 fn groups(mut requests: &[Request], most_files: usize) -> impl Iterator<Item = &[Request]> {
     std::iter::from_fn(move || {
         let mut files = BTreeSet::new();
@@ -74,18 +75,19 @@ fn groups(mut requests: &[Request], most_files: usize) -> impl Iterator<Item = &
 
 type Files = BTreeMap<u32, OpenFile>;
 
-/// Pages that one thread passes to another.
+/// Decoded pages that the second thread passes to the first.
 struct Pages {
     numbers: Vec<u64>,
     contents: Vec<Page>,
 }
 
 impl Store {
-    /// Reads the contents of many versions, each for a page, and passes them to `sink` in any order.
+    /// Reads the contents of many versions. `wanted` has pages' numbers and their versions. Calls `sink` with the
+    /// number and the contents of each page, in any order.
     ///
     /// # Errors
     ///
-    /// As [`Store::read`]. Pages that were passed on before the error are right.
+    /// As [`Store::read`]. Pages that `sink` got before the error are right.
     pub fn read_many(&self, wanted: &[(u64, BlobId)], mut sink: impl FnMut(u64, &Page)) -> Result<()> {
         // Files in the index exist as long as the index is locked.
         let index = self.read_index();
@@ -211,7 +213,7 @@ fn decode(
     let mut unpack = |blob: &Blob, to: &mut Page| {
         unpack(codec, bytes.of(blob), blob.crc, to).map_err(|what| place(blob, files).damaged(what))
     };
-    // Neighbours often differ from the same version.
+    // The blob whose contents are in `full`. The deltas of neighbouring pages often have the same base.
     let mut unpacked = None;
     for request in batch {
         if unpacked != Some(request.full) {

@@ -1,6 +1,6 @@
 //! The store's three small caches: decoded pages, recent contents, and requested maps.
 //!
-//! All caches here are bounded and deterministic. A lost entry costs time or room, never correctness.
+//! All caches here are bounded and deterministic. A missing entry costs time or room, never correctness.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use crate::table::Digest;
 /// 16 MiB of decoded pages.
 const PAGES: usize = 4096;
 
-/// Decoded full versions by id, with one place for each id. An entry that was used since its last competitor came
-/// survives the next. So a part of a scan over more pages than fit still hits.
+/// Decoded full versions. A version's id decides its place in the cache, so versions with different ids compete for a
+/// place. An entry that was used since the last competitor came stays when the next competitor comes. So a repeated
+/// scan over more pages than fit still finds some of the pages.
 #[derive(Default)]
 pub(crate) struct PageCache {
     places: Vec<Option<CachedPage>>,
@@ -56,7 +57,8 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// The only known version that may have this digest. The version's actual digest may differ.
+    /// The id of the only version here that may have this digest; `None` if there is none. The version's actual digest
+    /// may differ.
     pub fn get(&self, digest: &Digest) -> Option<u64> {
         self.places.get(place(digest)).copied().filter(|id| *id != 0)
     }
@@ -73,14 +75,15 @@ fn place(digest: &Digest) -> usize {
     usize::from(u16::from_le_bytes([digest[0], digest[1]]))
 }
 
-/// More than the number of doublings from one to the largest store. A map of 512 MiB takes at most 2 MiB.
+/// Number of maps in the cache. `Store::maps_at` caches maps at distances of 1, 2, 4, ... checkpoints. This number is
+/// more than the doublings from one checkpoint to the largest store. A map of 512 MiB of pages takes at most 2 MiB.
 const MAPS: usize = 14;
 
 /// The maps that were requested last, by position and by the number of their file.
 #[derive(Default)]
 pub(crate) struct MapsCache {
     maps: BTreeMap<u64, CachedMaps>,
-    /// Position and file of the checkpoints whose maps passed the check, cached or not.
+    /// The positions and file numbers of the checkpoints whose maps passed the check, cached or not.
     checked: BTreeSet<(u64, u32)>,
     clock: u64,
 }
@@ -92,7 +95,8 @@ struct CachedMaps {
 }
 
 impl MapsCache {
-    /// The nearest cached position at or before `position` whose file `is_live`.
+    /// The nearest cached position at or before `position`, and its maps; `None` if there is no such position.
+    /// `is_live` gets a position and a file number, and returns whether the store still has this file.
     pub fn nearest(&mut self, position: u64, is_live: impl Fn(u64, u32) -> bool) -> Option<(u64, Maps)> {
         self.clock += 1;
         let mut earlier = self.maps.range_mut(..=position).rev();
@@ -157,7 +161,7 @@ mod tests {
         assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (None, Some(1)));
         cache.put(second, &page(2));
         assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (None, Some(1)));
-        // An entry without any use between two competitors is replaced.
+        // An entry that is not used between two competitors is replaced by the second.
         cache.put(second, &page(2));
         cache.put(second, &page(2));
         assert_eq!((byte(&mut cache, second), byte(&mut cache, first)), (Some(2), None));

@@ -1,16 +1,16 @@
 //! A checksum of a checkpoint's maps.
 //!
-//! A checkpoint's file lists only changes, so its contents depend on the files before it. If an earlier file
-//! is missing, or belongs to another store, each remaining file may still be valid alone. The checksum from
-//! the time of the checkpoint shows the error.
+//! A checkpoint's file lists only changes, so its contents depend on the files before it. If an earlier file is
+//! missing, or belongs to another store, each remaining file may still be valid alone. In such a case the computed
+//! checksum differs from the checksum that was stored with the checkpoint.
 
 use twox_hash::XxHash3_128;
 
 use crate::map::{Maps, PageMap, PageRef, Space};
 use crate::table::{BlobTable, Digest};
 
-/// The check of `maps`, whose versions are in `blobs`. The check is a sum with one term for each page that
-/// changed since power-on. The check depends on the contents alone, not on the numbers of versions.
+/// The check (the checksum) of `maps`, whose versions are in `blobs`. The check is a sum with one term for each page
+/// that changed since power-on. The check depends on the contents alone, not on the numbers of versions.
 pub(crate) fn maps_check(maps: &Maps, blobs: &BlobTable) -> u64 {
     let of_space = |space: Space| sum(maps.space(space), space as u64, blobs);
     of_space(Space::Ram).wrapping_add(of_space(Space::Disk))
@@ -36,7 +36,7 @@ fn sum(map: &PageMap, space: u64, blobs: &BlobTable) -> u64 {
     map.iter_not_base().fold(0, |sum, (page, version)| sum.wrapping_add(term(page, version, space, blobs)))
 }
 
-/// A page's term of the sum. A page as at power-on has none.
+/// A page's term of the sum. A page with its contents of power-on has no term.
 fn term(page: u64, version: &PageRef, space: u64, blobs: &BlobTable) -> u64 {
     match version {
         PageRef::Base => 0,

@@ -23,14 +23,15 @@ const PATCH_TAG: u8 = 0;
 /// The first byte before an LZ4 block. No zstd frame begins with this byte either.
 const LZ4_TAG: u8 = 1;
 
-/// Room for the worst result of LZ4. LZ4 wants this room, although a result longer than the page is not used.
+/// Size of the output buffer, which LZ4 requires to fit its longest result. A result longer than the page is not used.
 const MAX_PACKED_BYTES: usize = 1 + block::get_maximum_output_size(PAGE_BYTES);
 
-/// Largest patch that is stored without compressing the difference. Most patches are this small, and storing
-/// without compression is ten times as fast.
+/// The largest number of bytes of a patch that is stored without compressing the difference. Most patches are this
+/// small, and storing without compression is ten times as fast.
 const SMALL_PATCH_BYTES: usize = 256;
 
-/// Largest difference that is stored without comparing it with the size of the page by itself.
+/// The largest number of bytes of a compressed difference that is stored without compressing the whole page, too, and
+/// comparing the sizes.
 const SMALL_DELTA_BYTES: usize = 512;
 
 /// The largest number of differing words, of a page's 512, that a delta may have. Beyond this number a delta
@@ -72,9 +73,10 @@ impl Codec {
         Ok(Codec { decompressor: Decompressor::new()?, full, delta, table: CompressTable::small() })
     }
 
-    /// The smaller form of `page`, if a full version `base` exists for a delta. A full version that costs little more
-    /// is preferred, because the deltas after it become smaller. A guest that starts writes only first versions, which the
-    /// `lz4` library packs in a fast mode. `lz4_flex` packs the others: its scratch space is cheaper to clear.
+    /// Encodes `page` in full or as a delta from `base`, and returns the form and the blob's bytes. Without `base` the
+    /// form is full. A full form that is up to half longer than the delta is preferred, because deltas from it are
+    /// smaller. A booting guest writes only first versions of pages, which the `lz4` library packs in a fast mode.
+    /// `lz4_flex` packs later versions, because its scratch space takes less time to clear.
     pub fn encode(&mut self, page: &Page, base: Option<&Page>) -> (Encoded, &[u8]) {
         let Some(base) = base else {
             self.full.pack_first(page);
@@ -116,7 +118,7 @@ impl Codec {
 impl Buffer {
     fn pack_first(&mut self, page: &Page) {
         self.bytes[0] = LZ4_TAG;
-        // If the room is too small, the page does not shrink.
+        // LZ4 fails if the compressed page is not smaller than the page.
         match compress_to_buffer(page, Some(FIRST_MODE), false, &mut self.bytes[1..PAGE_BYTES - 1]) {
             Ok(len) => self.len = 1 + len,
             Err(_) => self.keep(page),
@@ -195,7 +197,7 @@ pub(crate) fn xor(page: &mut Page, base: &Page) {
     }
 }
 
-/// The exclusive-or of the pages, unless most of their words differ.
+/// The exclusive-or of the pages; `None` if too many of their words differ.
 fn difference(page: &Page, base: &Page) -> Option<Page> {
     let mut difference = *page;
     xor(&mut difference, base);

@@ -23,7 +23,7 @@ use crate::thin::Policy;
 /// The number of bytes that a file may grow before the cap is checked again.
 const ROOM_BYTES: u64 = 1 << 20;
 
-/// A checkpoint that is being written. Dropping the draft leaves the store as before.
+/// A checkpoint that is being written. Dropping an unfinished draft adds no checkpoint to the store.
 pub struct CheckpointDraft<'a> {
     store: &'a Store,
     writer: MutexGuard<'a, Writer>,
@@ -38,7 +38,7 @@ pub struct CheckpointDraft<'a> {
     previous_check: u64,
     /// The maps at this checkpoint, as far as its pages have arrived.
     maps: Maps,
-    /// The maps that this file's list changes: `previous` after its `back` list.
+    /// The maps to which this file's `list` applies: `previous`, changed by the `back` list of the previous checkpoint.
     incoming: Maps,
     /// The next checkpoint, if this one is not the last.
     next: Option<Next>,
@@ -46,7 +46,8 @@ pub struct CheckpointDraft<'a> {
     blobs: Vec<BlobEntry>,
     /// Id of this file's first blob; the others follow.
     first_blob: u64,
-    /// Versions that this file will refer to, counted as references until its list is written.
+    /// Versions to which this file will refer. Each entry counts as a reference, so that the version stays until the
+    /// file's list is written.
     pins: Vec<u64>,
     dirtied_bytes: u64,
     /// Bytes that may be written before the cap must be checked again.
@@ -117,7 +118,7 @@ impl Store {
         })
     }
 
-    /// The positions of the previous and the next checkpoint.
+    /// The positions of the previous and the next checkpoint; `None` if there is no such checkpoint.
     fn neighbours(&self, position: u64) -> Result<(Option<u64>, Option<u64>)> {
         let index = self.read_index();
         let previous = index.order.range(..position).next_back().map(|(at, _)| *at);
@@ -144,8 +145,8 @@ impl CheckpointDraft<'_> {
     }
 
     /// Sets the contents of a page at this checkpoint. Pages that did not change since the previous checkpoint may be
-    /// omitted. Unchanged pages, zero pages, and pages equal to another cost nothing. Returns the place of the
-    /// contents, which can be read once the checkpoint is finished.
+    /// omitted. Unchanged pages, zero pages, and pages equal to a recent page take no room for contents in the file.
+    /// Returns the place of the contents, which can be read once the checkpoint is finished.
     ///
     /// # Errors
     ///
@@ -172,7 +173,7 @@ impl CheckpointDraft<'_> {
         self.maps.space_mut(space).set(number, PageRef::Base);
     }
 
-    /// The id of a version with these contents. The version is new only if no equal one is known.
+    /// The id of a version with these contents. Writes a new version only if no version with equal contents is known.
     fn version(&mut self, space: Space, number: u64, contents: &Page) -> Result<u64> {
         let digest = digest(contents);
         let before = self.previous.space(space).get(number).stored();
@@ -192,7 +193,7 @@ impl CheckpointDraft<'_> {
         self.write_version(digest, contents, base)
     }
 
-    /// Keeps a version while other checkpoints are removed to make room.
+    /// Adds a reference to a version, so that the version stays if other checkpoints are removed to make room.
     fn pin(&mut self, id: u64) {
         self.store.write_index().blobs.refer(id, 1);
         self.pins.push(id);
@@ -218,7 +219,7 @@ impl CheckpointDraft<'_> {
         if let Some(base) = base {
             index.blobs.refer(base.get(), 1);
         }
-        // The first blob's id counts from 0, later ones from the previous blob.
+        // The step of the first blob is its id. The step of a later blob is its id minus the previous blob's id.
         let step = if self.blobs.is_empty() { id } else { 1 };
         let step = NonZeroU64::new(step).expect("ids begin with 1");
         self.blobs.push(BlobEntry { step, base, len, digest, crc });
@@ -245,8 +246,8 @@ impl CheckpointDraft<'_> {
     ///
     /// # Errors
     ///
-    /// If the file cannot be written, does not fit under the cap, or the head is too long. The store is then as before
-    /// the draft.
+    /// If the file cannot be written, does not fit under the cap, or the head is too long. Then no checkpoint is added
+    /// to the store.
     pub fn finish(mut self, head: &[u8], state: &[u8]) -> Result<Entry> {
         if head.len() > MAX_HEAD_BYTES {
             return Err(StoreError::new(&self.store.dir, StoreErrorKind::HeadTooLong(head.len())));
@@ -289,7 +290,7 @@ impl CheckpointDraft<'_> {
         let (dirtied_bytes, blobs) = (self.dirtied_bytes, std::mem::take(&mut self.blobs));
         let index = self.store.read_index();
         let whole = || maps_check(&self.maps, &index.blobs);
-        // The previous checkpoint may have been thinned out meanwhile, with its versions.
+        // If the previous checkpoint has been thinned out with its versions, compute the check from all pages.
         let check = maps_check_from(&self.previous, self.previous_check, &self.maps, &index.blobs);
         let maps_check = check.unwrap_or_else(whole);
         debug_assert_eq!(maps_check, whole());

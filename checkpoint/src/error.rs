@@ -119,7 +119,8 @@ impl Error for StoreError {
 mod tests {
     use super::*;
 
-    /// Damaged data is dropped or never used as a base. A full disk, or a file of a later program, is not damage.
+    /// Damaged data may be dropped, and is never used as a base. A full disk, or a file of a later program, is not
+    /// damage.
     #[test]
     fn only_wrong_bytes_are_damage() {
         let path = Path::new("file");

@@ -14,14 +14,14 @@ use crate::format::{FOOTER_BYTES, MAGIC, MAX_PAGES, Shape, VERSION, pack_section
 
 pub(crate) const HEADER_NAME: &str = "store";
 const HEADER_MAGIC: [u8; 8] = *b"ttvmstor";
-/// Magic, version, two numbers of pages, CRC-32.
+/// The length of the header in bytes: magic, version, two numbers of pages, CRC-32.
 pub(crate) const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 4;
 const LOCK_NAME: &str = "lock";
 
 /// The largest number that fits the eight digits of a name.
 pub(crate) const MAX_NUMBER: u32 = 99_999_999;
 
-/// A file in the folder's listing. Two equal entries have equal contents.
+/// A file in the folder's listing. Two files with equal entries have equal contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Listed {
     pub number: u32,
@@ -37,7 +37,7 @@ pub(crate) fn checkpoint_name(number: u32) -> String {
     format!("{number:08}.ckpt")
 }
 
-/// The finished checkpoint files by number. Omits files that vanish in the meantime.
+/// The finished checkpoint files by number. Omits files that vanish while the listing is made.
 pub(crate) fn list(dir: &Path) -> Result<Vec<Listed>> {
     let mut listed = Vec::new();
     for entry in fs::read_dir(dir).map_err(StoreError::io(dir, "list the folder"))? {
@@ -100,13 +100,13 @@ fn header(shape: Shape) -> Vec<u8> {
     bytes
 }
 
-/// The size of a store with one checkpoint that has this state and no pages.
+/// The size in bytes of a store with one checkpoint that has this state and no pages.
 pub fn least_bytes(state: &[u8]) -> u64 {
     let (state, _) = pack_section(state);
     HEADER_BYTES as u64 + MAGIC.len() as u64 + state.len() as u64 + FOOTER_BYTES
 }
 
-/// Reads the numbers of pages in the header.
+/// Reads the numbers of RAM pages and disk blocks in the header.
 pub(crate) fn read_header(dir: &Path) -> Result<Shape> {
     let path = dir.join(HEADER_NAME);
     let len = fs::metadata(&path).map_err(StoreError::io(&path, "open the store's header"))?.len();
@@ -134,7 +134,7 @@ pub(crate) fn read_header(dir: &Path) -> Result<Shape> {
     Ok(shape)
 }
 
-/// Takes the writers' lock, which is held as long as the file is open.
+/// Takes the writers' lock. The lock is held as long as the returned file is open.
 pub(crate) fn lock(dir: &Path) -> Result<File> {
     let path = dir.join(LOCK_NAME);
     let file = plain_file::lock_file(&path).map_err(StoreError::io(&path, "open the lock"))?;
@@ -191,15 +191,14 @@ impl Part {
         Ok(())
     }
 
-    /// Flushes the bytes to the disk, so that the following steps are fast.
+    /// Flushes the bytes to the disk, so that naming the file later takes little time.
     pub fn sync(&mut self) -> Result<()> {
         self.flush()?;
         let file = self.file.as_ref().expect("it is open until it is finished");
         file.sync_data().map_err(StoreError::io(&self.part, "flush"))
     }
 
-    /// The file's future entry in the listing, and the open file. Call this function after writing
-    /// everything.
+    /// The file's future entry in the listing, and the open file. Call this function after writing all bytes.
     pub fn listed(&self, number: u32) -> Result<(Listed, Arc<File>)> {
         let file = self.file.as_ref().expect("it is open until it is finished");
         let file = file.try_clone().map_err(StoreError::io(&self.part, "open"))?;

@@ -23,7 +23,7 @@ pub(crate) const VERSION: u32 = 2;
 /// The largest number of pages of either space: 4 TiB.
 pub(crate) const MAX_PAGES: u64 = 1 << 30;
 
-/// The largest head.
+/// The largest number of bytes of a head.
 pub(crate) const MAX_HEAD_BYTES: usize = 4096;
 
 /// Versions have ids below this limit, so that no sum of an id and a length overflows.
@@ -43,7 +43,8 @@ pub(crate) struct Shape {
     pub disk_blocks: u64,
 }
 
-/// The places of a file's sections, and the file's own data.
+/// The footer of a checkpoint's file: the lengths of the sections, and the checkpoint's number, position, time and
+/// numbers of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Footer {
     pub number: u32,
@@ -76,8 +77,8 @@ pub(crate) struct Directory {
     pub maps_check: u64,
     /// Pages whose version differs from the version after the previous checkpoint's `back` list.
     pub list: Lists,
-    /// Listed pages that change back for the next checkpoints, and their versions then. Pages in the next checkpoint's
-    /// list are omitted.
+    /// Pages of `list` that change back after this checkpoint, with the versions to which they change back. Pages in
+    /// the next checkpoint's `list` are omitted.
     pub back: Lists,
     /// The blobs in this file, sorted by id and by place.
     pub blobs: Vec<BlobEntry>,
@@ -114,7 +115,7 @@ impl Directory {
         self.places().filter_map(|(id, _, blob)| Some((id, blob.base?.get())))
     }
 
-    /// The first fault of a directory by itself, if there is one.
+    /// The first fault that shows without the other files; `None` if there is no such fault.
     fn fault(&self, footer: &Footer) -> Option<&'static str> {
         let Shape { ram_pages, disk_blocks } = footer.shape;
         for lists in [&self.list, &self.back] {
@@ -138,7 +139,7 @@ impl Directory {
 }
 
 impl Footer {
-    /// The file's length.
+    /// The file's length in bytes; `None` if the sum of the lengths overflows.
     pub fn file_len(&self) -> Option<u64> {
         let sections = [self.blobs_len, self.head.len, self.state.len, self.directory.len, FOOTER_BYTES];
         sections.iter().try_fold(MAGIC.len() as u64, |sum, len| sum.checked_add(*len))
@@ -156,7 +157,7 @@ impl Footer {
         self.state_at() + self.state.len
     }
 
-    /// The file's last bytes.
+    /// The bytes of the footer, which are the file's last bytes.
     pub fn to_bytes(self) -> Vec<u8> {
         let words: [u64; FOOTER_WORDS] = [
             u64::from(self.number),
@@ -249,7 +250,7 @@ impl Footer {
         read_section(file, path, "state", self.state_at(), &self.state)
     }
 
-    /// The state as stored in the file, for copying.
+    /// The state's bytes as stored in the file, still compressed, for copying.
     pub fn read_packed_state(&self, file: &File, path: &Path) -> Result<Vec<u8>> {
         let as_it_is = Section { raw_len: self.state.len, ..self.state };
         read_section(file, path, "state", self.state_at(), &as_it_is)
@@ -289,7 +290,7 @@ fn unpack_limit(len: u64) -> u64 {
     len.saturating_mul(MAX_RATIO).saturating_add(UNPACK_FREE_BYTES)
 }
 
-/// Reads a section. The footer's check has shown that it lies within the file.
+/// Reads a section. The check of the footer has shown that the section lies within the file.
 fn read_section(file: &File, path: &Path, name: &'static str, at: u64, section: &Section) -> Result<Vec<u8>> {
     let wrong = |what: &str| StoreError::damaged(path, name, what);
     let len = usize::try_from(section.len).map_err(|_| wrong("it does not fit into memory"))?;

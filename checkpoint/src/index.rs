@@ -13,7 +13,7 @@ use crate::folder::{self, HEADER_BYTES, Listed};
 use crate::format::{Directory, Footer};
 use crate::table::BlobTable;
 
-/// Default for the number of files that a store keeps open. More are opened when needed.
+/// Default for the number of files that a store keeps open. Other files are opened when needed.
 const HELD_FILES: usize = 512;
 
 static MOST_HELD: AtomicUsize = AtomicUsize::new(HELD_FILES);
@@ -76,14 +76,15 @@ impl Counts {
     }
 }
 
-/// The current files.
+/// The store's files, as the folder was last read.
 #[derive(Default)]
 pub(crate) struct Index {
     pub files: BTreeMap<u32, StoredFile>,
     /// File numbers by position.
     pub order: BTreeMap<u64, u32>,
     pub blobs: BlobTable,
-    /// Files that only later files still need. The contents at their own checkpoints are not known any more.
+    /// The numbers of files whose own checkpoints are lost, because their maps fail the check. Later files still need
+    /// these files.
     pub left_out: BTreeSet<u32>,
     held: usize,
 }
@@ -121,7 +122,7 @@ impl Index {
         numbers.map(|number| &self.files[number].entry)
     }
 
-    /// The file of the checkpoint at a position.
+    /// The number of the file of the checkpoint at a position; `None` if no checkpoint is there.
     pub fn number_at(&self, position: u64) -> Option<u32> {
         self.order.get(&position).copied().filter(|number| !self.left_out.contains(number))
     }
@@ -130,7 +131,7 @@ impl Index {
         HEADER_BYTES as u64 + self.files.values().map(|file| file.entry.bytes).sum::<u64>()
     }
 
-    /// Adds a file, or replaces the file with its number. The caller updates the blobs.
+    /// Adds a file, or replaces the file with the same number. The caller updates `blobs`.
     pub fn insert(
         &mut self,
         footer: Footer,

@@ -47,7 +47,7 @@ pub enum PageRef {
     Zero,
     /// The page is a version in the store.
     Stored(BlobId),
-    /// In memory, not (yet) in the store.
+    /// The contents are in memory, and not (yet) in the store.
     Held(Arc<Page>),
 }
 

@@ -29,21 +29,23 @@ struct Plan {
     number: u32,
     /// The neighbour's new file. `None` if no other checkpoint refers to a blob of the removed file.
     carrier: Option<Carrier>,
-    /// Changes of reference counts: if the removed file is deleted, and if it stays.
+    /// Changes of the versions' reference counts if the removed file is deleted.
     refs: BTreeMap<u64, i64>,
+    /// Changes of the versions' reference counts if the removed file cannot be deleted and stays.
     refs_beside: BTreeMap<u64, i64>,
-    /// Versions that disappear with the removed file, and versions that the neighbour's new file omits.
+    /// Versions that disappear with the removed file.
     lost: Vec<u64>,
+    /// Versions that the neighbour's new file omits.
     lost_beside: Vec<u64>,
 }
 
-/// A file that takes over the blobs of another.
+/// The neighbour's new file, which takes over blobs of the removed file. `old` is the neighbour's present file.
 struct Carrier {
     old: OpenFile,
     directory: Directory,
     packed_directory: Vec<u8>,
     section: Section,
-    /// Id and current place of each blob.
+    /// Id and present place of each blob of the new file.
     blobs: Vec<(u64, Row)>,
 }
 
@@ -65,15 +67,16 @@ impl Store {
     /// # Errors
     ///
     /// If there is no such checkpoint, another process writes to the store, or a file cannot be read, written or
-    /// deleted. Also if data to be copied is damaged. No checkpoint changes then, in this `Store` or in any that is
-    /// opened later.
+    /// deleted. Damaged data that would be copied is an error, too. After an error no checkpoint has changed, in this
+    /// `Store` or in a `Store` that is opened later.
     pub fn remove(&self, position: u64) -> Result<Entry> {
         let mut writer = self.writer()?;
         let removed = self.remove_within(&mut writer, position, u64::MAX)?;
         Ok(removed.expect("no file is larger than all numbers"))
     }
 
-    /// Removes a checkpoint, unless that needs a temporary file of more than `limit` bytes.
+    /// Removes a checkpoint. Returns `None`, and removes nothing, if the removal needs a temporary file of more than
+    /// `limit` bytes.
     pub(crate) fn remove_within(
         &self,
         writer: &mut Writer,
@@ -118,8 +121,8 @@ impl Store {
         let index = self.read_index();
         let own = heir.as_ref().map_or(Vec::new(), |(file, own)| held_by(&index, file.footer.number, own));
         let gone_blobs = held_by(&index, number, &gone);
-        // The neighbour's new file keeps everything that the removed checkpoint refers to, because until its file is
-        // deleted it is still a checkpoint.
+        // The neighbour's new file keeps everything that the removed checkpoint refers to, because the removed
+        // checkpoint still exists until its file is deleted.
         for base in bases_of_lost(&own, &refs_beside) {
             [&mut refs, &mut refs_beside].into_iter().for_each(|refs| *refs.entry(base).or_default() -= 1);
         }
@@ -135,7 +138,8 @@ impl Store {
         Ok(Plan { position, number, carrier, refs, refs_beside, lost, lost_beside })
     }
 
-    /// The file of a checkpoint and the files of its neighbours.
+    /// The files of a checkpoint, of the previous checkpoint, and of the next checkpoint. `None` stands for a
+    /// checkpoint that does not exist.
     fn around(&self, position: u64) -> Result<(OpenFile, Option<OpenFile>, Option<OpenFile>)> {
         let index = self.read_index();
         let open = |number: &u32| index.open(&self.dir, *number);
@@ -146,7 +150,7 @@ impl Store {
         Ok((open(removed)?, previous.transpose()?, next.transpose()?))
     }
 
-    /// The successor's list without the checkpoint `gone` before it.
+    /// The list that the successor's file gets when the checkpoint `gone` before it is removed.
     fn joined(&self, gone: &Directory, next: &Lists, before: Option<u64>, position: u64) -> Result<Lists> {
         if gone.back.is_empty() {
             return Ok(Lists::overlay(&[&gone.list, next]));
@@ -205,7 +209,8 @@ impl Store {
             take_over(&mut index, &carrier, listed, &file);
         }
         if let Err(error) = folder::remove(&checkpoint_path(&self.dir, plan.number)) {
-            // The file stays: blobs that others need are in two files now, and its other blobs are still in its own.
+            // The removed file stays. Blobs that other checkpoints need are now in two files, and the other blobs are
+            // still in the removed file.
             plan.refs_beside.into_iter().for_each(|(id, change)| index.blobs.refer(id, change));
             plan.lost_beside.iter().for_each(|id| index.blobs.remove(*id));
             return Err(error);
@@ -233,7 +238,7 @@ fn take_over(index: &mut Index, carrier: &Carrier, listed: folder::Listed, file:
     }
 }
 
-/// Adds `change` for every version in the lists.
+/// Adds `change` to the reference count of every version in the lists.
 fn count(refs: &mut BTreeMap<u64, i64>, lists: &[&Lists], change: i64) {
     for id in lists.iter().flat_map(|lists| lists.versions()) {
         *refs.entry(id).or_default() += change;
@@ -252,7 +257,7 @@ fn bases_of_lost(blobs: &[(u64, Row)], refs: &BTreeMap<u64, i64>) -> Vec<u64> {
     lost.filter_map(|(_, row)| row.base).map(NonZeroU64::get).collect()
 }
 
-/// Separates the blobs with references from the lost ones.
+/// Splits the blobs. Returns the blobs to which something refers, and the ids of the other blobs.
 fn sort_out(blobs: Vec<(u64, Row)>, refs: &BTreeMap<u64, i64>) -> (Vec<(u64, Row)>, Vec<u64>) {
     let (lost, kept): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|(id, row)| is_lost(*id, row, refs));
     (kept, lost.into_iter().map(|(id, _)| id).collect())

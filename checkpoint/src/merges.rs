@@ -4,14 +4,14 @@
 #[derive(Default)]
 pub(crate) struct Merges {
     seen: u32,
-    /// The largest size, or somewhat less if it was long ago.
+    /// The largest size in bytes. With each smaller merge the number shrinks by a 64th.
     largest_bytes: u64,
 }
 
 impl Merges {
     /// Number of merges after which the estimate is used.
     const ENOUGH: u32 = 64;
-    /// How many times as large the next merges may be.
+    /// The next merge may need this many times `largest_bytes`.
     const MARGIN: u64 = 4;
 
     pub fn note(&mut self, bytes: u64) {
@@ -20,7 +20,8 @@ impl Merges {
         self.largest_bytes = faded.max(bytes);
     }
 
-    /// The room that the next merge may need. Files rarely hold more than two versions of the whole RAM.
+    /// The number of bytes that the next merge may need. The result is at most twice `ram_bytes`, because files rarely
+    /// hold more than two versions of the whole RAM.
     pub fn room(&self, ram_bytes: u64) -> u64 {
         let most = ram_bytes.saturating_mul(2);
         let of_these = self.largest_bytes.saturating_mul(Merges::MARGIN);

@@ -13,8 +13,8 @@ use crate::index::Index;
 use crate::list::Lists;
 use crate::table::Row;
 
-/// Number of attempts. All but the first read only files that are new since the attempt before. A writer does not
-/// change the folder during this many attempts in a row.
+/// Number of attempts to read the folder. The first two attempts read all files, and later attempts only files that no
+/// earlier attempt has read. So it is unlikely that a writer changes the folder during this many attempts in a row.
 const ATTEMPTS: usize = 100;
 
 /// Reads all files of a folder to which another process may be writing.
@@ -35,7 +35,8 @@ pub(crate) fn load(dir: &Path, shape: Shape) -> Result<Index> {
     load_listed(dir, shape, &folder::list(dir)?, known.as_mut())
 }
 
-/// Contents of the files that earlier attempts have read. The first attempt keeps none, because nearly all succeed.
+/// Contents of the files that earlier attempts have read. The first attempt stores nothing here, because nearly every
+/// first attempt succeeds.
 type Known = BTreeMap<Listed, Contents>;
 
 /// The contents of a file that opening a store needs.
@@ -70,7 +71,7 @@ fn load_listed(dir: &Path, shape: Shape, listed: &[Listed], mut known: Option<&m
     Ok(index)
 }
 
-/// Opens a checkpoint's file, and looks at the file that has this name now.
+/// Opens a checkpoint's file. Returns the open file, and the entry that this file has in a listing.
 pub(crate) fn open(path: &Path, number: u32) -> Result<(Arc<File>, Listed)> {
     let file = Arc::new(plain_file::open(path).map_err(StoreError::io(path, "open"))?);
     let data = file.metadata().map_err(StoreError::io(path, "look at"))?;
@@ -110,9 +111,8 @@ pub(crate) fn enter(
     Ok(directory)
 }
 
-/// Enters a file's blobs in the table. A writer may be killed after putting a merged file in place and before
-/// deleting the other. Then both files have some blobs in common. Such blobs are equal, and the first copy is
-/// used.
+/// Enters a file's blobs in the table. A writer may be killed after putting a merged file in place and before deleting
+/// the removed file. Then both files have some blobs in common. Such blobs are equal, and the first copy is used.
 pub(crate) fn add_blobs(index: &mut Index, path: &Path, number: u32, directory: &Directory) -> Result<()> {
     for (id, offset, blob) in directory.places() {
         if let Some(twin) = index.blobs.get(id) {

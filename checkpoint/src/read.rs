@@ -81,13 +81,13 @@ impl Store {
         place.check(to)
     }
 
-    /// The digest of a stored version's contents, from when they were written. `None` if the store does not hold it
-    /// (any more).
+    /// The digest of a stored version's contents, from when they were written. `None` if the store does not hold the
+    /// version (any more).
     pub fn digest_of(&self, id: BlobId) -> Option<Digest> {
         self.read_index().blobs.get(id.0).map(|row| row.digest)
     }
 
-    /// The place of a version, and the place of its base if it is a delta.
+    /// The place of a version, and the place of its base; `None` as the base of a full version.
     fn places(&self, id: u64) -> Result<(Place, Option<Place>)> {
         let index = self.read_index();
         let row = self.row(&index, id)?;
@@ -100,7 +100,7 @@ impl Store {
     }
 
     fn row<'a>(&self, index: &'a Index, id: u64) -> Result<&'a Row> {
-        // Versions of a draft have no file yet.
+        // A version of an unfinished draft is in the table, but its file is not in the index yet.
         let row = index.blobs.get(id).filter(|row| index.files.contains_key(&row.file));
         row.ok_or_else(|| StoreError::new(&self.dir, StoreErrorKind::Gone(id)))
     }

@@ -26,7 +26,7 @@ use crate::table::BlobTable;
 pub struct Dropped {
     /// The remaining checkpoints.
     pub kept: Vec<Entry>,
-    /// The damage. Without damage, nothing was changed.
+    /// The damage that was found. If this list is empty, the store was not changed.
     pub damage: Vec<StoreError>,
     /// Number of dropped checkpoints.
     pub dropped: usize,
@@ -83,7 +83,7 @@ impl Store {
         Ok(Dropped { kept, damage, dropped })
     }
 
-    /// The versions that cannot be read. Adds the first of each file to `damage`.
+    /// The ids of the versions that cannot be read. Adds the first error of each file to `damage`.
     fn bad_versions(&self, damage: &mut Vec<StoreError>) -> Result<BTreeSet<u64>> {
         let (mut bad, mut deltas) = (BTreeSet::new(), Vec::new());
         let numbers: Vec<u32> = self.read_index().files.keys().copied().collect();
@@ -133,7 +133,8 @@ impl Store {
         Ok(is_good(&maps.ram) && is_good(&maps.disk))
     }
 
-    /// Writes a new store with only these checkpoints beside this one, and replaces this one.
+    /// Writes a new store with only the checkpoints `kept`, and puts the new store in place of this store. Returns the
+    /// new store's entries.
     fn replace_by(&self, kept: &[Entry]) -> Result<Vec<Entry>> {
         let (new, old) = (beside(&self.dir, ".new"), beside(&self.dir, ".damaged"));
         for left_behind in [&new, &old] {
@@ -144,14 +145,14 @@ impl Store {
         let written = self.write_anew(&new, kept).and_then(|entries| {
             fs::rename(&self.dir, &old).map_err(StoreError::io(&self.dir, "rename"))?;
             fs::rename(&new, &self.dir).map_err(|source| {
-                // Both names are in one folder, and the first rename has just succeeded.
+                // This rename hardly fails: it undoes the first rename, which has just succeeded.
                 let _ = fs::rename(&old, &self.dir);
                 StoreError::io(&new, "rename")(source)
             })?;
             Ok(entries)
         });
         if written.is_err() {
-            // Half a store is useless. A half store may stay behind without harm.
+            // An incomplete store is useless. If it cannot be deleted, it does no harm.
             let _ = fs::remove_dir_all(&new);
             return written;
         }
@@ -218,7 +219,7 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
             Err(error) => return Err(error),
         }
     }
-    // Each dropped file may make other files unreadable.
+    // Other files may refer to versions in a dropped file, and must then be dropped, too.
     while let Some((number, error)) = misfit(&mut index, &dir, &directories) {
         damage.push(error);
         directories.remove(&number);
@@ -243,7 +244,8 @@ fn salvage(dir: PathBuf, shape: Shape) -> Result<Store> {
     Ok(store)
 }
 
-/// Enters the blobs of all these files. Returns a file that does not fit the others, if there is one.
+/// Enters the blobs of all these files. Returns the number of a file that does not fit the others, and the reason;
+/// `None` if all fit.
 fn misfit(
     index: &mut Index,
     dir: &Path,

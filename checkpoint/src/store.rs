@@ -45,7 +45,7 @@ pub(crate) struct Writer {
     pub recent: Recent,
     /// The sizes of recent merges of two checkpoint files.
     pub merges: Merges,
-    /// Whether a warning was logged that damage keeps something from being thinned out.
+    /// Whether a warning was logged that damaged data keeps a checkpoint from being thinned out.
     pub told_damage: bool,
 }
 
@@ -64,11 +64,11 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens a store, which another process may be writing. Lists the checkpoints that exist at this moment.
+    /// Opens a store, to which another process may be writing. Lists the checkpoints that exist at this moment.
     ///
     /// # Errors
     ///
-    /// If a file cannot be read or is damaged. Arbitrary bytes in the files cause nothing worse.
+    /// If a file cannot be read or is damaged. Arbitrary bytes in the files cause nothing worse than an error.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Store> {
         let dir = dir.into();
         let shape = folder::read_header(&dir)?;
@@ -109,7 +109,7 @@ impl Store {
         self.read_index().entries().cloned().collect()
     }
 
-    /// The last checkpoint at or before `position`.
+    /// The last checkpoint at or before `position`; `None` if there is none.
     pub fn entry_at_or_before(&self, position: u64) -> Option<Entry> {
         let index = self.read_index();
         let number = index.order.range(..=position).map(|(_, number)| number);
@@ -147,7 +147,8 @@ impl Store {
             }
             let directory = directory(step)?;
             directory.list.apply(&mut maps);
-            // Cached maps at distances 0, 1, 2, 4, ... before the end make a walk backwards cheap.
+            // Cache the maps 0, 1, 2, 4, ... checkpoints before the requested one, so that a walk backwards finds maps
+            // nearby.
             let distance = steps.len() - 1 - at;
             if distance == 0 || distance.is_power_of_two() {
                 self.remember(index.files[&step].footer.position, step, maps.clone());
@@ -182,8 +183,8 @@ impl Store {
         Ok(())
     }
 
-    /// The start and the steps for computing the maps at `position`. Returns the nearest cached maps, the number of
-    /// their file if it has a `back` list, and the files from there on.
+    /// The maps to start from, and the files to apply, for computing the maps at `position`. Returns the nearest cached
+    /// maps, the number of their file if it has a `back` list, and the files from there on.
     fn path_to(&self, index: &Index, position: u64) -> Result<(Maps, Option<u32>, Vec<u32>)> {
         if index.number_at(position).is_none() {
             return Err(self.missing(position));

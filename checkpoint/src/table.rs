@@ -13,7 +13,7 @@ pub(crate) struct Row {
     pub digest: Digest,
     /// Offset of the blob's bytes in the file.
     pub offset: u64,
-    /// The full version from which this delta differs.
+    /// The id of the full version from which this delta differs; `None` for a full version.
     pub base: Option<NonZeroU64>,
     /// The number of the file that holds the version.
     pub file: u32,

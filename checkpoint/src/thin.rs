@@ -1,17 +1,18 @@
-//! Chooses the checkpoints to remove. Many recent ones and few old ones stay, within the cap.
+//! Chooses the checkpoints to remove. Many recent checkpoints and few old checkpoints stay, within the cap.
 
 use crate::error::Result;
 use crate::index::Entry;
 use crate::page::PAGE_BYTES;
 use crate::store::{Store, Writer};
 
-/// The number of checkpoints to try, until one can be removed in little room.
+/// The largest number of checkpoints to try, until one is found whose removal needs a small enough temporary file.
 const ATTEMPTS: usize = 8;
-/// From this gap on, a user notices that a larger gap takes longer to replay. A gap of this size takes about
-/// half a second to replay, if positions count instructions. Recordings that count exits of KVM never have
-/// such a gap.
+/// The number of positions between two checkpoints from which on a user notices how long the replay takes. If positions
+/// count instructions, replaying this gap takes about half a second. Recordings whose positions count exits of KVM
+/// never have such a gap.
 const LARGE_GAP: f64 = 4e8;
-/// How fast the cost of a large gap grows. With the sixth power, the large gaps of a long run are nearly equal.
+/// The power of a large gap's length with which its cost grows. With the sixth power, the large gaps of a long run are
+/// nearly equal.
 const LARGE_GAP_POWER: i32 = 6;
 /// Near the end, equal gaps would leave no checkpoint at all. So no gap grows beyond this share of its
 /// distance from the newest checkpoint while another gap can grow.
@@ -21,11 +22,12 @@ const LARGEST_SHARE: f64 = 0.25;
 /// checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The total size of all files in bytes, including files that are being written.
+    /// The largest total size of all files in bytes, including files that are being written; `None` for no limit.
     pub max_bytes: Option<u64>,
-    /// Guest time before the newest checkpoint, in nanoseconds, beyond which only one checkpoint is kept.
+    /// Guest time before the newest checkpoint, in nanoseconds, beyond which only one checkpoint is kept; `None` for no
+    /// limit.
     pub keep_last_ns: Option<u64>,
-    /// The number of checkpoints.
+    /// The largest number of checkpoints.
     pub max_checkpoints: usize,
 }
 
@@ -52,8 +54,8 @@ impl Store {
         self.thin_lazily(policy, 1)
     }
 
-    /// As [`Store::thin`], of a run that ended at `end_ns`: `keep_last_ns` counts from there, which may lie behind the newest
-    /// checkpoint.
+    /// As [`Store::thin`], for a run that ended at the guest time `end_ns`, which may be later than the newest
+    /// checkpoint. `keep_last_ns` counts back from `end_ns`.
     ///
     /// # Errors
     ///
@@ -62,7 +64,7 @@ impl Store {
         self.thin_from(policy, 1, Some(end_ns))
     }
 
-    /// Thins out, but lets `patience` checkpoints get too old before they are removed, all at once.
+    /// As [`Store::thin`], but removes checkpoints that are too old only if there are at least `patience` of them.
     pub(crate) fn thin_lazily(&self, policy: &Policy, patience: usize) -> Result<Vec<Entry>> {
         self.thin_from(policy, patience, None)
     }
@@ -93,8 +95,8 @@ impl Store {
         }
     }
 
-    /// The largest size of a temporary file. A store above its cap has no limit, because the merge makes the
-    /// store smaller.
+    /// The largest size of a merge's temporary file in bytes. A store above its cap has no limit, because the merge
+    /// makes the store smaller.
     fn spare(&self, policy: &Policy) -> u64 {
         policy.max_bytes.map_or(u64::MAX, |max| max.checked_sub(self.total_bytes()).unwrap_or(u64::MAX))
     }
@@ -141,7 +143,8 @@ impl Store {
         Ok(None)
     }
 
-    /// Removes a checkpoint, unless the removal needs too large a file, or a copy of damaged data.
+    /// Removes a checkpoint. Returns `None`, and removes nothing, if the removal needs a temporary file of more than
+    /// `limit` bytes, or a copy of damaged data.
     fn remove_whole(&self, writer: &mut Writer, position: u64, limit: u64) -> Result<Option<Entry>> {
         match self.remove_within(writer, position, limit) {
             Err(error) if error.is_damage() => {
@@ -170,9 +173,9 @@ fn goal_bytes(max_bytes: u64, room_bytes: u64) -> u64 {
     max_bytes - room_bytes.clamp(max_bytes / 8, max_bytes / 2)
 }
 
-/// The inner entries, in the order of removal. A gap's weight is its share of the distance from the newest
-/// checkpoint. The weight of a large gap also grows with a power of its length, unless the share is too large
-/// already.
+/// The indices of all entries but the first and the last, in the order of removal. A gap's weight is its share of the
+/// distance from the newest checkpoint. The weight of a large gap also grows with a power of its length, unless the
+/// share is too large already.
 fn by_sparseness(entries: &[Entry]) -> Vec<usize> {
     let Some(newest) = entries.last() else { return Vec::new() };
     let mut inner: Vec<usize> = (1..entries.len().saturating_sub(1)).collect();
@@ -231,7 +234,7 @@ mod tests {
 
     #[test]
     fn gaps_grow_slowly_once_their_replay_takes_time() {
-        // 1,000 seconds of replay in a part of 4,000 checkpoints.
+        // 4,000 checkpoints over a run that takes about 1,000 seconds to replay.
         let kept = |most| thinned(4_000, 250_000_000, most);
         for (most, longest) in [(2_100, 500_000_000), (1_100, 1_000_000_000), (560, 2_000_000_000)] {
             let kept = kept(most);
@@ -381,8 +384,8 @@ mod tests {
             draft.page(crate::map::Space::Ram, 0, &[position as u8; PAGE_BYTES]).unwrap();
             draft.finish(&[], &[]).unwrap();
         }
-        // The removed checkpoint has the smallest gap around it, relative to its distance from the newest; of
-        // equal ones, the earlier goes.
+        // The removed checkpoint has the smallest gap around it, relative to its distance from the newest. Of two equal
+        // gaps, the checkpoint in the earlier gap goes.
         let expected: [&[u64]; 9] = [
             &[0, 20, 30, 40, 50, 60, 70, 80],
             &[0, 20, 40, 50, 60, 70, 80],

@@ -11,9 +11,9 @@ use crate::store::Store;
 const REPORT_BLOBS: usize = 1024;
 
 impl Store {
-    /// Reads everything: unpacks every blob, compares every digest and checksum, and checks the maps of every
-    /// checkpoint. Opening the store has already checked the references. `progress` gets the number of bytes done and
-    /// the total number.
+    /// Reads the whole store: unpacks every blob, compares every digest and checksum, and checks the maps of every
+    /// checkpoint. Opening the store has already checked the references. `progress` gets the number of bytes read so
+    /// far, and the total number of bytes.
     ///
     /// # Errors
     ///

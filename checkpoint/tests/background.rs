@@ -14,7 +14,8 @@ fn folder_bytes(dir: &Path) -> u64 {
     fs::read_dir(dir).unwrap().filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len())).sum()
 }
 
-/// Records `rounds` checkpoints with a few new pages in each. Calls `watch` after every page.
+/// Records `rounds` checkpoints with a few new pages in each. Calls `watch` after every page. Returns the model, and
+/// whether the store became full.
 fn record(store: &Arc<Store>, policy: Policy, rounds: u32, mut watch: impl FnMut()) -> (StoreModel, bool) {
     let mut writer = BackgroundWriter::start(store.clone(), policy).unwrap();
     let (mut model, mut machine, mut before) = (StoreModel::default(), Machine::new(), Machine::new());
@@ -87,12 +88,13 @@ fn old_checkpoints_go() {
     check_maps(&store, &maps, &model.copies[&4900].machine, 4900);
 }
 
-/// A recorder that drops old checkpoints rarely pays for merges, and waits no longer than necessary.
+/// A recorder with a limit of age rarely merges files, because it removes several old checkpoints together. No old
+/// checkpoint stays after there are as many old checkpoints as a quarter of the others.
 #[test]
 fn too_old_checkpoints_go_together_when_they_are_a_quarter_of_the_others() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(new_store(dir.path()));
-    // 41 stay: the checkpoints of the last 40 ns, and the newest older one.
+    // The checkpoints of the last 40 ns and the newest older checkpoint stay: 41 checkpoints.
     let policy = Policy { keep_last_ns: Some(40), ..Policy::default() };
     let mut writer = BackgroundWriter::start(store.clone(), policy).unwrap();
     for position in 0..=100 {
@@ -160,14 +162,14 @@ fn hand_in(
 
 #[test]
 fn a_checkpoint_that_cannot_be_written_costs_no_other() {
-    // The recorder learns of the loss before the next checkpoint, or some time later.
+    // If `waits` is true, the recorder learns of the loss before the next checkpoint, otherwise some time later.
     for waits in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(new_store(dir.path()));
         let mut writer = BackgroundWriter::start(store.clone(), Policy::default()).unwrap();
         let (mut model, mut machine, mut before) = (StoreModel::default(), Machine::new(), Machine::new());
         let mut lost = BTreeSet::new();
-        // An obstacle in place of the next file.
+        // A folder with the name of the next file's `.part` file, so that the file cannot be created.
         let mut obstacle = None;
         for round in 0..16 {
             for page in 0..30 {

@@ -15,7 +15,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Reads everything. Every readable page must be right; errors are returned.
+/// Reads the whole store. Every readable page must equal the model's page. Errors are returned.
 fn read_all(dir: &Path, model: &StoreModel) -> Result<()> {
     let store = Store::open(dir)?;
     for entry in store.entries() {
@@ -412,7 +412,7 @@ fn what_a_damaged_store_still_has_is_right() {
     assert!(some > none && none > 0, "{some} with checkpoints, {none} without");
 }
 
-/// The removed checkpoint refers to a version in its neighbour's file, and nothing else refers to it.
+/// The removed checkpoint refers to a version in its neighbour's file, and no other checkpoint refers to this version.
 #[test]
 fn a_removal_that_is_cut_short_leaves_what_the_removed_checkpoint_needs() {
     let dir = tempfile::tempdir().unwrap();
@@ -553,8 +553,8 @@ fn damage_that_no_checkpoint_needs_goes_and_costs_none() {
         machine.write(Space::Ram, page, code);
         model.add(&store, position, &machine);
     }
-    // For the third checkpoint, the first one's page moves into the second one's file. The page stays there
-    // after the third checkpoint has gone.
+    // For the third checkpoint, the first one's page moves into the second one's file. The page stays in the second
+    // one's file after the third checkpoint has gone.
     for position in [10, 30] {
         store.remove(position).unwrap();
         model.copies.remove(&position);

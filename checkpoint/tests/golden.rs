@@ -29,12 +29,13 @@ struct Checkpoint {
     state: &'static [u8],
     repeated: usize,
     written: Pages,
-    /// The contents of the pages that were written here or before.
+    /// The contents of the pages that were written at this checkpoint or an earlier one.
     holds: Pages,
     counts: Counts,
 }
 
-/// The checkpoints in the order of creation: the position of the last checkpoint lies between the others.
+/// The checkpoints in the order of creation. The position of the last checkpoint lies between the positions of the
+/// others.
 const EVERY_FORM: &[Checkpoint] = &[
     Checkpoint {
         position: 0x1_0000_0000_0010,
@@ -212,8 +213,8 @@ fn old_stores_are_read() {
     }
 }
 
-/// For the store without compression only. Other versions of the compressors may compress better and still write the
-/// same format.
+/// Tests only the store without compression. Another version of a compressor may write the same format with other
+/// bytes.
 #[test]
 fn new_stores_have_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();

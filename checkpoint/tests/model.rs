@@ -90,7 +90,8 @@ impl Run {
         (!positions.is_empty()).then(|| *at.get(&positions))
     }
 
-    /// Adds a checkpoint after a random one, if there is room before the next.
+    /// Adds a checkpoint one position after a random one. If this position is taken, the store must refuse the
+    /// checkpoint.
     fn insert(&mut self, at: prop::sample::Index, writes: &[(Space, u64, u32)]) {
         let position = self.pick(at).map_or(5, |position| position + 1);
         if self.model.copies.contains_key(&position) {
@@ -315,7 +316,7 @@ fn a_stored_page_that_becomes_zero_costs_nothing_and_comes_back() {
     assert_eq!(counts, [(0, 1), (2, 0), (0, 0), (0, 1), (2, 0)]);
     model.check(&store);
     model.check(&Store::open(dir.path()).unwrap());
-    // A checkpoint between others, with each of them removed in turn.
+    // Add a checkpoint between the others. Then remove the others one after the other.
     let between = model.copies[&40].machine.clone();
     model.add(&store, 25, &between);
     for position in [10, 40, 20, 50] {

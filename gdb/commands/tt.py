@@ -11,7 +11,8 @@ import sys
 
 import gdb
 
-# These two files lie beside this one. In what `ttvm debug --print-commands` prints, they come before it.
+# The modules ttvm_ask and ttvm_symbols lie beside this file. `ttvm debug --print-commands` prints them before this
+# file.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from ttvm_ask import Interrupted, ask, say
 from ttvm_symbols import Files, Guest, MODULE_FILE, MOVED_FILE, add_command, module_name, moved_by, name_program
@@ -20,21 +21,21 @@ from ttvm_symbols import Files, Guest, MODULE_FILE, MOVED_FILE, add_command, mod
 # The number that ttvm gives to the thread of the first processor.
 CPU = 1
 NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
-# Filters behind what is looked for.
+# The filters at the end of a WHAT or CONDITION argument.
 FILTERS = re.compile(r"(?:\s+(?:pid|comm|cpu|longer):\S+)+\s*$")
-# A system call's name, or a pattern of such.
+# A system call's name, or a pattern of names.
 CALL = re.compile(r"[a-z_*?][a-z0-9_*?]*")
-# A breakpoint or one of its places in gdb's table, up to its address.
+# The line of a breakpoint, or of one of its places, in gdb's table. Matches up to the address.
 POINT = re.compile(r"\d+(?:\.\d+)?\s[^\n]*?(0x[0-9a-f]{16})\b")
-# A line that says which part of a file is where.
+# A line of `monitor mappings`: start and end address, rights, offset in the file, file.
 MAPPED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (.+)")
-# What memory is compared with: "->" is no comparison.
+# Memory, a comparison, and a value. The ">" of "->" is no comparison.
 COMPARED = re.compile(r"(.*?\S)(?:\s*(==|!=|<=|>=)\s*|\s+([<>])\s+)(\S.*)")
 
 
 def where():
-    """The instruction count, that of the recording's end, whether this is a scratch fork, and the thread of the processor that
-    gdb shows; None without ttvm."""
+    """Returns the instruction count here and at the recording's end, whether this is a scratch fork, and the thread of
+    the processor that ttvm shows. Returns None if gdb is not connected to ttvm."""
     try:
         position, end, fork, *thread = ask("position").split()
         return int(position), int(end), fork == "1", int(thread[0]) if thread else CPU
@@ -43,20 +44,21 @@ def where():
 
 
 def goes_backward():
-    """Whether a movement goes back now. reverse-stepi and its like turn the direction round and run the forward
-    command, with its hook."""
+    """Whether gdb's direction is backward now. reverse-stepi and similar commands reverse the direction and run the
+    forward command, with the forward command's hook."""
     return "everse" in gdb.execute("show exec-direction", to_string=True)
 
 
 class Told:
-    """What ttvm was told last: on which connection, and which addresses; and whether another thread than that of the stop is
-    selected."""
+    """What gdb told ttvm last: the connection, the addresses of the user's breakpoints, and whether the user has
+    selected another thread than the stopped one."""
 
     connection, addresses, looks = None, None, False
 
 
 def tell_breakpoints(event=None):
-    """Tells ttvm which breakpoints are the user's. All others are gdb's own, for one step, and count in its thread only."""
+    """Tells ttvm the addresses of the user's breakpoints. All other breakpoints are gdb's own, for one step, and ttvm
+    stops at them only in the step's thread."""
     connection = gdb.selected_inferior().connection
     if connection is None:
         return
@@ -68,36 +70,36 @@ def tell_breakpoints(event=None):
     try:
         ask(" ".join(["user-breakpoints"] + sorted(addresses)))
     except (gdb.error, gdb.GdbError):
-        pass  # This is not ttvm, or one that does not know of it.
+        pass  # The server is not ttvm, or a ttvm without this command.
 
 
 def pass_calls():
-    """Lets the steps of the command that begins pass system calls."""
+    """Tells ttvm that the steps of the gdb command that now begins pass over system calls."""
     try:
         ask("pass-calls")
     except (gdb.error, gdb.GdbError):
-        pass  # This is not ttvm, or one that does not know of it.
+        pass  # The server is not ttvm, or a ttvm without this command.
 
 
 def forget():
-    """Makes gdb look again at everything: it does not know that the machine has moved."""
+    """Makes gdb drop its caches, because gdb does not know that the machine has moved."""
     for cache in ("register-cache", "dcache"):
         try:
             gdb.execute("maintenance flush " + cache, to_string=True)
         except gdb.error:
             pass  # Other versions of gdb have other names for it.
-    # A watchpoint compares with the value that it last saw: let it see the one here.
+    # A watchpoint compares with the last value that it read. Enabling a watchpoint makes gdb read the value here.
     for point in gdb.breakpoints() or ():
         if point.type in (gdb.BP_WATCHPOINT, gdb.BP_HARDWARE_WATCHPOINT) and point.enabled:
             try:
                 point.enabled = False
                 point.enabled = True
             except gdb.error:
-                pass  # Its expression means nothing here.
+                pass  # gdb cannot evaluate the watchpoint's expression here.
 
 
 def choose_cpu():
-    """Selects the processor that ttvm shows. Other threads may be gone at another place."""
+    """Selects the thread of the processor that ttvm shows. Other threads may not exist at another position."""
     place = where()
     for thread in gdb.selected_inferior().threads():
         if thread.ptid[1] == (place[3] if place else CPU) and thread != gdb.selected_thread():
@@ -106,18 +108,19 @@ def choose_cpu():
 
 
 def tell_thread(event=None):
-    """Tells ttvm which thread is selected: gdb 18 does not say whose memory it reads, and no gdb says which thread goes back."""
+    """Tells ttvm which thread is selected. gdb 18 does not say whose memory it reads, and no gdb says which thread a
+    reverse command moves."""
     thread, place = gdb.selected_thread(), where()
     if thread and place and (Told.looks or thread.ptid[1] != place[3]):
         Told.looks = thread.ptid[1] != place[3]
         try:
             ask("threads look-at %d" % thread.ptid[1])
         except (gdb.error, gdb.GdbError):
-            pass  # This is not ttvm, or one that does not know of it.
+            pass  # The server is not ttvm, or a ttvm without this command.
 
 
 def move(command):
-    """Obeys a monitor command that moves, and shows the new place as gdb does after a stop."""
+    """Runs a monitor command that moves the machine, and shows the new place as gdb does after a stop."""
     before = where()
     choose_cpu()
     try:
@@ -136,7 +139,7 @@ def move(command):
 
 
 def address_and_length(text):
-    """What memory an expression is: that of a variable, or one word at an address."""
+    """The address and the length in bytes of an expression's memory: a variable, or 8 bytes at an address."""
     value = gdb.parse_and_eval(text)
     if value.address is not None and value.type.code != gdb.TYPE_CODE_FUNC:
         return int(value.address), value.type.sizeof
@@ -144,7 +147,7 @@ def address_and_length(text):
 
 
 def code_address(text):
-    """The first instruction of a function, or an address."""
+    """The address that an expression means: a function's first instruction, or the expression's value."""
     value = gdb.parse_and_eval(text)
     if value.type.code == gdb.TYPE_CODE_FUNC:
         value = value.address
@@ -156,7 +159,7 @@ def number(value):
 
 
 def target(text):
-    """A thing to run to, with its expressions evaluated. Filters may follow: pid:N, comm:NAME, cpu:N."""
+    """Returns a WHAT or CONDITION argument with its expressions evaluated, as ttvm's monitor commands expect it."""
     filters = FILTERS.search(text)
     if filters and not text.strip().startswith("console:"):
         return target(text[: filters.start()]) + filters[0]
@@ -173,7 +176,7 @@ def target(text):
         if kind in ("syscall", "interrupt"):
             return kind + (" %d" % number(gdb.parse_and_eval(rest)) if rest else "")
     except gdb.error as error:
-        # ttvm knows the names of the kernel and how large what they mean is; gdb may know neither.
+        # ttvm knows the kernel's names and the sizes of the kernel's variables, which gdb may not know.
         if not NAME.fullmatch(rest) or kind == "interrupt":
             raise gdb.GdbError(str(error)) from None
         return kind + " " + rest
@@ -181,7 +184,8 @@ def target(text):
 
 
 def watched(kind, compared):
-    """A condition of memory and of the value that is in it then."""
+    """The condition that an access leaves a value in memory that fulfils the comparison, for example
+    write:ADDRESS+LENGTH == VALUE."""
     place, relation, value = compared[1], compared[2] or compared[3], number(gdb.parse_and_eval(compared[4]))
     try:
         address, length = address_and_length(place)
@@ -453,8 +457,8 @@ next instruction can be changed. bt needs "tt symbols"."""
     def invoke(self, argument, from_tty):
         answer = ask("threads " + argument)
         if argument:
-            # gdb keeps what it has read of a stack, or of code, for all threads: they share their memory, it believes. And a
-            # line for each of a hundred threads, and more at each movement, is too much.
+            # gdb believes that all threads share their memory. So gdb would use stack or code that it has read in one
+            # thread for another. And gdb would print a line for each new thread after each movement.
             for setting in ("stack-cache", "code-cache", "print thread-events"):
                 gdb.execute("set %s %s" % (setting, "off" if argument == "on" else "on"), to_string=True)
             choose_cpu()
@@ -533,7 +537,8 @@ FILE adds debug information:
             say(str(error) + "\n")
 
     def load(self, file):
-        """Loads what there is, with a new file if there is one. Returns what to say."""
+        """Loads the symbols of the guest's kernel and modules, the files given earlier, and `file`, if given. Returns
+        the lines to print."""
         said, added = [], dict(Files.added)
         if file:
             added.pop(file, None)
@@ -545,7 +550,7 @@ FILE adds debug information:
         except gdb.GdbError as error:
             if not file:
                 raise
-            # What the file is will be seen where there is a kernel.
+            # Without a running kernel here, nothing tells where the file belongs.
             self.taken_as_it_is(file)
             Files.added = added
             return ["%s: gdb loads the file at its own addresses" % error]
@@ -562,7 +567,7 @@ FILE adds debug information:
             if guest.distance(kernel) or not Files.are_others(kernel):
                 base = [guest.command_of(kernel)] + base
         commands = [line for line in base if line.startswith("add-symbol-file ")] + [line for line in commands if line]
-        # What ends backtraces in programs comes last.
+        # The file that ends backtraces in programs comes last.
         commands.sort(key=lambda line: line in own[1:2])
         others = Files.are_others(kernel) if kernel and guest.distance(kernel) else []
         Files.load(commands, own[1] if own[1] in commands else None)
@@ -584,7 +589,8 @@ FILE adds debug information:
         Files.keep_last()
 
     def command(self, file, how, guest, is_new, said):
-        """The command that loads a file beside the kernel's symbols, if it can be loaded here."""
+        """The gdb command that loads a file beside the kernel's symbols. None if the file cannot be loaded at this
+        position."""
         if how is not None:
             return how
         try:
@@ -649,7 +655,8 @@ process that are below DIR, such as a copy of the guest's disk."""
             say("%s is at %#x\n" % (file, distance))
 
     def below(self, root, mapped):
-        """The files of a folder that have code in the memory of the process."""
+        """The process's files that have code in its memory and are below the folder `root`. Each with its parts in
+        memory."""
         found = []
         for path in dict.fromkeys(path for _, rights, _, path in mapped if "x" in rights):
             file = os.path.realpath(root + "/" + path)
@@ -660,7 +667,7 @@ process that are below DIR, such as a copy of the guest's disk."""
         return found
 
     def named(self, file, process, mapped):
-        """A file, and where the process has it."""
+        """A file, with the parts of the file in the process's memory."""
         name = os.path.basename(file)
         parts = [part for part in mapped if os.path.basename(part[3]) == name]
         if not parts:
@@ -775,7 +782,7 @@ In code without line information, this goes back to the call of the function."""
     def invoke(self, argument, from_tty):
         if not argument and self.has_caller() and not has_line():
             gdb.execute("reverse-finish", from_tty)
-            # The call is in the middle of a line, whose start is meant.
+            # The call is in the middle of a source line. Step on to the line's start.
             if not has_line(lambda line: line.pc != gdb.selected_frame().pc()):
                 return
         gdb.execute("set exec-direction reverse")
@@ -793,7 +800,7 @@ In code without line information, this goes back to the call of the function."""
 
 
 def has_line(holds=lambda line: True):
-    """Whether the source of this place is known, and something holds of its line."""
+    """Whether the source line of this place is known, and `holds` returns true for the line."""
     line = gdb.selected_frame().find_sal()
     return line.symtab is not None and line.line != 0 and holds(line)
 
@@ -829,12 +836,12 @@ for name in ("stepi", "step", "nexti", "next", "continue"):
     gdb.execute("define hook-%s\ntt guard-forward%s\nend" % (name, words), to_string=True)
     gdb.execute("define hook-reverse-%s\ntt guard-backward\nend" % name, to_string=True)
 gdb.execute("define hook-reverse-finish\ntt guard-backward\nend", to_string=True)
-# While it connects, gdb asks for this, and ttvm answers by how to load this file.
+# While a gdb connects, it sends this request. ttvm answers with a line that says how to load this file.
 try:
     gdb.execute("set remote trace-status-packet off", to_string=True)
 except gdb.error:
-    pass  # Other versions of gdb have another name for it, and the user reads a line in vain.
+    pass  # Another version of gdb has another name for this setting. The user then sees the line.
 name_program()
-# By default gdb gives a server up that is silent for two seconds: on a busy machine that is short.
+# By default gdb gives up if the server is silent for two seconds, which is too short on a busy machine.
 if (gdb.parameter("remotetimeout") or 0) < 30:
     gdb.execute("set remotetimeout 30")

@@ -1,4 +1,4 @@
-"""How gdb's commands ask ttvm: by monitor commands."""
+"""Asks ttvm, by monitor commands of gdb."""
 
 import re
 import unicodedata
@@ -11,13 +11,13 @@ class Interrupted(gdb.GdbError):
 
 
 def ask(command):
-    """Sends a monitor command and gives the answer."""
+    """Sends a monitor command and returns the answer. Raises an error if the answer is an error."""
     try:
         answer = gdb.execute("monitor " + command, to_string=True)
     except KeyboardInterrupt:
         synchronize()
         raise Interrupted("Interrupted.") from None
-    # With "set trace-commands on" gdb repeats the command.
+    # With "set trace-commands on" gdb prints the command before the answer.
     first, _, rest = answer.partition("\n")
     if first.lstrip("+") == "monitor " + command:
         answer = rest
@@ -27,11 +27,12 @@ def ask(command):
 
 
 def synchronize():
-    """Makes ttvm drop the command under way, and reads what it has sent so far.
+    """Makes ttvm end the running command, and reads the rest of its answer.
 
-    At ^C gdb stops reading the answer to a monitor command without telling ttvm, and would take the rest for the answer to its
-    next request. A request with a word ends the command; until its answer is that word, what comes is from before.
-    Requests that are not answered let gdb read on."""
+    At ^C gdb stops reading the answer to a monitor command without telling ttvm. gdb would take the rest of the answer
+    for the answer to its next request. The request qttvm.sync, with a word, ends the command, and ttvm answers with the
+    word. Packets before this answer belong to the ended command. The request qttvm.nothing gets no answer, and lets gdb
+    read one more packet."""
     connection = gdb.selected_inferior().connection
     attempts, wanted, request = 0, None, None
     while True:
@@ -44,23 +45,23 @@ def synchronize():
                 return
             request = b"qttvm.nothing"
         except KeyboardInterrupt:
-            request = None  # It may have been sent, or not.
+            request = None  # Whether the request was sent is not known.
         except gdb.error:
             if connection is None or not connection.is_valid():
                 raise
-            request = b"qttvm.nothing"  # Nothing came for some seconds.
+            request = b"qttvm.nothing"  # No packet came for some seconds.
 
 
 def visible(text):
-    """The text with what would steer a terminal as escapes: names and messages are the guest's. ttvm's own answers are so
-    already; texts of gdb and names of files are not."""
+    """Returns the text with escapes in place of characters that control a terminal, because names and messages come
+    from the guest. ttvm's answers have no such characters, but gdb's texts and names of files may have."""
     kinds = ("Cc", "Cf", "Zl", "Zp")
     shown = (c if c in "\n\t" or unicodedata.category(c) not in kinds else "\\u%04x" % ord(c) for c in text)
     return "".join(shown)
 
 
 def say(text):
-    """Prints it."""
+    """Prints a text, with escapes for control characters."""
     gdb.write(visible(text))
 
 

@@ -1,4 +1,5 @@
-"""Files with symbols: which kernel, module or program a file is of, where the guest has it, and what gdb has loaded."""
+"""Files with symbols: the kernel, module or program that a file belongs to, its address in the guest, and the files
+that gdb has loaded."""
 
 import os
 import re
@@ -11,27 +12,30 @@ import gdb
 from ttvm_ask import ask, quoted
 
 
-# Where a kernel's image begins; what an ELF file has below that are variables that each CPU has, whose addresses are offsets.
+# The lowest address of a kernel's image. Sections at lower addresses have per-CPU variables, whose addresses are
+# offsets.
 IMAGE = 0xFFFFFFFF80000000
-# What both a kernel's file and the guest's kernel name, by which the distance between them is measured.
+# Symbols of both a kernel's file and the guest's kernel. The difference of their addresses is the distance that KASLR
+# moved the kernel.
 LANDMARKS = (b"_stext", b"_text", b"startup_64")
 # Kinds of ELF files: a module's, a program's at a fixed address, and one that goes to any address.
 MODULE_FILE, PROGRAM_FILE, MOVED_FILE = 1, 2, 3
-# The largest table of a file that is read.
+# The largest table that is read from a file.
 MAX_TABLE_BYTES = 256 << 20
-# An ELF file with nothing in it.
+# An ELF file without sections and segments.
 NOTHING = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, 0, 0, 0, 0, 64, 0, 0, 0, 0, 0)
-# Not a canonical address, so nothing is there.
+# The first address for sections that the guest has freed. The address is not canonical, so no memory is there.
 FREED = 0xDEAD << 48
 
 
 class SymbolTable:
-    """The functions and landmarks that an ELF file names once, by name, and which of its sections a kernel that was moved
-    (KASLR) leaves where they are. Of a kernel with debug information, which is large, nothing else is read."""
+    """The functions and landmarks of an ELF file: name to address, or None if the name occurs more than once. `fixed`
+    has the sections that KASLR does not move. Nothing else is read, because a kernel with debug information is
+    large."""
 
     def __init__(self, path):
         self.path, self.functions, self.fixed = path, {}, []
-        # The kind of the file, and its sections in memory. Of a module also the section of each function.
+        # The kind of the ELF file, the names of its sections in memory, and the section of each function.
         self.kind, self.sections, self.section_of = 0, [], {}
         try:
             with plain_file(path) as file:
@@ -47,7 +51,7 @@ class SymbolTable:
         (self.kind,) = struct.unpack_from("<H", header, 16)
         (start,) = struct.unpack_from("<Q", header, 40)
         count, names = struct.unpack_from("<HH", header, 60)
-        # Name, type, flags, address, offset, size, link, and what does not matter here.
+        # Name, type, flags, address, offset, size, link, and three fields that are not used.
         sections = list(struct.iter_unpack("<IIQQQQIIQQ", table(file, start, 64 * count)))
         names = table(file, sections[names][4], sections[names][5])
         named = [text_at(names, section[0]).decode(errors="replace") for section in sections]
@@ -70,16 +74,18 @@ class SymbolTable:
                     self.section_of[name] = named[section]
 
     def compare(self, kernel):
-        """How far the guest's kernel was moved, how many functions both have, and how many are where they should be."""
+        """Returns the distance in bytes by which the guest's kernel was moved from this file's addresses (None without
+        a common landmark), the number of common functions, and the number of common functions at this distance."""
         both = [(at, kernel.functions.get(name), name) for name, at in self.functions.items()]
         both = {name: (there - at) % 2**64 for at, there, name in both if at is not None and there is not None}
         distance = next((both[landmark] for landmark in LANDMARKS if landmark in both), None)
         return distance, len(both), sum(moved == distance for moved in both.values())
 
     def place(self, known, guest):
-        """The addresses of a module's sections: as the guest lists them, or, if it lists none, as it names their functions. Sections
-        that the guest has freed get impossible addresses, because gdb would put them at 0 and name null pointers after them.
-        Raises an error if the functions are elsewhere."""
+        """The addresses of a module's sections: `known`, which the guest lists, or, if `known` is empty, addresses
+        computed from the guest's functions. Sections that the guest has freed get impossible addresses. Otherwise gdb
+        would put them at 0 and show null pointers as symbols of these sections. Raises an error if the functions are
+        not at the expected addresses."""
         places, votes = dict(known), {}
         for name, at in self.functions.items():
             there = guest.functions.get(name)
@@ -115,7 +121,7 @@ def elf_header(file):
 
 
 def table(file, start, size):
-    """A part of a file."""
+    """The `size` bytes of a file from `start` on."""
     if size > MAX_TABLE_BYTES:
         raise ValueError("a table in it is too large")
     file.seek(start)
@@ -126,14 +132,14 @@ def table(file, start, size):
 
 
 def text_at(texts, start):
-    """A text in a table of them, up to its zero byte."""
+    """The string that begins at `start` in a string table."""
     end = texts.find(0, start)
     return texts[start : end if end >= 0 else None]
 
 
 def moved_by(file, parts):
-    """How far a program or library was moved from the addresses that are in its file. Of each part that is in memory: where it
-    is, its rights, and its place in the file."""
+    """The distance in bytes by which a program or library was moved from the addresses in its file. `parts` has an
+    entry for each part in memory: the address, the rights, the offset in the file and the path."""
     try:
         with plain_file(file) as opened:
             header = elf_header(opened)
@@ -141,12 +147,12 @@ def moved_by(file, parts):
             size, count = struct.unpack_from("<HH", header, 54)
             if size != 56:
                 raise ValueError("it is no program or library")
-            # Kind, flags, offset, address, and what does not matter here but the size in the file.
+            # Kind, flags, offset, address, physical address, size in the file, size in memory, alignment.
             segments = list(struct.iter_unpack("<IIQQQQQQ", table(opened, start, 56 * count)))
     except (OSError, ValueError, struct.error) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise gdb.GdbError("cannot use %s: %s" % (file, why)) from None
-    # What is code is where the others are.
+    # Look at code first: all parts are moved by the same distance.
     for at, rights, offset, _ in sorted(parts, key=lambda part: "x" not in part[1]):
         for kind, flags, begin, address, _, length, *_ in segments:
             if kind == 1 and begin & ~0xFFF <= offset < begin + length and ("x" in rights) == bool(flags & 1):
@@ -155,9 +161,9 @@ def moved_by(file, parts):
 
 
 class Guest:
-    """The guest's own symbols, as of now."""
+    """The symbols in the guest's memory at this position, and files of the user compared with them."""
 
-    # Tables of files of the user's, which are large: by path, and what tells that the file is another one now.
+    # The tables of the user's files by path, with the time and size of the file. A changed file is read again.
     tables = {}
 
     def __init__(self, own):
@@ -169,7 +175,7 @@ class Guest:
         return self.table
 
     def table_of(self, file):
-        """A file's table."""
+        """The symbol table of a file."""
         try:
             state = os.stat(file)
             known = (state.st_mtime_ns, state.st_size)
@@ -180,7 +186,7 @@ class Guest:
         return self.tables[file][1]
 
     def compare(self, file):
-        """A file's table, how far the guest's kernel was moved from it, and how many functions both have, and at that distance."""
+        """A file's symbol table, and the result of SymbolTable.compare with the guest's kernel."""
         if file not in self.compared:
             theirs = self.table_of(file)
             none = (None, 0, 0)
@@ -190,7 +196,7 @@ class Guest:
     def is_kernel(self, file):
         """Whether a file is of the guest's kernel. Raises an error if it is of another kernel."""
         _, distance, common, agreeing = self.compare(file)
-        # A large program has as many names in common with a kernel, but none of the landmarks.
+        # A large program may have 64 names in common with a kernel, but it has no landmark.
         if common < 64 or distance is None:
             return False
         if agreeing * 100 < common * 99:
@@ -202,7 +208,8 @@ class Guest:
         return True
 
     def unmoved_kernel(self):
-        """A file of the guest's kernel that gdb has loaded by itself, and that belongs elsewhere."""
+        """The file of the guest's kernel that gdb has loaded at the file's addresses, although the guest's kernel was
+        moved. Empty if there is none."""
         file = gdb.current_progspace().filename
         try:
             return file if file and self.is_kernel(file) and self.distance(file) else ""
@@ -210,11 +217,12 @@ class Guest:
             return ""
 
     def distance(self, kernel):
-        """How far the guest's kernel was moved from where its file has it."""
+        """The distance in bytes by which the guest's kernel was moved from the addresses in its file. 0 if the file is
+        not a kernel."""
         return self.compare(kernel)[1] if self.is_kernel(kernel) else 0
 
     def command_of(self, kernel):
-        """The command that loads a kernel's file."""
+        """The gdb command that loads a kernel's file."""
         theirs, distance, *_ = self.compare(kernel)
         return add_command(kernel, distance, theirs.fixed if distance else ())
 
@@ -225,7 +233,7 @@ class Guest:
 
 
 def add_command(file, distance=0, sections=()):
-    """The command that adds a file's symbols."""
+    """The gdb command that adds a file's symbols."""
     command = "add-symbol-file " + quoted(file)
     if distance:
         command += " -o %#x" % distance
@@ -233,22 +241,24 @@ def add_command(file, distance=0, sections=()):
 
 
 def module_name(file):
-    """What the kernel calls the module in a file."""
+    """The kernel's name for the module in a file."""
     return re.sub(r"\.ko(\..*)?$", "", os.path.basename(file)).replace("-", "_")
 
 
 class Files:
-    """The files with symbols that gdb has loaded for us."""
+    """The files with symbols that the tt commands have loaded in gdb."""
 
-    # The kernel's file that the user has given, and others: by path, the command that loads each, or None if it is to be found anew.
+    # The path of the user's file of the kernel. For each other file of the user, by path, the gdb command that loads
+    # the file. None means that the command must be determined at each load.
     kernel, added = "", {}
-    # The commands that have loaded what is loaded, and the one whose file has to stay behind all others.
+    # The gdb commands whose files are loaded. `last` is the command whose file must be the last in gdb's list.
     loaded, last = [], None
     busy = False
 
     @classmethod
     def load(cls, commands, last):
-        """Loads what is new. A kernel with debug information takes a while, and once is enough: it does not move."""
+        """Runs the commands whose files are not loaded yet, and removes the files of other commands. A loaded kernel is
+        not loaded again, because loading its debug information takes long."""
         before = [line for line in cls.loaded if is_loaded(gdb.string_to_argv(line)[1])]
         cls.loaded, cls.last, cls.busy = [], last, True
         try:
@@ -256,7 +266,7 @@ class Files:
                 if command not in before:
                     gdb.execute(command, to_string=True)
                 cls.loaded.append(command)
-            # Not before: gdb disables breakpoints whose places it does not know any more.
+            # Remove files only after adding others: gdb disables a breakpoint as soon as no file has its place.
             for command in before:
                 if command not in commands:
                     remove(gdb.string_to_argv(command)[1])
@@ -265,7 +275,7 @@ class Files:
 
     @classmethod
     def add(cls, file, command):
-        """Adds a file, or puts it elsewhere."""
+        """Adds a file with this gdb command, or loads it again if its address has changed."""
         cls.added[file] = command
         others = [line for line in cls.loaded if gdb.string_to_argv(line)[1] != file and line != cls.last]
         cls.load(others + [command] + ([cls.last] if cls.last else []), cls.last)
@@ -273,7 +283,7 @@ class Files:
 
     @classmethod
     def keep_last(cls, event=None):
-        """Has the file that has to stay behind all others do so, when another one has been loaded."""
+        """Loads the file of `last` again after another file, so that it is again the last in gdb's list."""
         if cls.busy or cls.last is None or not is_loaded(gdb.string_to_argv(cls.last)[1]):
             return
         cls.busy = True
@@ -281,34 +291,34 @@ class Files:
             remove(gdb.string_to_argv(cls.last)[1])
             gdb.execute(cls.last, to_string=True)
         except gdb.error:
-            pass  # Backtraces go further than they should.
+            pass  # Without this file, backtraces go on beyond their end.
         finally:
             cls.busy = False
 
     @classmethod
     def are_others(cls, kernel):
-        """The names under which gdb has loaded a kernel's file by itself."""
+        """The names under which gdb has loaded a kernel's file without a tt command."""
         ours = {os.path.realpath(gdb.string_to_argv(line)[1]) for line in cls.loaded}
         names = {file.filename for file in gdb.objfiles() if file.filename} - ours
         return [name for name in names if os.path.exists(name) and os.path.samefile(name, kernel)]
 
     @classmethod
     def drop(cls, names):
-        """Drops files that gdb has loaded by itself."""
+        """Removes files from gdb that no tt command has loaded."""
         main, cls.busy = gdb.current_progspace().filename, True
         try:
             for name in names:
                 if name != main:
                     remove(name)
                     continue
-                # Without a file the command would drop all files.
+                # symbol-file without an argument would remove all files, so give it an empty file.
                 load_nothing("symbol-file", "ttvm-nothing-")
         finally:
             cls.busy = False
 
 
 def load_nothing(command, prefix):
-    """Gives a command a file without contents. Returns the file, which goes away with its last user."""
+    """Runs a gdb command on an ELF file without contents. Returns the file, which is deleted when it is closed."""
     nothing = tempfile.NamedTemporaryFile(prefix=prefix)
     nothing.write(NOTHING)
     nothing.flush()
@@ -317,15 +327,15 @@ def load_nothing(command, prefix):
 
 
 def name_program():
-    """Names gdb a program, if it has none: gdb warns if it connects without one."""
+    """Gives gdb an empty program if it has none, because gdb warns if it connects without a program."""
     space = gdb.current_progspace()
     if gdb.selected_inferior().pid or space.filename or getattr(space, "executable_filename", None):
         return
     try:
         program = load_nothing("exec-file", "ttvm-guest-")
     except OSError:
-        return  # The file cannot be written, and gdb warns.
-    # gdb may open the file again until it ends.
+        return  # The file cannot be written. gdb then warns.
+    # gdb may open the file again, so keep it until gdb exits.
     gdb.events.gdb_exiting.connect(lambda event: program.close())
 
 
@@ -334,7 +344,8 @@ def is_loaded(file):
 
 
 def remove(file):
-    """Drops a file's symbols; of several copies, those that were loaded first."""
+    """Removes a file's symbols from gdb. If the file is loaded more than once, removes the symbols that were loaded
+    first."""
     try:
         gdb.execute("remove-symbol-file " + quoted(os.path.realpath(file)), to_string=True)
     except gdb.error:

@@ -1,8 +1,8 @@
 //! The protocol library's traits over a [`DebugTarget`].
 //!
-//! The library splits a movement into a request and a report. [`Adapter`] only notes the request; for the report, the
-//! session calls [`Adapter::perform`]. Each CPU appears as a thread with a name. Sleeping threads of the guest, if the
-//! target shows any, can be inspected.
+//! The library splits a movement into a request and a report. At the request, [`Adapter`] only stores the movement. For
+//! the report, the session calls [`Adapter::perform`], which moves the target. Each CPU appears as a thread with a
+//! name. Sleeping threads of the guest, if the target shows any, can be inspected.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -35,7 +35,7 @@ use crate::target::{
     DebugTarget, FIRST_CPU, Progress, Refusal, Stop, Thread, Threads, WatchKind, Watchpoint,
 };
 
-/// The refusal of changes to a sleeping thread.
+/// The sentence that refuses to change a sleeping thread.
 pub const NOT_A_CPU: &str = "only a CPU can be changed, not a sleeping thread: select thread 1";
 
 /// The largest number of bytes of a `monitor` answer in one packet. gdb joins the pieces.
@@ -59,14 +59,15 @@ pub(crate) struct Adapter<'t> {
     target: &'t mut dyn DebugTarget,
     pub(crate) link: Link<'t>,
     stops: StopSets,
-    /// The thread whose registers gdb asked for last at the current position, and its registers.
+    /// The thread whose registers gdb asked for last at the current position, and its registers; `None` if gdb has not
+    /// asked.
     registers: Option<(Thread, Registers)>,
-    /// The threads at the current position, once gdb has asked for them.
+    /// The threads at the current position; `None` until gdb has asked for them.
     threads: Option<Threads>,
     requested: Move,
-    /// The thread that the older requests move, if gdb has chosen one.
+    /// The thread that gdb has chosen (`Hc`) for requests that do not name their thread; `None` if gdb has chosen none.
     mover: Option<Thread>,
-    /// Why the current request failed.
+    /// The reason why the current request failed, for the error reply; `None` if it has not failed.
     refusal: Option<Refusal>,
     /// Text that gdb would not show as an error. The text is sent when gdb next listens.
     console: String,
@@ -90,7 +91,8 @@ impl<'t> Adapter<'t> {
         }
     }
 
-    /// Moves the target as gdb has asked, and returns the report. If the move fails, its sentence goes to the console.
+    /// Moves the target as gdb has asked, and returns the report. If the target refuses, its sentence goes to the
+    /// console.
     pub(crate) fn perform(&mut self) -> MultiThreadStopReason<u64> {
         let steps_off = match self.requested {
             Move::StepForward(cpu) | Move::StepBackward(cpu) if self.stops.has_removed() => {
@@ -109,7 +111,7 @@ impl<'t> Adapter<'t> {
         }
     }
 
-    /// The registers that gdb reads after every stop, as bytes.
+    /// RBP, RSP and RIP, which gdb reads after every stop, as bytes.
     pub(crate) fn frame_registers(&mut self) -> Vec<(RegisterNumber, [u8; 8])> {
         let cpu = self.target.selected_cpu();
         let Ok(registers) = self.registers_of(cpu) else { return Vec::new() };
@@ -127,12 +129,12 @@ impl<'t> Adapter<'t> {
         self.refusal.take()
     }
 
-    /// Returns once whether the client has stopped waiting for the answer to this request.
+    /// Whether the client has stopped waiting for the answer to this request. The next call returns false.
     pub(crate) fn take_abandoned(&mut self) -> bool {
         std::mem::take(&mut self.abandoned)
     }
 
-    /// Takes the text that gdb must print while it connects.
+    /// Takes the text that gdb must print while it connects, if there is one.
     pub(crate) fn take_greeting(&mut self) -> Option<String> {
         self.target.take_greeting()
     }
@@ -145,7 +147,8 @@ impl<'t> Adapter<'t> {
         std::mem::take(&mut self.console)
     }
 
-    /// Inserts a breakpoint with conditions. The library does not know conditions.
+    /// Inserts a breakpoint with conditions. The session calls this function, because the library does not know
+    /// conditions.
     pub(crate) fn add_conditional(&mut self, address: u64, hardware: bool, conditions: Vec<Condition>) {
         let set = if hardware { &mut self.stops.hardware } else { &mut self.stops.software };
         set.insert(address);
@@ -183,7 +186,8 @@ impl<'t> Adapter<'t> {
         tid_of(self.target.selected_cpu())
     }
 
-    /// Notes the thread that gdb has chosen for the older requests to move, or that it has chosen none.
+    /// Stores the thread that gdb has chosen for requests that do not name their thread; `None` if gdb has chosen no
+    /// thread.
     pub(crate) fn choose_mover(&mut self, thread: Option<Thread>) {
         self.mover = thread;
     }
@@ -250,8 +254,8 @@ impl<'t> Adapter<'t> {
     }
 }
 
-/// A poll that asks the link until the answer is yes, and then repeats this answer. Each call also sends the progress
-/// text that is due, if any.
+/// Returns a poll function. The function returns true once the client has sent ^C or has gone, and from then on always.
+/// Each call also sends the progress text, if `progress` returns one.
 fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> bool {
     let mut asked = false;
     move || {
@@ -266,22 +270,23 @@ fn sticky_poll(link: &mut Link<'_>, progress: &mut Progress) -> impl FnMut() -> 
     }
 }
 
-/// Number of polls between two signs of life. gdb notices a ^C when it reads one.
+/// Number of polls between two signs of life, which are packets with an empty text. gdb notices a ^C when it reads a
+/// packet.
 const POLLS_PER_SIGN: u32 = 4;
 
-/// As [`sticky_poll`], for `monitor` commands. gdb complains if it hears nothing for two seconds, so the poll sends an
-/// empty text from time to time.
+/// As [`sticky_poll`], for `monitor` commands. gdb complains if it hears nothing for two seconds, so the poll sends a
+/// sign of life from time to time.
 ///
-/// At ^C gdb sends nothing. gdb stops listening for the answer and continues with its next request. gdb never
-/// sends a request during a command for another reason. So a request that arrives after a sign of life ends
-/// the command and sets `abandoned`.
+/// At ^C gdb sends nothing. gdb stops listening for the answer and continues with its next request. Without a ^C, gdb
+/// sends no request during a command. So a request that arrives after a sign of life ends the command and sets
+/// `abandoned`.
 fn patient_poll<'l>(
     link: &'l mut Link<'_>,
     progress: &'l mut Progress,
     abandoned: &'l mut bool,
 ) -> impl FnMut() -> bool + 'l {
     let (mut asked, mut polls) = (false, 0_u32);
-    // Some clients send several requests at once. Such requests arrived before the first sign of life.
+    // The number of requests that had arrived at the first sign of life. Some clients send several requests at once.
     let mut before = None;
     move || {
         progress();
@@ -308,7 +313,7 @@ fn tid_of(thread: Thread) -> Tid {
     Tid::new(thread as usize).unwrap_or(Tid::MIN)
 }
 
-/// What gdb shows of a thread besides its number.
+/// The text that gdb shows for a thread beside its number.
 fn described(threads: &Threads, thread: Thread) -> String {
     let cpu = thread.checked_sub(FIRST_CPU).map(|cpu| cpu as usize);
     if let Some((cpu, running)) = cpu.and_then(|cpu| Some((cpu, threads.cpus.get(cpu)?))) {
@@ -347,7 +352,7 @@ impl Target for Adapter<'_> {
         true
     }
 
-    // Otherwise the library would announce these events unasked.
+    // With `true`, the library would announce fork events to a gdb that has not asked for them.
     fn use_fork_stop_reason(&self) -> bool {
         false
     }
@@ -394,12 +399,12 @@ impl MultiThreadBase for Adapter<'_> {
 
     fn write_addrs(&mut self, address: u64, bytes: &[u8], thread: Tid) -> TargetResult<(), Self> {
         if bytes.is_empty() {
-            // gdb checks in this way whether the server knows the packet.
+            // An empty write is gdb's way to check whether the server knows the packet.
             return Ok(());
         }
         let written = self.target.write_memory(number_of(thread), address, bytes);
         if let Err(refusal) = &written {
-            // gdb 13 itself says only that it cannot access the memory.
+            // gdb 13 says only that it cannot access the memory, so print the reason, too.
             self.print(&refusal.0);
         }
         self.forget();
@@ -472,7 +477,7 @@ impl MultiThreadResume for Adapter<'_> {
     }
 
     fn set_resume_action_continue(&mut self, _: Tid, _: Option<Signal>) -> Result<(), Infallible> {
-        // To continue is the default. A step of another thread ends the movement.
+        // To continue is the default. If another thread steps, its step decides when the movement ends.
         Ok(())
     }
 
@@ -499,7 +504,7 @@ impl MultiThreadResume for Adapter<'_> {
 
 impl MultiThreadSchedulerLocking for Adapter<'_> {
     fn set_resume_action_scheduler_lock(&mut self) -> Result<(), Infallible> {
-        // The other CPUs execute what they have executed.
+        // Scheduler locking changes nothing: the other CPUs execute their recorded instructions anyway.
         Ok(())
     }
 }
@@ -549,7 +554,8 @@ impl ext::Breakpoints for Adapter<'_> {
     }
 }
 
-// The protocol demands that repeated insertion or removal does no harm, so the results of the sets do not matter.
+// The protocol demands that repeated insertion or removal does no harm. So ignore whether an insertion or removal
+// changed the set.
 
 impl ext::SwBreakpoint for Adapter<'_> {
     fn add_sw_breakpoint(&mut self, address: u64, _: usize) -> TargetResult<bool, Self> {

@@ -1,5 +1,5 @@
-//! Conditions of breakpoints, evaluated here instead of by gdb after every stop. A condition is bytecode of
-//! gdb's agent expressions, on registers and memory only.
+//! Conditions of breakpoints, which the target evaluates during a run in place of gdb after every stop. A condition is
+//! bytecode of gdb's agent expressions, on registers and memory only.
 //!
 //! The module follows the appendix "The GDB Agent Expression Mechanism" of the gdb manual. Not supported are
 //! floating point, tracing, state variables and printing, which gdb does not use for conditions. If such an
@@ -10,7 +10,7 @@ use crate::registers::Registers;
 
 /// The largest number of values on the stack.
 const MAX_DEPTH: usize = 64;
-/// The largest number of executed instructions, because the bytecode can loop.
+/// The largest number of executed bytecode instructions. Without a limit, a condition could loop forever.
 const MAX_INSTRUCTIONS: usize = 4096;
 
 /// One condition.
@@ -27,7 +27,7 @@ impl Condition {
     }
 
     /// Whether the condition is true. A condition that cannot be evaluated counts as true (unmapped memory, division by
-    /// zero, invalid code), so that the user sees where that happens.
+    /// zero, invalid code). So the run stops, and the user sees where the evaluation fails.
     pub fn holds(&self, registers: &mut Registers, memory: &ReadMemory<'_>) -> bool {
         let mut evaluation =
             Evaluation { code: &self.0, at: 0, stack: Vec::with_capacity(16), registers, memory };
@@ -44,7 +44,7 @@ struct Evaluation<'a> {
 }
 
 impl Evaluation<'_> {
-    /// The top of the stack at the end; `None` if there is none.
+    /// The top of the stack at the end; `None` if the stack is empty or the evaluation fails.
     fn run(&mut self) -> Option<u64> {
         for _ in 0..MAX_INSTRUCTIONS {
             match self.operand(1)? as u8 {
@@ -55,7 +55,8 @@ impl Evaluation<'_> {
         None
     }
 
-    /// Executes one instruction. The manual lists the opcodes.
+    /// Executes one instruction. The manual lists the opcodes. This function and its helpers return `None` if the
+    /// evaluation fails.
     fn execute(&mut self, code: u8) -> Option<()> {
         match code {
             0x02 => self.binary(|a, b| Some(a.wrapping_add(b))),
@@ -110,7 +111,7 @@ impl Evaluation<'_> {
         }
     }
 
-    /// The next bytes of the code, most significant first.
+    /// The number in the next `length` bytes of the code, most significant byte first.
     fn operand(&mut self, length: usize) -> Option<u64> {
         let bytes = self.code.get(self.at..self.at.checked_add(length)?)?;
         self.at += length;
@@ -140,7 +141,8 @@ impl Evaluation<'_> {
         self.push(value)
     }
 
-    /// Keeps the lowest bits. `operation` gets the value and the number of dropped bits.
+    /// Extends the lowest bits of the top value to 64 bits. `operation` gets the value and the number of bits above the
+    /// lowest ones.
     fn extend(&mut self, operation: fn(u64, u32) -> u64) -> Option<()> {
         let bits = self.operand(1)? as u32;
         let value = self.pop()?;
@@ -159,7 +161,7 @@ impl Evaluation<'_> {
         self.push(u64::from_le_bytes(bytes))
     }
 
-    /// A register's lowest 64 bits.
+    /// Pushes a register's lowest 64 bits.
     fn register(&mut self) -> Option<()> {
         let number = RegisterNumber::from_index(self.operand(2)? as usize)?;
         let mut bytes = [0; 16];

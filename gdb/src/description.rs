@@ -11,7 +11,7 @@ use crate::registers::{Feature, RegisterEntry, TABLE};
 struct Flags {
     id: &'static str,
     size_bytes: usize,
-    /// Name, first bit, last bit.
+    /// The fields: name, first bit, last bit.
     fields: &'static [(&'static str, u8, u8)],
 }
 
@@ -88,8 +88,8 @@ pub(crate) fn target_xml() -> String {
     ];
     let body: String =
         features.iter().map(|(name, feature, types)| feature_xml(name, *feature, types)).collect();
-    // A kernel, or code below a kernel, follows no operating system's conventions. Without this element gdb assumes the
-    // host's.
+    // Without the element `osabi`, gdb assumes the conventions of the host's operating system. Neither a kernel nor
+    // firmware follows such conventions.
     format!(
         "<?xml version=\"1.0\"?><!DOCTYPE target SYSTEM \"gdb-target.dtd\"><target version=\"1.0\">\
          <architecture>i386:x86-64</architecture><osabi>none</osabi>{body}</target>"
@@ -104,8 +104,8 @@ fn feature_xml(name: &str, feature: Feature, types: &str) -> String {
 fn register_xml(entry: &RegisterEntry) -> String {
     let bits = entry.place.size_bytes() * 8;
     let group = entry.group.map(|group| format!(" group=\"{group}\"")).unwrap_or_default();
-    // gdb 13 decides by type which x86 registers belong to a group, but other readers use this attribute. A function
-    // that gdb calls may change control registers, and gdb must not restore them afterwards.
+    // gdb 13 derives a register's group from its type, but other debuggers read the attribute `group`. A function that
+    // gdb calls may change control registers, and gdb must not restore them afterwards.
     let save = if entry.feature == Feature::System { " save-restore=\"no\"" } else { "" };
     format!("<reg name=\"{}\" bitsize=\"{bits}\" type=\"{}\"{group}{save}/>", entry.name, entry.gdb_type)
 }

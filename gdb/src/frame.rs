@@ -20,11 +20,11 @@ pub(crate) enum Event {
     Packet(Vec<u8>),
     /// A packet with a wrong checksum.
     Damaged,
-    /// A packet that is too long. The packet's content is lost.
+    /// A packet longer than `MAX_PACKET_BYTES`. The packet's content is lost.
     TooLong,
     /// ^C.
     Interrupt,
-    /// The client did not understand our last packet.
+    /// The client has received our last packet with a wrong checksum (`-`).
     Resend,
 }
 
@@ -52,7 +52,7 @@ impl Framer {
         Self { state: State::Idle, body: Vec::new(), sum: 0, too_long: false }
     }
 
-    /// Takes one byte. Returns the event that it completes, if any.
+    /// Takes one byte. Returns an event if the byte completes one, otherwise `None`.
     pub(crate) fn push(&mut self, byte: u8) -> Option<Event> {
         match (&self.state, byte) {
             // A new packet starts here even if the last one never ended, because data bytes escape the dollar sign.
@@ -96,7 +96,7 @@ impl Framer {
     }
 }
 
-/// Frames a body whose special bytes are already escaped, and appends it to `out`.
+/// Appends a packet with this body to `out`. Special bytes of the body must already be escaped.
 pub(crate) fn encode_into(out: &mut Vec<u8>, body: &[u8]) {
     let sum = body.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
     out.push(b'$');
@@ -113,8 +113,8 @@ pub(crate) fn encode_console_into(out: &mut Vec<u8>, text: &str) {
     encode_into(out, &body);
 }
 
-/// Appends an error reply with a text, which gdb shows for most requests. Replaces bytes that have a meaning in
-/// packets.
+/// Appends an error reply with a text, which gdb shows for most requests. Replaces characters that have a meaning in
+/// packets by `?`.
 pub(crate) fn encode_error_into(out: &mut Vec<u8>, sentence: &str) {
     let plain = |c: char| if matches!(c, ' '..='~') && !"$#}*".contains(c) { c } else { '?' };
     let body: String = "E.".chars().chain(sentence.chars().map(plain)).collect();

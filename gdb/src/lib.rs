@@ -16,7 +16,8 @@
 //!
 //! - The server answers damaged or nonsensical packets. Such packets never end the session
 //!   or the program.
-//! - Breakpoints and watchpoints reach the target late, because gdb removes and reinserts all of them at every stop.
+//! - The target gets changes of breakpoints and watchpoints only when it moves, because gdb removes and reinserts
+//!   all of them at every stop.
 //! - gdb shows refusals ("the recorded past cannot be changed") to its user as sentences.
 //! - ^C interrupts a run through a poll function that the target calls. gdb prints the progress of a long run.
 //! - The target evaluates conditions of breakpoints while it runs, so gdb need not evaluate them

@@ -56,7 +56,7 @@ impl<'s> Link<'s> {
         self.stream.write_all(bytes)
     }
 
-    /// Whether the client has sent ^C, or has gone, since the last event was taken. Never blocks. Forgets the ^C.
+    /// Whether the client has sent ^C since the last event was taken, or has gone. Never blocks. A ^C counts only once.
     pub(crate) fn wants_stop(&mut self) -> bool {
         while self.waiting.len() < MAX_WAITING_EVENTS && !self.closed && self.has_input() {
             // A broken connection also ends the run. The next send will report the error.
@@ -73,14 +73,14 @@ impl<'s> Link<'s> {
         self.waiting.iter().filter(|event| matches!(event, Event::Packet(_))).count()
     }
 
-    /// Whether a read would return at once. After an interrupted or failed poll the answer is no; the next
-    /// poll finds the input.
+    /// Whether a read would return at once. Returns false if the system call `poll` was interrupted or failed. The next
+    /// call then finds the input.
     fn has_input(&self) -> bool {
         let mut descriptors = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut descriptors, PollTimeout::ZERO), Ok(ready) if ready > 0)
     }
 
-    /// Waits for the first byte, and reads all bytes that have arrived.
+    /// Waits until bytes arrive, reads them and splits them into events.
     fn receive(&mut self) -> io::Result<()> {
         let count = match self.stream.read(&mut self.buffer) {
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),

@@ -4,11 +4,11 @@
 //! the caller asks for more. On this machine, only the serving user and root may connect ([`crate::owner`]).
 //!
 //! ```text
-//!   reserve: the address is ours, clients are refused ──► open: they wait ──► accept: one of them comes in
+//!   reserve: the address is ours, clients are refused ──► open: clients wait ──► accept: returns one client
 //! ```
 //!
-//! All waiting clients are checked together. So hundreds of connections of another user cost one look at the
-//! kernel's tables, and do not keep this user's gdb waiting.
+//! All waiting clients are checked together. So hundreds of connections of another user cost one read of the kernel's
+//! tables, and do not keep this user's gdb waiting.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -34,7 +34,7 @@ use crate::owner::Owners;
 /// Largest number of clients whose owners are looked up together. Each client takes a descriptor during the look-up.
 const MOST_AT_ONCE: usize = 256;
 
-/// Why no connection is possible.
+/// The reasons why a listener gets no connections.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The address is not understood.
@@ -46,7 +46,7 @@ pub enum ListenError {
          remote clients"
     )]
     NotLoopback(SocketAddr),
-    /// Another program listens there.
+    /// Another program listens on this address.
     #[error("cannot listen on {0}: the address is in use; choose another")]
     InUse(String),
     /// The operating system refused.
@@ -57,7 +57,7 @@ pub enum ListenError {
         /// The operating system's error.
         source: io::Error,
     },
-    /// The owners of connections cannot be determined.
+    /// The host's tables of connections, which tell who connects, cannot be read.
     #[error("cannot listen on {address}: ttvm cannot find out which user connects ({source}); use unix:PATH")]
     Owners {
         /// The requested address.
@@ -65,7 +65,7 @@ pub enum ListenError {
         /// The operating system's error.
         source: io::Error,
     },
-    /// The operating system stopped giving us connections.
+    /// The operating system failed to accept a connection.
     #[error("cannot accept connections on {address}")]
     Accept {
         /// The address for gdb.
@@ -111,8 +111,8 @@ pub enum Stream {
 }
 
 impl Listener {
-    /// Listens on `ADDRESS:PORT` or on `unix:PATH`. The address is a loopback address, `localhost`, or nothing, which
-    /// means `localhost`; port 0 picks a free port. Replaces a socket file that a dead listener left behind.
+    /// Listens on `ADDRESS:PORT` or on `unix:PATH`. ADDRESS is a loopback address or `localhost`, and may be empty,
+    /// which means `localhost`. Port 0 picks a free port. Replaces a socket file that a dead listener left behind.
     ///
     /// # Errors
     /// [`ListenError`] says in one sentence what is wrong with the address or with the host.
@@ -177,7 +177,7 @@ impl Listener {
         Ok(Self { socket, gdb_address, owners, admitted: Mutex::default() })
     }
 
-    /// Lets clients wait for [`Self::accept`]. The function may be called again.
+    /// From now on, clients can connect and wait for [`Self::accept`]. A second call does no harm.
     ///
     /// # Errors
     /// If another program has taken the address in the meantime.
@@ -217,21 +217,21 @@ impl Listener {
         self.admitted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This client, and other clients that are already waiting.
+    /// Accepts other clients that are already waiting. Returns `first` and these clients.
     fn with_all_that_wait(&self, first: Stream) -> Vec<Stream> {
         let mut streams = vec![first];
         while streams.len() < MOST_AT_ONCE && self.is_ready() {
             match self.accept_once() {
                 Ok(stream) => streams.push(stream),
-                // If the error lasts, it is reported after these clients have been checked, when accepting fails again.
+                // If the error lasts, the next call of `accept_once` fails, after the clients so far have been checked.
                 Err(_) => break,
             }
         }
         streams
     }
 
-    /// Accepts the allowed clients, and hangs up on the others. One sentence says how many clients of each
-    /// kind were refused.
+    /// Puts the allowed clients in `admitted`, and hangs up on the others. Logs one line for each reason, with the
+    /// number of refused clients.
     fn admit(&self, streams: Vec<Stream>) {
         let refusals = self.refusals(&streams);
         let mut refused: BTreeMap<String, usize> = BTreeMap::new();
@@ -255,7 +255,7 @@ impl Listener {
         !self.admitted().is_empty() || self.is_ready()
     }
 
-    /// Whether the operating system has a connection for us.
+    /// Whether a connection waits to be accepted from the operating system.
     fn is_ready(&self) -> bool {
         let mut descriptors = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut descriptors, PollTimeout::ZERO), Ok(ready) if ready > 0)
@@ -286,7 +286,7 @@ impl Listener {
         }
     }
 
-    /// Why each client may not connect; `None` if it may.
+    /// The reason why each client may not connect; `None` if the client may connect.
     fn refusals(&self, streams: &[Stream]) -> Vec<Option<String>> {
         let Some(owners) = &self.owners else { return streams.iter().map(|_| None).collect() };
         let users = match &self.socket {
@@ -310,8 +310,8 @@ impl Listener {
         match &self.socket {
             Socket::Tcp(socket) => {
                 let (stream, _) = socket.accept()?;
-                // Otherwise every reply waits up to 40 ms for the acknowledgement of the previous one. A stream that
-                // was already closed may refuse; the session will find out.
+                // With Nagle's algorithm, every reply would wait up to 40 ms for the acknowledgement of the previous
+                // reply. The call fails if the client has already closed the stream. The session notices this later.
                 let _ = stream.set_nodelay(true);
                 Ok(Stream::Tcp(stream))
             }
@@ -352,7 +352,8 @@ fn bind_socket(socket: &OwnedFd, address: &dyn SockaddrLike) -> io::Result<()> {
     Ok(bind(socket.as_raw_fd(), address)?)
 }
 
-/// Parses a socket address whose host may also be `localhost` or empty. Names are not looked up.
+/// Parses a socket address whose host may also be `localhost` or empty. Returns `None` for another host name, because
+/// names are not looked up.
 fn parse_tcp(address: &str) -> Option<SocketAddr> {
     if let Ok(parsed) = address.parse() {
         return Some(parsed);
@@ -369,8 +370,8 @@ fn bind_error(address: &str, source: io::Error) -> ListenError {
     }
 }
 
-/// Whether a process left this socket behind. We must not remove anything but a socket. A socket that refuses clients
-/// may also be bound and not open yet.
+/// Whether `path` is a socket that a dead process left behind. Another kind of file must not be removed. A socket that
+/// refuses clients may also belong to a listener that is reserved and not open yet.
 fn is_stale_socket(path: &Path) -> bool {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
     let refuses =
@@ -401,7 +402,7 @@ impl Stream {
         }
     }
 
-    /// How long a read waits before it fails.
+    /// Sets how long a read waits before it fails.
     pub(crate) fn set_patience(&self, patience: Duration) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.set_read_timeout(Some(patience)),
@@ -435,7 +436,7 @@ impl Write for Stream {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // Sockets do not buffer on our side.
+        // The program buffers no output for a socket.
         Ok(())
     }
 }
@@ -500,7 +501,7 @@ mod tests {
         // A socket file that a process left behind.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        // A child that another test starts at this moment also has the socket, until it executes its program.
+        // If another test starts a child process now, the child also holds the socket until it executes its program.
         while UnixStream::connect(&path).is_ok() || is_bound(&path) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -534,8 +535,8 @@ mod tests {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }
 
-    /// The kernel makes its table at each read, which takes longer with more connections. Only one read for
-    /// many of them keeps another user's connections from keeping this user's gdb out.
+    /// The kernel makes its table at each read, which takes longer with more connections. One read for many connections
+    /// ensures that another user's connections do not keep this user's gdb out.
     #[test]
     fn clients_that_wait_are_looked_at_together() {
         let listener = Listener::bind("127.0.0.1:0").unwrap();

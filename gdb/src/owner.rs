@@ -1,6 +1,6 @@
 //! The owner of a connection from this machine: the client's user, as known to the kernel.
 //!
-//! unix(7), SO_PEERCRED; Linux, Documentation/networking/proc_net_tcp.rst.
+//! See unix(7), SO_PEERCRED, and Linux, Documentation/networking/proc_net_tcp.rst.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,9 +13,9 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
 
 const ROOT: u32 = 0;
-/// The inode, in the kernel's tables, of an end that no program holds any more.
+/// The inode that the kernel's tables show for an end of a connection that no program has open any more.
 const NO_INODE: &str = "0";
-/// The largest number of bytes to read of one table: half a million connections.
+/// The largest number of bytes to read from one table, which is enough for half a million connections.
 const MAX_TABLE_BYTES: usize = 64 << 20;
 
 /// Who may connect, and how to find out who a client is.
@@ -40,7 +40,8 @@ impl Owners {
         Ok(Owners { tables, ..Owners::of_sockets() })
     }
 
-    /// Whether a user's clients may connect. Root's connections may come in: root can do everything anyway.
+    /// Whether a user's clients may connect. Root's clients may connect, because root can read and change the process
+    /// anyway.
     pub fn may_connect(&self, user: u32) -> bool {
         user == self.own || user == ROOT
     }
@@ -125,7 +126,8 @@ fn find_owners(table: &str, wanted: &mut HashMap<Ends, Option<u32>>) {
     }
 }
 
-/// Parses an end: `0100007F:04D2` is port 1234 of 127.0.0.1. The address consists of words in the host's byte order.
+/// Parses an end: `0100007F:04D2` is port 1234 of 127.0.0.1. Returns `None` for other text. The address consists of
+/// words in the host's byte order.
 fn end(text: &str) -> Option<(IpAddr, u16)> {
     let (address, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);

@@ -53,20 +53,20 @@ pub struct Registers {
     pub fstat: u16,
     /// The full tag word with two bits per register, not FXSAVE's abridged one.
     pub ftag: u16,
-    /// Bits 32 to 47 of the last instruction's pointer (its selector outside 64-bit mode).
+    /// Bits 32 to 47 of the address of the last x87 instruction; outside 64-bit mode its code selector.
     pub fiseg: u16,
-    /// Bits 0 to 31 of the last instruction's pointer.
+    /// Bits 0 to 31 of the address of the last x87 instruction.
     pub fioff: u32,
-    /// Bits 32 to 47 of the last operand's pointer (its selector outside 64-bit mode).
+    /// Bits 32 to 47 of the address of the last x87 operand; outside 64-bit mode its data selector.
     pub foseg: u16,
-    /// Bits 0 to 31 of the last operand's pointer.
+    /// Bits 0 to 31 of the address of the last x87 operand.
     pub fooff: u32,
     pub fop: u16,
     pub xmm: [u128; 16],
     pub mxcsr: u32,
 }
 
-/// The field of [`Registers`] that holds a register's value. The field also decides the size.
+/// The field of [`Registers`] that holds a register's value. The field's type decides the register's size.
 #[derive(Clone, Copy)]
 pub(crate) enum Place {
     /// A field of 16 bits, which the protocol transfers as four bytes.
@@ -106,7 +106,7 @@ impl Place {
     /// Takes the value from `bytes`. Does nothing and returns `None` if the number of bytes is wrong.
     fn store(self, registers: &mut Registers, bytes: &[u8]) -> Option<()> {
         match self {
-            // The processor's register has no more bits either.
+            // Drop the upper 16 bits: the processor's register has only 16.
             Place::Word(place) => *place(registers) = u32::from_le_bytes(bytes.try_into().ok()?) as u16,
             Place::Double(place) => *place(registers) = u32::from_le_bytes(bytes.try_into().ok()?),
             Place::Quad(place) => *place(registers) = u64::from_le_bytes(bytes.try_into().ok()?),

@@ -28,7 +28,8 @@ use crate::link::{Link, Transport};
 use crate::listener::{ListenError, Listener};
 use crate::target::{DebugTarget, Thread};
 
-/// How a session ended. The target stays where the client left it, without the client's breakpoints and watchpoints.
+/// How a session ended. The target stays at the position where the client left it, without the client's breakpoints and
+/// watchpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionEnd {
     /// gdb detached.
@@ -37,7 +38,7 @@ pub enum SessionEnd {
     Killed,
     /// The client closed the connection without a request.
     Closed,
-    /// The connection broke; the text says how.
+    /// The connection broke. The text is the error.
     Lost(String),
 }
 
@@ -81,7 +82,8 @@ pub fn serve_stream(stream: impl Transport, target: &mut dyn DebugTarget) -> Ses
     end
 }
 
-/// Output of the library, collected to be sent in one piece. The library owns one handle, the session the other.
+/// Output of the library, collected to be sent in one piece. The library writes to one clone, and the session sends
+/// from the other.
 #[derive(Clone, Default)]
 struct Outgoing(Rc<RefCell<Vec<u8>>>);
 
@@ -114,7 +116,8 @@ struct Session<'t> {
     outgoing: Outgoing,
     /// The last reply, for a client that did not understand it.
     last_reply: Vec<u8>,
-    /// gdb's feature list (qSupported), which a restarted gdbstub library must get again.
+    /// gdb's feature list (qSupported) if it has `multiprocess`, otherwise `None`. A restarted library must get the
+    /// list again.
     supported: Option<Vec<u8>>,
     /// Whether packets are no longer acknowledged.
     no_acks: bool,
@@ -151,7 +154,7 @@ impl<'t> Session<'t> {
                         return Ok(end);
                     }
                 }
-                // The target has already stopped: this ^C came too late.
+                // The target is not moving, so this ^C came too late. Ignore it.
                 Event::Interrupt => {}
                 Event::Resend => adapter.link.send(&self.last_reply)?,
                 // Without acknowledgements gdb would not send the packet again.
@@ -166,7 +169,8 @@ impl<'t> Session<'t> {
         Ok(SessionEnd::Closed)
     }
 
-    /// Lets the library handle one packet, moves the target if the packet asks for that, and sends the reply.
+    /// Lets the library handle one packet, moves the target if the packet asks for that, and sends the reply. Returns
+    /// how the session ended; `None` if it goes on.
     fn handle(&mut self, body: &[u8], adapter: &mut Adapter<'t>) -> io::Result<Option<SessionEnd>> {
         if !is_reasonable(body) {
             self.reply_error("the request is invalid");
@@ -187,7 +191,7 @@ impl<'t> Session<'t> {
             self.send(adapter)?;
             return Ok(None);
         }
-        // gdb sends this request while it connects. gdb prints console output that comes before the answer.
+        // gdb sends this request while it connects, and prints console output that comes before the answer.
         if body == TRACE_REQUEST
             && let Some(text) = adapter.take_greeting()
         {
@@ -204,7 +208,7 @@ impl<'t> Session<'t> {
             adapter.choose_mover(chosen_thread(thread));
         }
         if body == STATUS_REQUEST {
-            // The library would always name the first CPU.
+            // Answer here, because the library would always name the first CPU.
             self.reply_status(adapter.selected_cpu());
             self.send(adapter)?;
             return Ok(None);
@@ -212,22 +216,23 @@ impl<'t> Session<'t> {
         let idle = self.library.take().expect("the library is idle between packets");
         let mut outcome = feed(idle, adapter, body);
         if let Ok(GdbStubStateMachine::Running(running)) = outcome {
-            // The acknowledgement cannot wait until the move is over.
+            // Send the acknowledgement now, because gdb expects it before the move is over.
             self.send(adapter)?;
             outcome = self.move_target(running, adapter);
         }
         let end = self.settle(outcome, body, adapter);
         if adapter.take_abandoned() {
-            // gdb would take the reply for the answer to the next request.
+            // Send no reply to an abandoned request: gdb would take it for the answer to its next request.
             self.outgoing.0.borrow_mut().clear();
         }
         self.send(adapter)?;
         Ok(end)
     }
 
-    /// Answers ttvm's own requests, with which a client that stopped waiting for an answer gets in step
-    /// again. The client sends a word. Then the client sends requests without an answer until the word comes
-    /// back; each request lets the client read one more packet.
+    /// Answers ttvm's own requests, and returns false for all others. With these requests, a client that stopped
+    /// waiting for an answer gets in step again. The client sends `SYNC_REQUEST` with a word, which comes back as the
+    /// answer. Until the client reads the word, it sends `NOTHING_REQUEST`, which gets no answer and lets the client
+    /// read one more packet.
     fn synchronize(&mut self, body: &[u8]) -> bool {
         if let Some(word) = body.strip_prefix(SYNC_REQUEST) {
             self.reply(word);
@@ -258,7 +263,7 @@ impl<'t> Session<'t> {
         running.report_stop_with_regs(adapter, reason, &mut registers)
     }
 
-    /// Prepares for the next packet, or returns how the session ended.
+    /// Prepares for the next packet and returns `None`, or returns how the session ended.
     fn settle(
         &mut self,
         outcome: Result<Machine<'t>, LibraryError>,
@@ -299,7 +304,7 @@ impl<'t> Session<'t> {
     }
 
     fn remember_handshake(&mut self, body: &[u8]) {
-        // The library uses only this one of gdb's features, and remembers whether gdb has it.
+        // `multiprocess` is the only feature of gdb that changes the library's replies.
         if body.starts_with(b"qSupported") && body.windows(12).any(|feature| feature == b"multiprocess") {
             self.supported = Some(body.to_vec());
         } else if body == NO_ACKS_REQUEST {
@@ -323,7 +328,7 @@ impl<'t> Session<'t> {
         self.reply_error("the request is invalid");
     }
 
-    /// Adds features that the library does not know to its list.
+    /// Adds conditional breakpoints, which the library does not know, to the library's list of features.
     fn offer_conditions(&mut self) {
         let mut outgoing = self.outgoing.0.borrow_mut();
         let start = outgoing.iter().position(|&byte| byte == b'$');
@@ -396,18 +401,18 @@ fn feed<'t>(idle: Idle<'t>, adapter: &mut Adapter<'t>, body: &[u8]) -> Result<Ma
     for byte in packet {
         machine = match machine {
             Machine::Idle(idle) => idle.incoming_data(adapter, byte)?,
-            // Only the last byte of a packet can lead here.
+            // The library leaves the state `Idle` only at the last byte of a packet.
             other => return Ok(other),
         };
     }
     Ok(machine)
 }
 
-/// Whether the library may see this packet. The library trusts the length of a memory read, however large. An empty
-/// reply to an empty read would tell gdb that memory cannot be read at all. The library takes a `vCont` without actions
-/// for a request to run everything.
+/// Whether the library may get this packet. The library does not check the length of a memory read. An empty reply to
+/// an empty read would tell gdb that memory cannot be read at all. The library takes a `vCont` without actions for a
+/// request to run all threads.
 fn is_reasonable(body: &[u8]) -> bool {
-    // A breakpoint with invalid conditions or commands must not become an unconditional one.
+    // A breakpoint with invalid conditions or commands must not become a breakpoint without conditions.
     if (body.starts_with(b"Z0,") || body.starts_with(b"Z1,"))
         && body.contains(&b';')
         && parse_packet(body).is_none()

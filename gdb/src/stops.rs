@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::condition::Condition;
 use crate::target::{DebugTarget, Refusal, Watchpoint};
 
-/// The two sets, and the kinds that gdb used.
+/// The breakpoints and watchpoints of gdb, and the breakpoints and watchpoints of the target.
 #[derive(Default)]
 pub(crate) struct StopSets {
     /// Breakpoints that gdb inserted as software breakpoints (`Z0`).
@@ -18,7 +18,7 @@ pub(crate) struct StopSets {
     pub(crate) hardware: BTreeSet<u64>,
     /// Watchpoints that gdb inserted.
     pub(crate) watchpoints: BTreeSet<Watchpoint>,
-    /// The conditions from gdb, by address and whether the breakpoint is a hardware one.
+    /// The conditions from gdb. The key is the breakpoint's address, and whether it is a hardware breakpoint.
     pub(crate) conditions: BTreeMap<(u64, bool), Vec<Condition>>,
     target_breakpoints: BTreeSet<u64>,
     /// The conditions that the target has now. Breakpoints without an entry have no conditions.
@@ -38,8 +38,8 @@ impl StopSets {
         of_target.any(|address| !self.software.contains(address) && !self.hardware.contains(address))
     }
 
-    /// Makes the target's sets equal to gdb's. At a step, gdb removes the breakpoint that it `steps_off`, but the
-    /// target keeps it. Other code that runs before the step is done can hit it.
+    /// Makes the target's sets equal to gdb's. `steps_off` is the address from which gdb steps. gdb has removed a
+    /// breakpoint at this address, but the target keeps it, because other code that runs during the step can hit it.
     ///
     /// # Errors
     /// The target's refusal to set a stop. Earlier stops stay set and are remembered as set.
@@ -106,7 +106,7 @@ impl StopSets {
         Ok(())
     }
 
-    /// The conditions at an address, of which one must be true. `None` if a breakpoint there has no
+    /// The conditions at an address. A run stops if one of them is true. `None` if a breakpoint at this address has no
     /// conditions.
     fn wanted_conditions(&self, address: u64) -> Option<Vec<Condition>> {
         let mut wanted = Vec::new();

@@ -8,13 +8,14 @@ use std::ops::Range;
 use crate::condition::Condition;
 use crate::registers::Registers;
 
-/// Asks whether to stop now. After the first `true`, the function returns `true` until the run is over.
+/// A function that the target calls while it moves. Returns whether the target must stop now. After the first `true`,
+/// every call returns `true`.
 ///
 /// A call costs about one system call, which checks the client's connection. A target should call it every few thousand
 /// instructions, and at least every 50 ms, so that ^C is answered at once.
 pub type Poll<'a> = dyn FnMut() -> bool + 'a;
 
-/// Returns how far a movement is, for the user: text to show at once, or nothing yet.
+/// A function that returns a text for the user about a movement's progress, or `None` if there is nothing to show now.
 pub type Progress = dyn FnMut() -> Option<String>;
 
 /// The target did not do what was asked. The text is one sentence for gdb's user, without a full stop.
@@ -63,21 +64,21 @@ pub const FIRST_CPU: Thread = 1;
 pub struct SleepingThread {
     /// The thread's number, which is neither 0 nor a CPU's.
     pub number: Thread,
-    /// What gdb shows of the thread besides its number.
+    /// The text that gdb shows for the thread beside its number.
     pub description: String,
 }
 
 /// The target's threads at the current position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Threads {
-    /// What gdb shows of each CPU besides its name: the running thread.
+    /// The text that gdb shows for each CPU beside its name: a description of the running thread.
     pub cpus: Vec<String>,
     /// All other threads.
     pub sleeping: Vec<SleepingThread>,
 }
 
 impl Default for Threads {
-    /// One CPU, of which nothing is known.
+    /// One CPU without a description.
     fn default() -> Threads {
         Threads { cpus: vec![String::new()], sleeping: Vec::new() }
     }
@@ -88,7 +89,7 @@ impl Default for Threads {
 pub enum Stop {
     /// The requested step, or range of steps, is done.
     Step,
-    /// The movement has ended early, because nothing that it waited for can come.
+    /// The movement has ended early, because its goal cannot be reached.
     Elsewhere,
     /// RIP is at the breakpoint with this guest-virtual address. The instruction there has not been executed.
     Breakpoint(u64),
@@ -108,7 +109,8 @@ pub enum Stop {
     HistoryEnd,
 }
 
-/// A machine that can move forwards and backwards along its history. All CPUs together execute their instructions in one order.
+/// A machine that can move forwards and backwards along its history. All CPUs together execute their instructions in
+/// one order.
 ///
 /// The server calls from one thread, one method at a time, and the target stands still between calls.
 /// Breakpoints and watchpoints change only while it stands still, right before it moves.
@@ -140,7 +142,7 @@ pub trait DebugTarget {
     /// refusal.
     fn write_memory(&mut self, thread: Thread, address: u64, bytes: &[u8]) -> Result<(), Refusal>;
 
-    /// Tells the target that gdb shows this place to its user.
+    /// Tells the target that gdb shows the current position to its user.
     fn shown(&mut self) {}
 
     /// The threads to show. By default gdb sees one CPU.
@@ -150,8 +152,8 @@ pub trait DebugTarget {
         Threads::default()
     }
 
-    /// Makes runs stop before the instruction at this guest-virtual address. Called once per address until it is
-    /// cleared.
+    /// Makes runs stop before the instruction at this guest-virtual address. The server sets an address again only
+    /// after it has cleared the breakpoint there.
     fn set_breakpoint(&mut self, address: u64) -> Result<(), Refusal>;
 
     /// Undoes [`Self::set_breakpoint`].
@@ -164,21 +166,23 @@ pub trait DebugTarget {
     /// A target that ignores this stops too often, and gdb then evaluates the conditions itself.
     fn set_conditions(&mut self, _address: u64, _conditions: &[Condition]) {}
 
-    /// Makes runs and steps stop at accesses to this range. Called once per watchpoint until it is cleared.
+    /// Makes runs and steps stop at accesses to this range. The server sets a watchpoint again only after it has
+    /// cleared the watchpoint.
     fn set_watchpoint(&mut self, watchpoint: Watchpoint) -> Result<(), Refusal>;
 
     /// Undoes [`Self::set_watchpoint`].
     fn clear_watchpoint(&mut self, watchpoint: Watchpoint);
 
-    /// Executes exactly one instruction of a CPU. The other CPUs execute what comes before it. Returns [`Stop::Step`],
-    /// [`Stop::Watchpoint`], or [`Stop::HistoryEnd`] if the target was already at the end.
+    /// Executes exactly one instruction of a CPU. The other CPUs execute their instructions that come before this
+    /// instruction. Returns [`Stop::Step`], [`Stop::Watchpoint`], or [`Stop::HistoryEnd`] if the target was already at
+    /// the end.
     ///
     /// A long step, for which the target must replay, may poll. The step either completes, or returns
     /// [`Stop::Interrupted`] without moving the target.
     ///
     /// Breakpoints at the instruction and at the next one do not count: gdb removes a breakpoint before it steps off. A
-    /// target may step over other code between these two instructions, such as an interrupt's handler. For a breakpoint
-    /// in such code it returns [`Stop::Breakpoint`].
+    /// target may step over other code between these two instructions, such as an interrupt's handler. At a breakpoint
+    /// in such code the target returns [`Stop::Breakpoint`].
     fn step_forward(&mut self, cpu: Thread, poll: &mut Poll<'_>) -> Result<Stop, Refusal>;
 
     /// Undoes exactly one instruction of a CPU: the mirror image of [`Self::step_forward`], with
@@ -227,23 +231,23 @@ pub trait DebugTarget {
 
     /// Executes gdb's `monitor COMMAND` and returns the text for gdb to print. A missing final newline is added.
     ///
-    /// A long command should poll as often as a run does. The answer is `true` once the client has gone, or no longer
-    /// waits for the command. The command may move the target. gdb does not expect that and must then be told to drop
-    /// its caches (`maintenance flush register-cache`).
+    /// A long command should call `poll` as often as a run does. `poll` returns `true` once the client has gone, or no
+    /// longer waits for the command. The command may move the target. gdb does not expect a movement, so the user must
+    /// then tell gdb to drop its caches (`maintenance flush register-cache`).
     fn monitor(&mut self, command: &str, poll: &mut Poll<'_>) -> Result<String, Refusal>;
 
-    /// Returns a function that tells gdb's user how far a movement is. The server asks for it before the target moves
-    /// or executes a `monitor` command. The server then calls it at every poll; the target decides how often it returns
-    /// a text.
+    /// Returns a function that tells gdb's user how far a movement is. The server calls this method before the target
+    /// moves or executes a `monitor` command. The server then calls the returned function at every poll. The target
+    /// decides how often this function returns a text.
     ///
-    /// During a movement gdb prints the text as it comes. During a `monitor` command gdb would take it for a part of
-    /// the answer, so the text is not sent then.
+    /// During a movement gdb prints the text as it comes. During a `monitor` command the text is not sent, because gdb
+    /// would take the text for a part of the answer.
     fn progress(&mut self) -> Box<Progress> {
         Box::new(|| None)
     }
 
-    /// A text for the user of a new gdb, once for each connection. gdb prints it while it connects, unless `set remote
-    /// trace-status-packet off` keeps gdb from asking.
+    /// A text for the user of a newly connected gdb. Each connection gets the text once. gdb prints it while it
+    /// connects, unless `set remote trace-status-packet off` keeps gdb from asking.
     fn take_greeting(&mut self) -> Option<String> {
         None
     }

@@ -1,4 +1,4 @@
-//! Tells a client that gets no session why.
+//! Tells a client why it gets no session.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -7,14 +7,14 @@ use std::time::Duration;
 use crate::frame::{Event, Framer, encode_error_into};
 use crate::listener::Stream;
 
-/// How long one read waits for a client. gdb asks its first question at once, and leaves at once after the answer.
+/// How long one read waits for a client. gdb sends its first request at once, and hangs up at once after an error.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The largest number of reads of up to [`CHUNK_BYTES`] before the server leaves a client that keeps talking.
+/// The largest number of reads of up to [`CHUNK_BYTES`] before the server hangs up on a client that keeps sending.
 const MAX_READS: usize = 8;
 const CHUNK_BYTES: usize = 4096;
 
-/// Answers a client's first question with this sentence, which gdb prints, and hangs up. Leaves a client that asks
-/// nothing after some seconds.
+/// Answers a client's first request with this sentence, which gdb prints, and hangs up. Also hangs up on a client that
+/// sends nothing.
 pub fn turn_away(mut stream: Stream, sentence: &str) {
     // A client that has gone in the meantime need not be told.
     let _ = tell(&mut stream, sentence);

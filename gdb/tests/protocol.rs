@@ -247,7 +247,7 @@ fn a_greeting_is_printed_once_where_gdb_asks_for_traces() {
     assert_eq!(client.reply(), "");
     assert_eq!(client.request("qTStatus"), "");
     assert!(client.request("?").starts_with("T05"));
-    // A client that does not ask gets no greeting.
+    // A client that does not send `qTStatus` gets no greeting.
     let mut client = Client::connect_without_acks(toy());
     assert!(client.request("?").starts_with("T05"));
     assert!(client.request(STEP).starts_with("T05"));
@@ -329,7 +329,7 @@ fn each_cpu_is_a_thread_and_stops_name_theirs() {
         assert_eq!(client.request(&format!("Hgp1.{thread}")), "OK");
         assert_eq!((client.rip(), client.request("m2000,2")), (thread, format!("{thread:02}").repeat(2)));
     }
-    // The others may run or be locked.
+    // The other CPUs may run or be locked.
     for step in ["vCont;s:p1.3;c:p1.-1", "vCont;s:p1.3", "vCont;s:p1.3;c:p1.1", "vCont;c:p1.1;s:p1.3"] {
         assert_eq!(stop_kind(&client.request(step)), "T05thread:p01.03;", "{step}");
     }
@@ -537,7 +537,7 @@ fn senseless_packets_are_answered_once_and_change_nothing() {
     ];
     let mut client = Client::connect_without_acks(Toy::new());
     client.request(STEP);
-    // Announcing other features later revokes nothing.
+    // A later `qSupported` with other features changes nothing.
     assert!(client.request("qSupported:x").contains("ReverseStep+"));
     let registers = client.request("g");
     for body in senseless {

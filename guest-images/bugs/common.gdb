@@ -1,5 +1,5 @@
-# Commands that the walks share. guest-images/bugs/walk has set $text and $text_end, where the module's code begins and
-# ends.
+# Commands that the walks share. guest-images/bugs/walk has set $text and $text_end to the begin and the end of the
+# module's code.
 
 set pagination off
 set confirm off
@@ -9,7 +9,7 @@ set print elements 48
 set disassemble-next-line off
 
 # on-the-way and culprit print the current place: function, source line, instruction. guest-images/bugs/walk makes its
-# summary from the lines after the word.
+# summary from the lines after the printed words `on the way:` and `culprit:`.
 define on-the-way
   echo on the way:\n
   frame

@@ -1,4 +1,4 @@
-# The common 32-bit entry: saves what the loader left in the registers, makes a stack, goes to C with EAX and EBX.
+# The common 32-bit entry: saves the loader's values of the registers, makes a stack, and calls C with EAX and EBX.
         .section .note.GNU-stack, "", @progbits
         .text
         .global entry32

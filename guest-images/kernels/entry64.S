@@ -1,4 +1,4 @@
-# The 64-bit Linux entry: RSI leads to boot_params. Everything else is checked in C.
+# The 64-bit Linux entry. RSI has the address of boot_params. The C code checks everything else.
         .section .note.GNU-stack, "", @progbits
         .text
         .global entry64

@@ -1,4 +1,4 @@
-# A Multiboot 1 header: page-aligned modules and memory information, please.
+# A Multiboot 1 header, which requests page-aligned modules and memory information.
         .section .note.GNU-stack, "", @progbits
         .section .header, "a"
         .balign 4

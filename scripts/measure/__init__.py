@@ -1,1 +1,1 @@
-"""What the scripts that measure ttvm share. Not meant to be run."""
+"""The common modules of the scripts that measure ttvm. These modules are not meant to be run."""

@@ -18,31 +18,32 @@ SHELL_LOADS = {
     "text": "i=0; while :; do i=$((i + 1)); cat /proc/kallsyms | sort -r | tail -n 1; echo $i; done",
     "archive": "while :; do tar c /bin /sys/kernel | gzip | gunzip | wc -c; done",
 }
-# Other kernels boot, and then run one of the loads above.
+# Guests with another kernel, each with the name of the load above that it runs.
 OTHER_KERNELS = {"trixie": "list", "sid": "fork"}
 BENCHES = ["cpu", "sys", "mem", "rd"]
 NAMES = [*SHELL_LOADS, *OTHER_KERNELS, *BENCHES, "debian"]
 
-# The guest itself ends the loads above in one of these ways.
+# The ways in which the guest itself ends a load.
 INNER_ENDS = {"power-off": "poweroff -f", "panic": "echo c >/proc/sysrq-trigger"}
 OUTER_ENDS = {"kill": signal.SIGKILL, "^C": signal.SIGINT}
 
 
 @dataclass
 class FirstGuest:
-    """A guest, how long it runs, and how it ends."""
+    """A guest, the length of its run, and the way in which it ends."""
 
     name: str
     options: list
     end: str
     length_s: float
-    """Of guest time where the end comes from within, else of the host's."""
+    """In seconds of guest time if the guest ends the run itself, else in seconds of the host's time."""
     signal: int | None
-    """What ends the recorder."""
+    """The signal that ends the recorder; None if the guest ends the run."""
 
 
 def random_guest(chance: random.Random, number):
-    """The guest of this number: the names in turn, lengths between 0.5 and 60 seconds, as many short ones as long ones."""
+    """The guest with this number. The names take turns. The lengths are between 0.5 and 60 seconds, with as many short
+    lengths as long ones."""
     name = NAMES[number % len(NAMES)]
     length_s = 0.5 * 120 ** chance.random()
     within = name in SHELL_LOADS or name in OTHER_KERNELS

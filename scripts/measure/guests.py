@@ -1,5 +1,5 @@
-"""The guests of an endurance run: the benchmark workloads, Debian on a disk with a typist who logs in, one that has
-nothing to do, and one with several processors."""
+"""The guests of an endurance run: the benchmark workloads, Debian on a disk with a typist who logs in, an idle guest,
+and a guest with several processors."""
 
 import itertools
 from dataclasses import dataclass
@@ -31,22 +31,23 @@ BUSY_SHELL = [(PROMPT, b"ls -lR /sys | md5sum\n"), (PROMPT, b"sleep 0.3; date\n"
 
 @dataclass
 class Guest:
-    """A guest and what is known of it."""
+    """A guest, with its options and its expected output."""
 
     name: str
     options: list
     memory_bytes: int
     shows: bytes
-    """What its console shows if it did its work."""
+    """Text on the console that shows that the guest did its work."""
     session: list | None = None
-    """What the typist types into it. Such a guest does not do exactly the same twice."""
+    """The prompts and lines of the typist; None without a typist. Two runs of a guest with a typist are not exactly
+    equal."""
 
     def typist(self):
         return Typist(self.session) if self.session else None
 
 
 def guest_of(name, disk, full):
-    """The guest of this name, at full or at a smaller scale; `disk` is an empty disk."""
+    """The guest with this name, at its full scale or at a smaller scale. `disk` is an empty disk."""
     if name in WORKLOADS:
         scale = "" if full else SHORT_SCALES.get(name, "")
         return Guest(name, machine_options(name, scale, disk), 256 * MIB, LAST_MARK.encode())

@@ -1,4 +1,4 @@
-"""Where and with what something was measured: figures without that are worth nothing."""
+"""The host, the commit and the version with which figures were measured. Figures without these data are useless."""
 
 import platform
 import shutil
@@ -8,7 +8,7 @@ from measure.workloads import REPO
 
 
 def host_and_commit(ttvm):
-    """The host, this repository's commit (nothing where only its files are) and ttvm's version."""
+    """The host, this repository's commit (empty without a git repository) and ttvm's version."""
     with open("/proc/cpuinfo") as file:
         model = next((line.partition(": ")[2].strip() for line in file if line.startswith("model name")), "")
     return {
@@ -20,7 +20,7 @@ def host_and_commit(ttvm):
 
 
 def said_by(*command):
-    """What a command prints; nothing if it cannot be run."""
+    """A command's output; empty if the command cannot be run."""
     if shutil.which(command[0]) is None:
         return ""
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()

@@ -1,6 +1,6 @@
-"""Runs inside gdb, for scripts/bench-gdb: walks about in a recording of the workload rd and measures how long gdb's user
-waits. MEASURE_RESULTS names the file that the measurements are written to, MEASURE_SERVER the process that serves the
-recording, whose CPU time is measured as well."""
+"""Runs inside gdb, for scripts/bench-gdb. Moves in a recording of the workload rd, and measures how long gdb's user
+waits. The environment variable MEASURE_RESULTS names the file for the measurements. MEASURE_SERVER is the number of the
+process that serves the recording; the CPU time of this process is measured, too."""
 
 import json
 import os
@@ -17,14 +17,14 @@ CALLS = 7
 
 
 def cpu_s():
-    """CPU seconds that the server has had, those of all its threads."""
+    """The CPU seconds that the server has used so far, in all its threads."""
     with open(f"/proc/{SERVER}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / HERTZ
 
 
 def timed(command):
-    """Wall and CPU seconds of a command, and the distance that it went, in instructions."""
+    """Executes a command. Returns its wall and CPU seconds, and the distance that it moved, in instructions."""
     before, cpu, wall = position(), cpu_s(), time.monotonic()
     gdb.execute(command, to_string=True)
     wall, cpu = time.monotonic() - wall, cpu_s() - cpu
@@ -50,7 +50,7 @@ def function():
 
 
 def single_steps(places):
-    """Steps back: many in a row, and the first after a goto."""
+    """Measures steps back: many steps in a row, and the first step after a goto."""
     rows, first = [], []
     goto("end")
     rows += [timed("reverse-stepi") for _ in range(STEPS_IN_A_ROW)]
@@ -62,7 +62,7 @@ def single_steps(places):
 
 
 def after_runs(places):
-    """The first step back behind a run forward, which leaves behind other things than a goto does."""
+    """Measures the first step back after a run forward. ttvm has other states cached than after a goto."""
     steps = []
     for place in places:
         goto(f"insn:{place}")
@@ -72,7 +72,7 @@ def after_runs(places):
 
 
 def back_over_calls(places):
-    """reverse-next over the call of a function that runs for 15 million instructions."""
+    """Measures reverse-next over the call of a function that runs for 15 million instructions."""
     calls = []
     for place in places:
         goto(f"insn:{place}")
@@ -84,7 +84,7 @@ def back_over_calls(places):
 
 
 def far_back(function_name):
-    """reverse-continue from the end to a function that was called once."""
+    """Measures reverse-continue from the end to a function that was called once."""
     goto("end")
     quietly(f"break {function_name}")
     result = timed("reverse-continue")
@@ -102,7 +102,7 @@ def measure():
     quietly("set pagination off", "set confirm off")
     goto("end")
     end = position()
-    # The part of the recording in which main's loop runs; the boot comes before.
+    # Choose places in the part of the recording in which main's loop runs, after the boot.
     choose = random.Random(7)
     places = [choose.randrange(end // 10, end - end // 50) for _ in range(PLACES)]
     results = {"end": end}

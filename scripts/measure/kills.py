@@ -1,4 +1,4 @@
-"""Recordings whose recorder is killed at a random moment: what is there must open, and replay up to that moment."""
+"""Kills recorders at random moments. The recording that remains must open, and replay up to the kill."""
 
 import os
 import shutil
@@ -18,18 +18,18 @@ NOT_BEGUN = "cut off before it began"
 
 @dataclass
 class Kill:
-    """What one kill came to."""
+    """The result of one kill."""
 
     number: int
     after_s: float
     begun: bool
-    """Whether there was a recording yet: the images are read first."""
+    """Whether the recording existed at the kill. A recorder first reads the images."""
     wrong: list
-    """Sentences."""
+    """Sentences about faults."""
     instructions: int
     checkpoints: int
     lost_s: float
-    """Time of the host between the last thing recorded and the kill."""
+    """Seconds of the host's time between the last write of the log and the kill."""
 
 
 def record(ttvm, recording, **when):
@@ -39,7 +39,7 @@ def record(ttvm, recording, **when):
 
 
 def boot_s(ttvm, recording):
-    """How long it takes until a typist can type, on this machine and now."""
+    """The seconds from the start until the guest's prompt, on this machine at this time."""
     done = record(ttvm, recording, until=PROMPT, limit_s=600)
     shutil.rmtree(recording)
     if PROMPT not in done.console:
@@ -48,7 +48,7 @@ def boot_s(ttvm, recording):
 
 
 def kill_one(ttvm, number, after_s, recording):
-    """Kills a recording and looks at what is left at `recording`."""
+    """Records to `recording`, kills the recorder after `after_s` seconds, and checks the recording that remains."""
     killed = record(ttvm, recording, kill_after_s=after_s)
     log = f"{recording}/events.log"
     if killed.code != -9:
@@ -96,7 +96,8 @@ def wrong_replay(info, killed, replayed):
 
 
 def kill_many(ttvm, count, random, keep):
-    """Kills `count` recordings at moments from `random`, says what was wrong, and keeps those recordings."""
+    """Kills `count` recorders at moments from `random`. Prints the faults, and keeps the recordings that have a
+    fault."""
     longest_s = boot_s(ttvm, f"{keep}/boot.ttvm") * (1 + SESSION_SHARE)
     kills = []
     while sum(kill.begun for kill in kills) < count:

@@ -1,5 +1,5 @@
-"""The benchmark workloads under ttvm and under QEMU's TCG: run, recorded, replayed; each mark on the console with the CPU
-time at which it came."""
+"""Runs, records and replays the benchmark workloads under ttvm and under QEMU's TCG. Returns each mark on the console
+with the CPU time at the mark."""
 
 import contextlib
 import glob
@@ -19,11 +19,11 @@ LIMIT_S = 600
 
 
 class BenchError(Exception):
-    """A run that cannot be used; the text is for the user."""
+    """The run cannot be used. The text, for the user, says why."""
 
 
 def checked(command):
-    """Runs a command that must succeed; gives what it printed."""
+    """Runs a command that must succeed. Returns its output."""
     done = run(command)
     if done.code != 0:
         raise BenchError(f"{' '.join(command[:2])} ended with {done.code}: {done.messages[-500:].strip()}")
@@ -38,13 +38,13 @@ def cpu_ns(pid):
             with open(path) as file:
                 total += int(file.read().split()[0])
         except OSError:
-            pass  # that thread ended meanwhile
+            pass  # the thread has ended
     return total
 
 
 def marks_of(name, command, messages_file, on_mark=None, limit_s=LIMIT_S):
-    """Runs a command; gives the marks on its console as (text, None, CPU ns when the line came out). `on_mark` is called
-    with the text of each, and must not wait."""
+    """Runs a command. Returns the marks on its console as (text, None, CPU nanoseconds when the line appeared). Calls
+    `on_mark` with the text of each mark. `on_mark` must not wait."""
     with open(messages_file, "wb") as messages:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages)
     timer = threading.Timer(limit_s, process.send_signal, [signal.SIGKILL])
@@ -67,7 +67,7 @@ def marks_of(name, command, messages_file, on_mark=None, limit_s=LIMIT_S):
 
 
 def qemu_command(workload, scale):
-    """QEMU's TCG with the machine of a workload; what its console leads to is still to be said."""
+    """The command of QEMU's TCG with the machine of a workload. The caller adds the option for the console."""
     initrd, cmdline = guest_options(workload, scale)
     command = [QEMU, "-accel", "tcg", "-M", "pc", "-cpu", "qemu64", "-smp", "1", "-m", "256", "-nodefaults"]
     command += ["-display", "none", "-no-reboot", "-net", "none"]
@@ -75,7 +75,7 @@ def qemu_command(workload, scale):
 
 
 class Ttvm:
-    """A build of ttvm."""
+    """Plays workloads with a build of ttvm."""
 
     name = "ttvm"
 
@@ -83,7 +83,8 @@ class Ttvm:
         self.binary = binary
 
     def play(self, kind, workload, scale, disk, scratch):
-        """The marks of one run, as (text, instructions or None, CPU ns). A replay is one of the last recording."""
+        """Plays a workload. Returns its marks as (text, instructions or None, CPU nanoseconds). The kind `replay`
+        replays the last recording."""
         recording, stats_file = f"{scratch}/recording.ttvm", f"{scratch}/stats.json"
         machine = machine_options(workload, scale, disk)
         if kind == "record":
@@ -99,7 +100,8 @@ class Ttvm:
 
     @contextlib.contextmanager
     def background_replay(self, scratch, core):
-        """A replay of the last recording runs beside what is done meanwhile, on this core, until it ends or that is done."""
+        """A context in which a replay of the last recording runs on this core. The replay ends at the end of the
+        context, or earlier."""
         command = [self.binary, "replay", f"{scratch}/recording.ttvm", "--quiet"]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.sched_setaffinity(process.pid, {core})
@@ -111,7 +113,7 @@ class Ttvm:
 
 
 class Qemu:
-    """QEMU's TCG; recording and replaying it counts instructions."""
+    """Plays workloads with QEMU's TCG. While recording and replaying, QEMU counts instructions."""
 
     name = "QEMU"
 

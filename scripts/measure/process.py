@@ -1,4 +1,4 @@
-"""One ttvm process: its console, what it cost, and the typist who types into it or kills it."""
+"""Runs one process, and types at its console or kills it. Returns its output and its cost."""
 
 import contextlib
 import os
@@ -15,7 +15,8 @@ from fcntl import ioctl
 
 
 class Typist:
-    """Waits for a text on the console, types the answer, and so on. `lines` are pairs of both, perhaps without end."""
+    """Waits for a text on the console, types the answer, waits for the next text, and so on. `lines` are pairs of a
+    text and its answer, and may be endless."""
 
     def __init__(self, lines):
         self.lines = iter(lines)
@@ -26,7 +27,7 @@ class Typist:
         self.wait_for, self.answer = next(self.lines, (None, None))
 
     def see(self, output):
-        """What to type after this output; nothing, mostly."""
+        """Returns the answer to type after this output; mostly empty."""
         self.unseen += output
         if self.wait_for is None or (at := self.unseen.find(self.wait_for)) < 0:
             return b""
@@ -41,30 +42,30 @@ class Done:
     """A process that has ended."""
 
     code: int
-    """Exit code; minus the signal, if one ended it."""
+    """The exit code, or minus the number of the signal that ended the process."""
     console: bytes
-    """All that it wrote to its standard output."""
+    """The complete standard output."""
     messages: str
-    """All that it wrote to its standard error."""
+    """The complete standard error."""
     cpu_s: float
-    """CPU time of all its threads, that of the kernel on its behalf included."""
+    """CPU seconds of all threads, in user mode and in the kernel."""
     peak_bytes: int
     """The largest resident memory that the process has had."""
     began_at: float
-    """Date at which it was started, in seconds since 1970."""
+    """The time of the start, in seconds since 1970."""
     ended_at: float
-    """Date at which it was killed, or else was found to have ended."""
+    """The time at which the process was killed, or was found to have ended, in seconds since 1970."""
     seen: list = field(default_factory=list)
-    """Pairs of a date and how many bytes of the console had come by then."""
+    """Pairs of a time, in seconds since 1970, and the number of output bytes up to this time."""
 
     def seen_before(self, date):
-        """How many bytes of the console had come by that date."""
+        """The number of output bytes up to a time."""
         return max((count for at, count in self.seen if at <= date), default=0)
 
 
 def run(command, typist=None, kill_after_s=None, until=None, limit_s=3600):
     """Runs a command to its end, or kills it: after `kill_after_s`, once the text `until` is on its console, or when
-    it has hung for `limit_s`. With a typist its console is a terminal, and without, nothing can be typed."""
+    it has hung for `limit_s`. With a typist, the console is a terminal. Without a typist, the process has no input."""
     with tempfile.TemporaryFile() as messages:
         process, console = start(command, typist, messages)
         try:
@@ -80,7 +81,7 @@ def run(command, typist=None, kill_after_s=None, until=None, limit_s=3600):
 
 
 def start(command, typist, messages):
-    """The process and where its console can be read."""
+    """Starts a process. Returns the process, and the descriptor from which its console can be read."""
     if typist is None:
         console, theirs = os.pipe()
         stdin = subprocess.DEVNULL
@@ -131,7 +132,8 @@ def watch(process, console, typist, kill_after_s, until):
 
 
 def answer(process, console, keys, last):
-    """Types; before the last answer the terminal also changes its size, for that is an input of its own kind."""
+    """Types an answer. Before the last answer, also changes the terminal's size, because a size change is another kind
+    of input."""
     if last:
         resize(console, 100, 30)
         process.send_signal(signal.SIGWINCH)
@@ -141,8 +143,8 @@ def answer(process, console, keys, last):
 
 
 def read(console):
-    """What has come; nothing at the end."""
+    """Reads output. Returns no bytes at the end."""
     try:
         return os.read(console, 65536)
     except OSError:
-        return b""  # a terminal whose other side has gone
+        return b""  # the process has closed its side of the terminal

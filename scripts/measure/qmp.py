@@ -6,11 +6,11 @@ from measure.remote import connected
 
 
 class QmpError(Exception):
-    """QEMU did not do what was asked; the text is for the user."""
+    """QEMU refused a command. The text is for the user."""
 
 
 class Qmp:
-    """A connection to QEMU's control socket, which may be about to come."""
+    """A connection to QEMU's control socket. Waits until QEMU has made the socket."""
 
     def __init__(self, path):
         self.socket = connected(path)
@@ -19,7 +19,7 @@ class Qmp:
         self.ask("qmp_capabilities")
 
     def ask(self, command, **arguments):
-        """What a command returns. Raises `EOFError` once QEMU has ended."""
+        """Sends a command and returns its result. Raises `EOFError` if QEMU has ended."""
         try:
             self.lines.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
             self.lines.flush()
@@ -30,11 +30,11 @@ class Qmp:
                 if "return" in reply:
                     return reply["return"]
         except ConnectionError:
-            pass  # it ended in the middle
+            pass  # QEMU ended during the command
         raise EOFError
 
     def instructions(self):
-        """Instructions so far of a guest that is recorded or replayed."""
+        """The number of instructions so far, while a guest is recorded or replayed."""
         return self.ask("query-replay")["icount"]
 
     def save_snapshot(self, name):

@@ -1,5 +1,5 @@
-"""A small client of gdb's remote protocol: break- and watchpoints in any number, memory, and runs to the next stop. gdb
-itself would ask at each stop for much that no measurement needs."""
+"""A small client of gdb's remote protocol, with any number of breakpoints and watchpoints, memory, and runs to the next
+stop. gdb itself would send many requests at each stop, which would disturb the measurements."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ PATIENCE_S = 600
 
 
 class RemoteError(Exception):
-    """The server did not do what was asked; the text is for the user."""
+    """The server refused a request. The text is for the user."""
 
 
 class Remote:
-    """A connection to a server of the protocol at a UNIX socket, which may be about to come."""
+    """A connection to a server of the protocol at a UNIX socket. Waits until the server has made the socket."""
 
     def __init__(self, path):
         self.socket, self.received, self.told = connected(path), b"", ""
@@ -25,13 +25,13 @@ class Remote:
         self.socket.sendall(b"+")
 
     def ask(self, packet):
-        """Sends a packet, and gives the reply."""
+        """Sends a packet, and returns the reply."""
         data = packet.encode()
         self.socket.sendall(b"$%s#%02x" % (data, sum(data) & 0xFF))
         return self.reply()
 
     def reply(self):
-        """The next packet that is no text for the console."""
+        """Returns the next packet that is not a text for the console."""
         while True:
             while b"#" not in self.received or len(self.received) < self.received.index(b"#") + 3:
                 data = self.socket.recv(65536)
@@ -47,7 +47,7 @@ class Remote:
             self.told += bytes.fromhex(text[1:]).decode(errors="replace")
 
     def order(self, packet):
-        """Asks for something whose reply is `OK`."""
+        """Sends a request whose reply must be `OK`."""
         if (reply := self.ask(packet)) != "OK":
             raise RemoteError(f"'{packet}' was answered by '{reply}'")
 
@@ -58,19 +58,19 @@ class Remote:
         self.order(f"Z2,{address:x},{length:x}")
 
     def memory(self, address, length):
-        """Bytes of the guest's memory; fewer, or none, where it has none."""
+        """Reads the guest's memory. Returns fewer bytes, or none, if the address range is not mapped."""
         reply = self.ask(f"m{address:x},{length:x}")
         return b"" if reply[:1] == "E" else bytes.fromhex(reply)
 
     def monitor(self, text):
-        """What gdb's `monitor` command does; gives what it prints."""
+        """Sends a `monitor` command. Returns its output."""
         self.told = ""
         if (reply := self.ask(f"qRcmd,{text.encode().hex()}"))[:1] == "E":
             raise RemoteError(f"'monitor {text}' was answered by '{reply}'")
         return self.told
 
     def go_on(self):
-        """Continues, and gives the next stop."""
+        """Continues. Returns the reply of the next stop."""
         return self.ask("c")
 
     def close(self):
@@ -78,12 +78,12 @@ class Remote:
 
 
 def written_out(text):
-    """A packet whose repetitions are written out: `0*~` is a zero and then 97 more."""
+    """Expands the repetitions in a packet: `0*~` is a zero and 97 more zeros."""
     return re.sub(r"(.)\*(.)", lambda found: found[1] * (ord(found[2]) - 28), text, flags=re.DOTALL)
 
 
 def connected(path):
-    """A socket that is connected to `path` once a server listens there."""
+    """Waits until a server listens at `path`, and returns a connected socket."""
     patience = time.monotonic() + PATIENCE_S
     while True:
         stream = socket.socket(socket.AF_UNIX)
@@ -98,7 +98,7 @@ def connected(path):
 
 
 class Server:
-    """A process that serves the protocol at a socket, with a client."""
+    """A process that serves the protocol at a socket, and a client that is connected to it."""
 
     def __init__(self, command, path, messages):
         # An earlier server may be about to remove its own socket at this path.
@@ -119,7 +119,7 @@ class Server:
         self.stop()
 
     def cpu_s(self):
-        """CPU time so far of all its threads, those that have ended among them."""
+        """The CPU seconds so far of all threads of the process, also of threads that have ended."""
         with open(f"/proc/{self.process.pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / HERTZ

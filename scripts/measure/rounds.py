@@ -28,12 +28,12 @@ MOST_LOG_PER_IDLE_S = 1024
 
 @dataclass
 class Round:
-    """What one round of one guest came to."""
+    """The result of one round of one guest."""
 
     guest: str
     number: int
     wrong: list
-    """Sentences."""
+    """Sentences about faults."""
     instructions: int
     guest_s: float
     log_bytes: int
@@ -41,10 +41,11 @@ class Round:
     """Only in rounds that measure what recording costs."""
     record: dict
     replay: dict
-    """`cpu_s`, `peak_bytes` and `instructions` of each."""
+    """`run`, `record` and `replay` have the keys `cpu_s`, `peak_bytes` and `instructions`."""
 
     def recording_costs(self):
-        """CPU time per instruction of the recording by that of the run without."""
+        """The ratio of the recording's CPU time per instruction to the CPU time per instruction of the run without
+        recording."""
         return cpu_per_instruction(self.record) / cpu_per_instruction(self.run)
 
     def replaying_costs(self):
@@ -60,7 +61,7 @@ def cost_of(done, instructions):
 
 
 def info_of(ttvm, recording):
-    """What `ttvm info` says, and what was wrong with that."""
+    """The output of `ttvm info`, and sentences about faults."""
     done = run([ttvm, "info", recording, "--json"])
     if done.code != 0:
         return {}, [f"info ended with {done.code}: {done.messages.strip()[-300:]}"]
@@ -68,7 +69,7 @@ def info_of(ttvm, recording):
 
 
 def play(ttvm, guest, number, recording, costs, record_options):
-    """One round; the recording is left at `recording`. With `costs`, the guest also runs without recording."""
+    """Plays one round. The recording stays at `recording`. With `costs`, the guest also runs without recording."""
     # Each round is a different run, but the run with recording and the run without are the same.
     machine = [*guest.options, "--seed", str(number), "--date", str(1_700_000_000 + 86_400 * number)]
     ran = run([ttvm, "run", *machine], guest.typist()) if costs else None
@@ -103,7 +104,7 @@ def wrong_run(verb, done, guest):
 
 def wrong_recording(info, recorded, end):
     if not info or not end:
-        return []  # said already
+        return []  # the fault is already reported
     wrong = []
     if not info["complete"]:
         wrong.append("info says that the recording was cut off")
@@ -135,7 +136,7 @@ def first_difference(left, right):
 
 @dataclass
 class Summary:
-    """All rounds of one guest: medians, and how often something was wrong."""
+    """The summary of all rounds of one guest: medians, and the number of rounds with a fault."""
 
     guest: str
     rounds: int
@@ -187,7 +188,7 @@ HEADING = (
 
 
 def line_of(s):
-    """A line below HEADING."""
+    """The guest's line in the table below HEADING."""
     return (
         f"{s.guest:7} {s.rounds:6} {s.failed:6} {s.instructions / 1e6:8.0f} {s.run_s:7.2f} {s.record_s:7.2f}"
         f" {s.replay_s:7.2f} {s.recording:8.3f} {s.replaying:8.3f} {s.log_bytes:8} {s.log_bytes_per_s:9.0f}"
@@ -196,7 +197,8 @@ def line_of(s):
 
 
 def over_limits(summary, guest):
-    """Sentences about what is over the limits for (what is exact, what is measured on a machine with other work)."""
+    """Two lists of sentences about exceeded limits: of exact values (log, memory), and of CPU times, which other work
+    on the machine changes."""
     exact, measured = [], []
     if summary.guest == "boot" and summary.log_bytes > MOST_LOG_OF_BOOT:
         exact.append(f"boot: the log has {summary.log_bytes} bytes, more than {MOST_LOG_OF_BOOT}")
@@ -215,7 +217,7 @@ def over_limits(summary, guest):
 
 
 def play_and_report(ttvm, guest, number, keep, costs, record_options):
-    """One round; says what was wrong, and keeps the recording only then."""
+    """Plays one round and prints its faults. Keeps the recording only if there is a fault."""
     recording = f"{keep}/{guest.name}-{number}.ttvm"
     result = play(ttvm, guest, number, recording, costs, record_options)
     if not result.wrong:

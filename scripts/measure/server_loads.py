@@ -1,6 +1,6 @@
-"""The three workloads of King, Dunlap and Chen (2005), SPECweb99, three builds of a C program and PostMark, with what
-Debian has today. They run on the Debian disk; each lies between two marks, which tell the guest's
-uptime, too."""
+"""Today's equivalents, from Debian, of the three workloads of King, Dunlap and Chen (2005): SPECweb99, three builds of
+a C program, and PostMark. The workloads run on the Debian disk. Each prints a mark at its beginning and at its end,
+with the guest's uptime."""
 
 import re
 import socket
@@ -20,7 +20,7 @@ QUIT_TRIES = 60
 
 
 class LoadError(Exception):
-    """The load could not be brought; the text is for the user."""
+    """The requests to the guest's server failed. The text is for the user."""
 
 
 @dataclass
@@ -28,13 +28,13 @@ class Load:
     """One workload."""
 
     title: str
-    """For the table."""
+    """The workload's name in the table."""
     count: int
-    """How much of it, if nothing else is said."""
+    """The default number of requests, builds or transactions."""
     before: str
-    """What the guest does before it counts, with {count} for the number."""
+    """The guest's commands before the measured part. {count} stands for the number."""
     command: str
-    """What counts."""
+    """The guest's commands in the measured part."""
     network: bool = False
 
 
@@ -62,7 +62,8 @@ LOADS = {
 
 
 def machine_options(load, count, port):
-    """The machine as ttvm's run and record want it. `port` of the host leads to the guest's web server."""
+    """The machine's options for ttvm run and ttvm record. The host's port `port` is forwarded to the guest's web
+    server."""
     job = f"{load.before} && {mark('begin')} && {load.command} && {mark('end')}".replace("{count}", str(count))
     options = ["--kernel", KERNEL, "--initrd", f"{GUESTS}/initrd-busybox-cloud.gz", "--disk", f"{GUESTS}/debian.img"]
     options += ["--memory", MEMORY, "--seed", "1", "--date", "1700000000", "--cmdline", f'{CMDLINE} ttvm.run="{job}"']
@@ -80,7 +81,7 @@ def free_port():
 
 
 class Visitors:
-    """Those who ask the web server of one guest; `begin` once it serves."""
+    """The clients of one guest's web server. Call `begin` when the server is ready."""
 
     def __init__(self, port, count):
         self.address, self.count, self.wrong = f"http://127.0.0.1:{port}", count, None

@@ -1,4 +1,4 @@
-"""A trace of `ttvm trace` as a picture: a lane for each thread that ran, as ui.perfetto.dev shows it."""
+"""Draws a trace of `ttvm trace` with a lane for each thread that ran, like ui.perfetto.dev."""
 
 import json
 import subprocess
@@ -38,13 +38,13 @@ CHARACTER = 6.4
 
 
 def read(python, path):
-    """What a trace holds."""
+    """The contents of a trace file."""
     done = subprocess.run([python, "-c", DECODE, path], check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 
 def svg(trace):
-    """The picture's text."""
+    """The picture as SVG text."""
     rows = trace["rows"]
     begin, end = min(row[1] for row in rows), max(row[1] for row in rows)
     scale = Scale(begin, end)
@@ -61,7 +61,7 @@ def svg(trace):
 
 
 class Scale:
-    """From nanoseconds to the picture's units."""
+    """Converts nanoseconds to the picture's units."""
 
     def __init__(self, begin, end):
         self.begin, self.end = begin, end
@@ -71,7 +71,7 @@ class Scale:
 
 
 def runs_of(rows, begin, end):
-    """Which thread ran, from when to when."""
+    """The running threads: thread, begin and end of each period."""
     runs, since, running = [], begin, None
     for kind, at, *rest in rows:
         if kind == "switch":
@@ -104,7 +104,7 @@ def legend():
 
 
 def box(x, y, width, height, colour, name=""):
-    """A rectangle, with its name where there is room."""
+    """A rectangle, with its name if there is room for it."""
     parts = [f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0.7):.1f}" height="{height}" fill="{colour}"><title>{escape(name)}</title></rect>']
     if width > CHARACTER * (len(name) + 1):
         parts.append(f'<text x="{x + 3:.1f}" y="{y + 11}" font-size="11" fill="#ffffff">{escape(name)}</text>')
@@ -123,7 +123,7 @@ def lane(y, name, thread, runs, slices, scale):
 
 
 def console_lane(y, lines, scale):
-    """What the console showed, from where it was complete."""
+    """The lines of the console. A line begins at the time at which it was complete."""
     parts = [f'<text x="10" y="{y + 20}">console</text>']
     for number, (_, at, _, _, text) in enumerate(lines):
         x, height = scale(at), y + 8 + 14 * (number % 3)

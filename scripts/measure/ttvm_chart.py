@@ -1,5 +1,6 @@
-"""The figures of bench-ttvm as a picture: what recording and checkpoints cost each workload, and how long going back takes,
-beside the figures of King, Dunlap and Chen, "Debugging operating systems with time-traveling virtual machines" (USENIX 2005)."""
+"""Draws the figures of bench-ttvm: what recording and checkpoints cost each workload, and how long going back takes.
+Beside them are the figures of King, Dunlap and Chen, "Debugging operating systems with time-traveling virtual machines"
+(USENIX 2005)."""
 
 # Percentages from the paper's text: the cost of logging, and of checkpoints at each interval.
 PAPER = "King, Dunlap, Chen 2005"
@@ -10,7 +11,7 @@ BAND = "#cccccc"
 
 
 class NoChart(Exception):
-    """The picture cannot be drawn; the text is for the user."""
+    """The picture cannot be drawn. The text, for the user, says why."""
 
 
 def draw(results, titles, path):
@@ -33,7 +34,7 @@ def draw(results, titles, path):
 
 
 def draw_costs(axes, results, titles):
-    """A group of bars for the log and for each interval, and the paper's ranges behind them."""
+    """Draws a group of bars for the log and for each interval, and the paper's ranges behind the bars."""
     kinds = [kind for kind in results[0]["spans"] if kind != "run"]
     width = 0.8 / len(results)
     for group, kind in enumerate(kinds):
@@ -51,7 +52,7 @@ def draw_costs(axes, results, titles):
 
 
 def draw_ways(axes, results, titles):
-    """How long it takes to go back by so much, for the first time, and the paper's reverse step."""
+    """Draws the time of the first step back by distance, and the paper's reverse step."""
     for number, result in enumerate(results):
         rows = result["travel"]
         distances = [row["back_s"] for row in rows]

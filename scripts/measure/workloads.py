@@ -1,4 +1,4 @@
-"""The benchmark guests: where they are, how a machine for one is described, and how all of it is built."""
+"""The benchmark guests: their files, the options of their machines, and the commands that build guests and ttvm."""
 
 import os
 import subprocess
@@ -10,21 +10,23 @@ KERNEL = f"{GUESTS}/kernel-cloud/vmlinuz"
 VMLINUX = f"{GUESTS}/kernel-cloud/vmlinux"
 TTVM = f"{REPO}/target/release/ttvm"
 WORKLOADS = ["boot", "cpu", "sys", "mem", "disk", "rd"]
-# Options for every machine monitor; they keep QEMU from losing time while it calibrates clocks.
+# Kernel parameters for every machine monitor. Some of them save the time in which a guest under QEMU calibrates its
+# clocks.
 CMDLINE = "console=ttyS0 panic=-1 reboot=t nokaslr no_timer_check tsc=reliable mitigations=off"
 LAST_MARK = "MARK point done"
 DISK_BYTES = 256 << 20
 
 
 def guest_options(workload, scale):
-    """Initrd and command line, the same for every machine monitor."""
+    """The initial RAM disk and the command line, which are the same for every machine monitor."""
     initrd = f"{GUESTS}/initrd-{'rd' if workload == 'rd' else 'bench'}.gz"
     cmdline = f"{CMDLINE} w={workload}" + (f" n={scale}" if scale else "")
     return initrd, cmdline
 
 
 def machine_options(workload, scale, disk, engine="soft"):
-    """The machine as ttvm's run and record want it; `disk` is an empty disk for the workload that needs one."""
+    """The machine's options for ttvm run and ttvm record. `disk` is an empty disk, for the workload that needs a
+    disk."""
     initrd, cmdline = guest_options(workload, scale)
     kernel = VMLINUX if engine == "kvm" else KERNEL
     options = ["--engine", engine, "--kernel", kernel, "--initrd", initrd, "--cmdline", cmdline, "--memory", "256M"]
@@ -37,7 +39,7 @@ def make_empty_disk(path):
 
 
 def build(guests=None):
-    """Sets the machine up and builds ttvm; `guests` is the command that builds the guests, if they are wanted."""
+    """Sets this machine up and builds ttvm. `guests` is the command that builds the guests; None if none are needed."""
     subprocess.run([f"{REPO}/scripts/setup"], check=True)
     if guests:
         subprocess.run(guests, check=True, stdout=subprocess.DEVNULL)

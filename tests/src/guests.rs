@@ -118,7 +118,7 @@ impl Guest {
     }
 }
 
-/// Options for Linux with the serial console as its only parameter, and whatever else the caller adds.
+/// Options for Linux. The kernel's parameters are the serial console and `parameters`.
 pub fn linux_options(
     kernel: &Artefact,
     initrd: &Artefact,

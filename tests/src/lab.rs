@@ -59,9 +59,9 @@ impl Left {
     }
 }
 
-/// The executables of these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`. Builds these
-/// packages without the others. These packages need other features of `iced-x86`, so a build together with `tests`
-/// would build ttvm once more.
+/// The executables of these names: tests of `ttvm-kvm`, programs of `cuts` and `silicon`. Builds these packages without
+/// the others. These packages need other features of `iced-x86` than `tests` does, so a common build would build ttvm
+/// once more.
 pub fn built(names: &[&str]) -> Vec<(String, PathBuf)> {
     let packages = ["silicon", "cuts", "ttvm-kvm"].map(|name| ["--package", name]).concat();
     let output = Command::new(env!("CARGO"))

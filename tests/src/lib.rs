@@ -1,7 +1,7 @@
-//! The harness of the whole-system tests. The harness builds machines from the guests in `guest-images/out`,
-//! types at their consoles by a script, and saves and restores whole machines. The harness reads no clock and
-//! no host randomness, so every run of a test is the same run. Only [`network`] and [`terminal`] do, because
-//! they test the outside.
+//! The harness of the whole-system tests. The harness builds machines from the guests in `guest-images/out`, types text
+//! at their consoles by a script, and saves and restores whole machines. The harness reads no clock and no host
+//! randomness, so every run of a test is the same run. Only [`network`] and [`terminal`] read the clock, because they
+//! test ttvm together with other programs of the host.
 //!
 //! The harness is not a test framework: each function panics with a sentence if the test should fail.
 

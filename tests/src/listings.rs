@@ -17,7 +17,7 @@ pub struct ListedSymbol {
 }
 
 impl ListedSymbol {
-    /// All such lines of the guest's output.
+    /// All lines of the guest's output that have the form of this list.
     pub fn all(console: &str) -> Vec<ListedSymbol> {
         console.lines().filter_map(ListedSymbol::parse).collect()
     }
@@ -56,7 +56,7 @@ pub struct ListedProcess {
 }
 
 impl ListedProcess {
-    /// All such lines of the guest's output.
+    /// All lines of the guest's output that have the form of this list.
     pub fn all(console: &str) -> Vec<ListedProcess> {
         console.lines().filter_map(ListedProcess::parse).collect()
     }
@@ -69,8 +69,8 @@ impl ListedProcess {
     }
 }
 
-/// Fails unless the processes equal the guest's latest list. The guest's `ps` has ended since, and some
-/// `sleep` sleeps.
+/// Fails unless the processes equal the guest's latest list. The guest's `ps` has ended since then, so its line does
+/// not count. The list must have a `sleep`.
 pub fn assert_same_processes(processes: &Processes, listed: &[ListedProcess]) {
     assert_eq!(processes.damage, None);
     for line in listed {
@@ -79,7 +79,7 @@ pub fn assert_same_processes(processes: &Processes, listed: &[ListedProcess]) {
         }
         let process = processes.with(line.pid).unwrap_or_else(|| panic!("no {line:?} in {processes:#?}"));
         assert_eq!(process.parent, line.parent, "{process:?}");
-        // `ps` adds a worker's current work.
+        // `ps` adds a worker's current work to its name.
         assert!(line.name.starts_with(&process.name), "{line:?} {process:?}");
         if line.name == "sleep" {
             assert_eq!(process.state, line.state, "{process:?}");

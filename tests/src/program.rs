@@ -56,7 +56,7 @@ pub fn serve(directory: &Path, arguments: &[&str]) -> Child {
     server
 }
 
-/// A sentence that names the missing programs.
+/// A sentence that names the programs which this host lacks; `None` if it has all.
 pub fn missing(programs: &[&str]) -> Option<String> {
     let is_missing = |program: &&&str| {
         let mut command = Command::new(program);

@@ -25,12 +25,12 @@ impl Random {
         self.next_u64() % limit
     }
 
-    /// A place before `limit`, which is not the first.
+    /// A position before `limit`. `limit` must not be 0.
     pub fn place(&mut self, limit: Instructions) -> Instructions {
         Instructions(self.below(limit.number()))
     }
 
-    /// Returns `count` distinct places behind the first and before `limit`, in ascending order.
+    /// Returns `count` distinct positions after 0 and before `limit`, in ascending order.
     pub fn points(&mut self, count: usize, limit: Instructions) -> Vec<Instructions> {
         let mut points = std::collections::BTreeSet::new();
         while points.len() < count {

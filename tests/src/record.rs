@@ -14,7 +14,8 @@ use crate::guests::{Guest, power_on};
 use crate::run::{STEP_LIMIT, run_until};
 use machine::script::Script;
 
-/// Records a guest from its first instruction to its end.
+/// Records a guest from its first instruction to its end. Returns the machine at the end, and the recording's last
+/// record.
 pub fn record(
     guest: &Guest,
     path: &Path,

@@ -6,26 +6,27 @@ use machine::{Hashes, Machine, Outcome, RunStop};
 
 use machine::script::Script;
 
-/// A guest that executes more steps hangs.
+/// A guest that executes more steps counts as hanging.
 pub const STEP_LIMIT: Instructions = Instructions(60_000_000_000);
 
-/// Counts and hashes at one point of a run: equal runs have equal ones.
+/// Counts and hashes at one point of a run. Equal runs have equal fingerprints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// Instructions and virtual time.
     pub at: Moment<Instructions>,
     /// Retired conditional branches.
     pub branches: u64,
-    /// Hashes of every part.
+    /// The hash of every part of the machine.
     pub hashes: Hashes,
 }
 
-/// The machine's fingerprint where it stands.
+/// The machine's fingerprint at its present position.
 pub fn fingerprint(machine: &mut Machine<Instructions>) -> Fingerprint {
     Fingerprint { at: machine.moment(), branches: machine.cpu().branches(), hashes: machine.hashes() }
 }
 
-/// Runs to a count. Returns `None` at the count, else how the run ended before it.
+/// Runs to a count. Returns `None` if the run reached the count, otherwise the outcome with which the run ended
+/// earlier.
 pub fn run_until(
     machine: &mut Machine<Instructions>,
     until: Instructions,

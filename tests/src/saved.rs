@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 /// State, RAM and disk of a machine.
 #[derive(Serialize, Deserialize)]
 pub struct Saved {
-    /// As format 6 has it, for machines with any number of processors.
+    /// The machine's state in format 6, which describes any number of processors.
     state: Vec<u8>,
-    /// Pages by number.
+    /// The number and contents of each page.
     pages: Vec<(u64, Vec<u8>)>,
     blocks: Vec<(u64, Vec<u8>)>,
 }
 
 impl Saved {
-    /// Saves a machine where it stands.
+    /// Saves a machine at its present position.
     pub fn of(machine: &mut Machine<Instructions>) -> Saved {
         let maps = machine.maps().expect("the software engine knows what was written");
         let held = |map: &PageMap| {
@@ -38,7 +38,7 @@ impl Saved {
         }
     }
 
-    /// Puts this into another machine of the same description.
+    /// Restores the saved state in another machine of the same description.
     pub fn restore(&self, machine: &mut Machine<Instructions>) {
         let (ram_pages, disk_blocks) = machine.page_counts();
         let mut maps = Maps { ram: PageMap::zeroed(ram_pages), disk: PageMap::new(disk_blocks) };

@@ -1,5 +1,6 @@
-# A Multiboot kernel of a few instructions. It stirs a megabyte of memory and echoes what is typed. Each tick of its timer mixes in
-# the address at which the guest was interrupted: a tick at another instruction changes everything behind it.
+# A Multiboot kernel of a few instructions. The kernel stirs a megabyte of memory and echoes typed text. Each tick of
+# the timer mixes the address of the interrupted instruction into the memory. So a tick at another instruction changes
+# all later results.
 .set STIRRED, 0x200000
 .set STIRRED_BYTES, 0x100000
 .set STACK, 0x400000

@@ -16,15 +16,15 @@ use machine::script::Script;
 /// The guest's RAM size.
 pub const MEMORY_BYTES: u64 = 8 << 20;
 
-/// Steps between two looks of a recorder with checkpoints. At each look the recorder may take a checkpoint,
-/// and keeps a state for the end.
+/// Number of steps between two stops of a recorder with checkpoints. At each stop the recorder may take a checkpoint,
+/// and keeps the state for a checkpoint at the end.
 pub const SLICE_STEPS: u64 = 1000;
 
 /// The recording, and addresses in the guest.
 pub struct Traveller {
     /// The recording's directory.
     pub path: PathBuf,
-    /// Its end.
+    /// The recording's end.
     pub end: EndRecord<Instructions>,
     /// Address of a variable that is written in every round.
     pub counter: u64,

@@ -10,8 +10,8 @@ use checkpoint::{CheckpointDraft, Maps, PAGE_BYTES, Page, PageRef, Space, Store}
 pub const RAM_PAGES: u64 = 600;
 pub const DISK_BLOCKS: u64 = 40;
 
-/// Page contents by number. 0 is the zero page. Numbers in the same group of 16 differ in few bytes. Every seventh
-/// group cannot be compressed.
+/// Page contents by number. 0 is the zero page. Pages whose numbers are in the same group of 16 differ in few bytes.
+/// The pages of every seventh group cannot be compressed.
 pub fn page(code: u32) -> Page {
     let mut page = [0; PAGE_BYTES];
     if code == 0 {
@@ -61,7 +61,7 @@ impl Machine {
         pages[number as usize % len] = Some(code);
     }
 
-    /// Sets pages that were never written to their contents in `before`.
+    /// Gives every page that was never written its contents in `before`.
     pub fn inherit(&mut self, before: &Machine) {
         let pages = self.ram.iter_mut().zip(&before.ram).chain(self.disk.iter_mut().zip(&before.disk));
         pages.for_each(|(now, then)| *now = now.or(*then));

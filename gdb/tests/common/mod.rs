@@ -58,10 +58,10 @@ pub struct Toy {
     pub writable: bool,
     /// Whether runs end only when the client interrupts them.
     pub endless: bool,
-    /// A message that the user gets once.
+    /// A message that the user gets once, if there is one.
     pub message: Option<&'static str>,
     pub greeting: Option<&'static str>,
-    /// Runs fail with this sentence.
+    /// The sentence with which runs fail; `None` if they do not fail.
     pub broken: Option<&'static str>,
     /// The progress text at the first poll of a movement or command.
     pub progress: Option<&'static str>,
@@ -71,9 +71,9 @@ pub struct Toy {
     /// The numbers of the toy's sleeping threads. Each thread has its number in RIP, and in every byte
     /// of its memory.
     pub sleeping: Vec<u32>,
-    /// The number of CPUs. The first CPU executes everything. The others have their thread's number in RIP.
+    /// The number of CPUs. The first CPU executes all instructions. The others have their thread's number in RIP.
     pub cpus: u32,
-    /// The CPU of the last stop: the one whose step gdb asked for last.
+    /// The CPU of the last stop: the CPU whose step gdb requested last.
     pub stopped: Thread,
 }
 
@@ -103,7 +103,7 @@ impl Toy {
         &mut self.history[self.position]
     }
 
-    /// A watchpoint that the instruction at this position hits.
+    /// The stop at a watchpoint that the instruction at this position hits; `None` if it hits none.
     fn watch_hit(&self, position: usize) -> Option<Stop> {
         let (access, address) = self.history[position].access?;
         let hit = self.watchpoints.iter().find(|w| {
@@ -191,7 +191,7 @@ fn record() -> Vec<Moment> {
     history
 }
 
-/// Executes one instruction and returns its access.
+/// Executes one instruction. Returns the kind and the address of its memory access; `None` if it makes none.
 fn execute(registers: &mut Registers, memory: &mut Arc<Vec<u8>>) -> Option<(WatchKind, u64)> {
     let cell = registers.rbx as usize;
     let code = &memory[registers.rip as usize..][..7];
@@ -375,7 +375,7 @@ impl Client {
         Self { stream, server }
     }
 
-    /// Connects as gdb does: no acknowledgements from here on.
+    /// Connects and, like gdb, turns acknowledgements off.
     pub fn connect_without_acks(toy: Toy) -> Self {
         let mut client = Self::connect(toy);
         client.request("qSupported:multiprocess+;swbreak+;hwbreak+");
@@ -429,7 +429,7 @@ impl Client {
         u64::from_str_radix(&hex, 16).expect("a number").swap_bytes()
     }
 
-    /// Hangs up. Returns how the session ended, and the target.
+    /// Closes the connection. Returns how the session ended, and the target.
     pub fn close(self) -> (SessionEnd, Toy) {
         drop(self.stream);
         self.server.join().expect("the server survives")

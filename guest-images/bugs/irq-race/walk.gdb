@@ -1,4 +1,4 @@
-# From an audit that does not add up to the update that was lost, some milliseconds before.
+# From an audit with a wrong sum to the lost update, some milliseconds earlier.
 
 echo \n# Back to the check that failed.\n
 break *$fault

@@ -1,4 +1,4 @@
-# From a count of money that is wrong to two desks that hold different locks, each on its own processor.
+# From a wrong count of money to two desks that hold different locks, each on its own processor.
 
 echo \n# Back to the count that failed.\n
 break *$fault

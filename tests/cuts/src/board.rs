@@ -12,11 +12,11 @@ use seeded::mix;
 pub struct Lines {
     /// The requests to each processor.
     pub processors: Vec<Requests>,
-    /// The processor in the seat.
+    /// The number of the processor *in the seat*, which is the processor whose turn it is.
     pub seat: usize,
-    /// The board asks to leave the run.
+    /// Whether the board asks the CPU to end the run.
     pub stop: bool,
-    /// Task priority.
+    /// The task priority (CR8).
     pub cr8: u64,
     /// The value of the board's only MSR.
     pub apic_base: u64,
@@ -26,16 +26,16 @@ pub struct Lines {
     pub seen: u64,
 }
 
-/// What waits for a processor.
+/// The requests that wait for a processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// The vector that the interrupt controller asks for.
+    /// The vector of the interrupt that the interrupt controller requests.
     pub interrupt: Option<u8>,
-    /// An NMI waits.
+    /// Whether an NMI waits.
     pub nmi: bool,
     /// Whether the processor waits for a start-up message.
     pub startup: Startup,
-    /// The page of the start-up message.
+    /// The page number in the start-up message: the processor starts at this page.
     pub page: u8,
 }
 
@@ -49,7 +49,8 @@ pub struct Board {
 /// The board's MSR, the APIC's base.
 pub const APIC_BASE: u32 = 0x1b;
 
-/// The effects of a write to a port. The low bits of the port's number choose the effect. Every write is also noted.
+/// The effects of a write to a port. The low bits of the port's number choose the effect. Every write also changes the
+/// digest `Lines::seen`.
 const RAISES_INTERRUPT: u16 = 1;
 const RAISES_NMI: u16 = 2;
 const STOPS: u16 = 3;
@@ -63,7 +64,7 @@ impl Board {
         Board { lines, ram }
     }
 
-    /// The requests to one of the processors. `number` may be any number.
+    /// The requests to one of the processors: `number`, modulo the number of processors.
     pub fn requests(&mut self, number: u64) -> &mut Requests {
         let count = self.lines.processors.len() as u64;
         &mut self.lines.processors[(number % count) as usize]
@@ -75,10 +76,11 @@ impl Board {
         (count > 1).then(|| self.requests(seat + 1 + number % (count - 1)))
     }
 
-    /// Writes 8 bytes of RAM as a device does. The value determines the address and the bytes.
+    /// Writes 8 or 64 bytes of RAM as a device does. The value determines the address and the bytes.
     pub fn write_ram(&self, value: u64) {
         let offset = mix(value) % (RAM_BYTES / 8) * 8;
-        // Noise in page tables and descriptors ends most programs, so half of the writes copy a page.
+        // Noise in page tables and descriptors ends most programs. So half of the writes copy bytes from the same place
+        // of another page.
         if value & 1 == 0 {
             self.ram.write_bytes(offset, &mix(!value).to_le_bytes());
         } else {

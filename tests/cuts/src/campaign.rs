@@ -23,7 +23,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The program of a seed and a number.
+    /// The program that a seed and a number determine.
     pub fn program(self, seed: u64, number: u64) -> Program {
         match self {
             Kind::Anything => Program::random(seed, number),
@@ -32,7 +32,8 @@ impl Kind {
         }
     }
 
-    /// The ways to run the program of this number: all, or for long programs uncut and one more.
+    /// The ways to run the program with this number. A program of hot loops runs uncut and in one other way, and other
+    /// programs run in all ways.
     fn ways(self, number: u64) -> Vec<Way> {
         match self {
             Kind::Anything | Kind::Several => Way::ALL.to_vec(),
@@ -50,17 +51,18 @@ impl Kind {
 /// The programs to run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Programs of this kind.
+    /// The kind of the programs.
     pub kind: Kind,
-    /// Chooses the programs.
+    /// The seed that determines the programs.
     pub seed: u64,
-    /// First program.
+    /// The number of the first program.
     pub first: u64,
-    /// Steps of the programs themselves, each counted once, after which no new program begins.
+    /// Number of steps after which no new program begins. The steps of a program count once, although it runs in
+    /// several ways.
     pub steps: u64,
-    /// Threads.
+    /// Number of threads.
     pub jobs: usize,
-    /// Differences after which no new program begins.
+    /// Number of differences after which no new program begins.
     pub differences: usize,
 }
 
@@ -69,7 +71,7 @@ pub struct Options {
 pub struct Difference {
     /// The program's number.
     pub program: u64,
-    /// The way that differed from single steps.
+    /// The way of running whose result differed from the reference.
     pub way: Way,
     /// The number of the cut at which the difference was seen.
     pub cut: usize,
@@ -78,7 +80,7 @@ pub struct Difference {
 /// Progress of a campaign.
 #[derive(Clone, Copy, Debug)]
 pub enum News {
-    /// The steps run so far.
+    /// The number of steps so far.
     Steps(u64),
     /// A difference was found just now.
     Found(Difference),
@@ -87,9 +89,9 @@ pub enum News {
 /// The results of a campaign.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// Programs run.
+    /// Number of programs that were run.
     pub programs: u64,
-    /// Steps of the programs; repeated runs of a program count once.
+    /// Number of steps of the programs. The steps of a program count once, although it runs in several ways.
     pub steps: u64,
     /// The number of programs by the mode in which they began.
     pub modes: BTreeMap<String, u64>,
@@ -97,7 +99,8 @@ pub struct Summary {
     pub differences: Vec<Difference>,
 }
 
-/// The first difference of one program, and its number of steps.
+/// Runs one program in all its ways. Returns the program, its number of steps, and the first difference, if there is
+/// one.
 pub fn check<T: Tier>(kind: Kind, seed: u64, number: u64) -> (Program, u64, Option<Difference>) {
     let program = kind.program(seed, number);
     let expected = kind.reference(&program);
@@ -110,8 +113,8 @@ pub fn check<T: Tier>(kind: Kind, seed: u64, number: u64) -> (Program, u64, Opti
     (program, steps, difference)
 }
 
-/// Runs programs until there are enough steps or differences. `tell` is called for each difference as it is found, and now and
-/// then with the steps so far.
+/// Runs programs until there are enough steps or differences. `tell` is called for each difference as it is found, and
+/// now and then with the steps so far.
 pub fn run<T: Tier>(options: &Options, mut tell: impl FnMut(News)) -> Summary {
     let next = AtomicU64::new(options.first);
     let steps = AtomicU64::new(0);

@@ -1,5 +1,5 @@
-//! Random code from instructions of all families. Instructions are preferred that change the code's own bytes, page tables,
-//! segments or flags, and operands that address these.
+//! Random code from instructions of all families. Most instructions change the code's own bytes, page tables, segments
+//! or flags, and most operands have the addresses of such data.
 
 use crate::layout::*;
 use seeded::Rng;
@@ -41,7 +41,7 @@ struct Memory {
 
 type Template = fn(&mut Writer);
 
-/// Templates and how often each is taken.
+/// The templates. The number is a template's weight in the random choice.
 const TEMPLATES: &[(u64, Template)] = &[
     (30, Writer::arithmetic),
     (16, Writer::load_immediate),
@@ -67,7 +67,7 @@ const TEMPLATES: &[(u64, Template)] = &[
 ];
 
 impl Writer {
-    /// Writes random instructions until there are `length` bytes, the last of them cut short.
+    /// Writes `length` bytes of random instructions. The last instruction may be cut off.
     pub fn fill(&mut self, length: usize) {
         let all = TEMPLATES.iter().map(|t| t.0).sum::<u64>();
         while self.out.len() < length {
@@ -82,10 +82,11 @@ impl Writer {
         self.out.truncate(length);
     }
 
-    /// Writes a handler, which drops the error code, changes the return address or keeps it, and returns.
+    /// Writes a handler. The handler drops the error code, if `error_code` is true, changes the return address or not,
+    /// and returns.
     pub fn handler(&mut self, error_code: bool) {
         if error_code {
-            // LEA keeps the flags.
+            // Drop the error code. LEA does not change the flags.
             match self.bits {
                 Bits::B64 => self.put(&[0x48, 0x8d, 0x64, 0x24, 8]),
                 Bits::B32 => self.put(&[0x8d, 0x64, 0x24, 4]),
@@ -113,7 +114,7 @@ impl Writer {
         }
     }
 
-    /// Makes the handler return to another place.
+    /// Makes the handler return to a random address in the code.
     fn redirect_return(&mut self) {
         let place = self.code_address() as u32;
         match self.bits {
@@ -145,7 +146,7 @@ impl Writer {
         self.rng.pick(&[0, 1, 2, 3, 5, 6, 7])
     }
 
-    /// An address inside the code, often near a page's end; sometimes at its alias.
+    /// An address inside the code, often near a page's end, and sometimes the same place in the alias ([`ALIAS`]).
     pub fn code_address(&mut self) -> u64 {
         let page = CODE + self.rng.below((CODE_END - CODE) / PAGE) * PAGE;
         let offset =
@@ -153,7 +154,7 @@ impl Writer {
         page + offset + if self.bits != Bits::B16 && self.rng.percent(15) { ALIAS } else { 0 }
     }
 
-    /// Address of the page-table entry of an interesting page.
+    /// The address of a page-table entry, mostly the entry of a page with code.
     fn entry_address(&mut self) -> u64 {
         let table = LEAVES[self.rng.below(8) as usize / 7];
         let page = match self.rng.below(10) {
@@ -165,7 +166,7 @@ impl Writer {
             _ => (ALIAS + CODE + self.rng.below(CODE_END - CODE)) / PAGE,
         };
         if self.rng.percent(3) {
-            // An entry of a table above, which the two address spaces may share.
+            // An entry of a higher table, which the two address spaces may share.
             return self.rng.pick(&[ROOTS[0], ROOTS[1], MIDDLES[0], DIRECTORIES[0], DIRECTORIES[0] + 8]);
         }
         if self.rng.percent(6) {
@@ -210,7 +211,8 @@ impl Writer {
         }
     }
 
-    /// An interesting number for a register.
+    /// A number for a register: an address, a page-table entry, a descriptor, a selector, a boundary value or a random
+    /// number.
     pub fn value(&mut self) -> u64 {
         match self.rng.below(16) {
             0 | 1 => self.code_address(),
@@ -231,7 +233,7 @@ impl Writer {
         }
     }
 
-    /// A memory operand: through a register, or at an interesting address.
+    /// A memory operand: relative to a register, or at an address in the code, the tables or the data.
     fn memory(&mut self) -> Memory {
         if self.rng.percent(35) {
             let address = if self.rng.percent(30) { self.entry_address() } else { self.value() };
@@ -460,7 +462,7 @@ impl Writer {
                 self.put(&[opcode, distance]);
             }
             7 | 8 => {
-                // Through a register, to a place in the code: jump or call.
+                // A jump or call through a register to an address in the code.
                 let (register, place) = (self.free_register(), self.code_address());
                 self.immediate(register, place);
                 let how = self.rng.pick(&[0x20, 0x10]);
@@ -549,7 +551,8 @@ impl Writer {
                     self.put(&[opcode | register]);
                 }
                 15 | 16 => {
-                    // Another register, at the same place or some bytes on: MOV, LEA, or LEA of 32 bits.
+                    // Continue with another register, which gets the same address or an address some bytes away: MOV or
+                    // LEA, of 64 or 32 bits.
                     let to = self.rng.pick(&[0, 3, 5, 6, 9, 12]);
                     let rex = if self.rng.percent(90) { 0x48 } else { 0x40 };
                     if self.rng.percent(50) {
@@ -612,7 +615,7 @@ impl Writer {
         let base = self.rng.pick(&[3, 6, 13]);
         self.put(&[0x48 | base >> 3, 0xb8 | base & 7]);
         self.put(&place.to_le_bytes());
-        // Few registers, so the instructions between often change an operand.
+        // Use few registers, so that the instructions before the branch often change an operand of the flags.
         let operands: &[u8] = self.rng.pick(&[&[0, 1][..], &[2, 7], &[0, 5, 8], &[1, 3, 6, 10]]);
         let rounds = 1 + self.rng.below(4) as u8;
         self.put(&[0x41, 0xb9, rounds, 0, 0, 0]);
@@ -735,7 +738,7 @@ impl Writer {
                 self.put(&[rex | second >> 3, 0x0f, 0x90 | condition, 0xc0 | second & 7]);
             }
             10 => self.based(rex, &[0x8d], first, second, None, distance),
-            // PUSHF, LAHF and CPUID show the current flags, and are never translated.
+            // PUSHF and LAHF store the current flags. PUSHF, LAHF and CPUID are never translated.
             11 => self.put(&[0x9c]),
             12 => self.put(&[0x9f]),
             13 => self.put(&[0x0f, 0xa2]),
@@ -754,7 +757,7 @@ impl Writer {
         }
     }
 
-    /// Writes one access, some bytes from the address in a register.
+    /// Writes one memory access at some distance from the address in a register.
     fn neighbour(&mut self, base: u8) {
         let distance = match self.rng.below(8) {
             0 => self.rng.below(600) as i32 - 300,
@@ -776,7 +779,7 @@ impl Writer {
             }
             8 => {
                 let (opcode, which) = (self.rng.pick(&[0xff, 0xf7, 0xd1]), self.byte() & 7);
-                // Jumps, calls and divisions end too many programs.
+                // Prefer the first two operations, because jumps, calls and divisions end too many programs.
                 let which = if opcode == 0xd1 { which } else { self.rng.pick(&[0, 1, which]) };
                 self.based(rex, &[opcode], which, base, index, distance);
                 if opcode == 0xf7 && which < 2 {
@@ -1026,7 +1029,7 @@ impl Writer {
                 self.put(&to.to_le_bytes());
             }
             (_, 1) => {
-                // Pushes a place, and jumps there by RETF.
+                // Pushes a far address, and jumps there by RETF.
                 let register = self.free_register();
                 self.immediate(register, to.into());
                 self.put(&[0x50 | register]);

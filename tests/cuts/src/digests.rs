@@ -13,16 +13,17 @@ use crate::tier::Tier;
 use crate::ways::Guest;
 use seeded::mix;
 
-/// The programs with digests: the kind, and the number from the first program on.
+/// The programs with digests: for each kind, the number of programs, which are the programs 0, 1, 2 and so on.
 const PROGRAMS: [(Kind, u64); 2] = [(Kind::Anything, 400), (Kind::Loops, 40)];
 const SEED: u64 = 20_263;
 
-/// Where the digests of all vendors are.
+/// The folder with the digests of all vendors.
 pub fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden")
 }
 
-/// A line for every `distance`th program: its kind, its number, its steps, and the digest of all state and RAM at its end.
+/// A line for every `distance`th program: its kind, its number, its steps, and the digest of all state and RAM at its
+/// end.
 pub fn every<T: Tier>(distance: NonZeroUsize) -> String {
     let mut text = String::new();
     for (kind, count) in PROGRAMS {
@@ -34,7 +35,7 @@ pub fn every<T: Tier>(distance: NonZeroUsize) -> String {
     text
 }
 
-/// Steps and digest of a program that is cut at events from outside.
+/// The number of steps and the digest of a program. The run is cut only at events from outside.
 fn of<T: Tier>(kind: Kind, number: u64) -> (u64, u64) {
     let program = kind.program(SEED, number);
     let mut guest = Guest::<T>::start(&program);

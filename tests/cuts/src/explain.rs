@@ -15,7 +15,7 @@ use crate::ways::{self, Snapshot};
 const SHOWN: u64 = 8;
 /// The largest number of run lengths to try one after the other. If more lengths are possible, `difference` bisects.
 const ONE_BY_ONE: u64 = 2000;
-/// Lines of differences shown.
+/// The largest number of lines of differences that are shown.
 const LINES: usize = 24;
 
 /// Describes a difference between a guest and the interpreter's guest.
@@ -61,7 +61,7 @@ pub fn difference<T: Tier>(kind: Kind, seed: u64, found: &Difference) -> String 
     text
 }
 
-/// The guest at a step, by the interpreter.
+/// The guest after `step` steps of the interpreter.
 fn at(kind: Kind, program: &Program, step: u64) -> Snapshot {
     if step == 0 {
         return ways::Guest::<Interpreted>::start(program).snapshot();
@@ -69,7 +69,7 @@ fn at(kind: Kind, program: &Program, step: u64) -> Snapshot {
     kind.reference(&program.shortened(step)).pop().expect("every program has an end")
 }
 
-/// The next instruction, disassembled.
+/// The next instruction of the snapshot's guest, disassembled.
 fn instruction(snapshot: &Snapshot) -> String {
     let state = &snapshot.state;
     let code = state.segments[1];

@@ -20,7 +20,8 @@ pub const OTHER_TSS: u64 = 0x3800;
 pub const TABLES: u64 = 0x4000;
 /// The end of the pages for page tables.
 pub const TABLES_END: u64 = 0xc000;
-/// Root of the first address space: page directory, PML4. PAE paging begins at [`MIDDLES`].
+/// The root tables of the two address spaces: page directories, or PML4 tables. With PAE paging, the root tables are
+/// [`MIDDLES`].
 pub const ROOTS: [u64; 2] = [0x4000, 0x6000];
 /// Page tables of the two address spaces.
 pub const LEAVES: [u64; 2] = [0x5000, 0x7000];
@@ -29,9 +30,9 @@ pub const MIDDLES: [u64; 2] = [0x8000, 0x9000];
 /// Page directories of PAE and 4-level paging.
 pub const DIRECTORIES: [u64; 2] = [0xa000, 0xb000];
 
-/// Code.
+/// The first byte of code.
 pub const CODE: u64 = 0xc000;
-/// Behind the last byte of code.
+/// The address after the last byte of code.
 pub const CODE_END: u64 = 0x1_0000;
 /// Handlers, [`HANDLER_BYTES`] for each vector.
 pub const HANDLERS: u64 = 0x1_0000;

@@ -4,10 +4,10 @@
 //! devices wherever two runs pass the same step ([`campaign`]). For a difference the package finds the instruction
 //! ([`explain`]).
 //!
-//! [`loops`] makes the other kind of programs: hot loops in 64-bit mode. The loops test the CPU's memory of
-//! often executed code. A program takes millions of steps, and most steps are not compared one by one.
+//! [`loops`] makes the other kind of programs: hot loops in 64-bit mode. The loops test the CPU's caches of often
+//! executed code. A program takes millions of steps, and most steps are not compared one by one.
 //!
-//! A way works with anything that implements [`tier::Tier`].
+//! The ways run programs on any CPU that implements [`tier::Tier`].
 
 #![forbid(unsafe_code)]
 

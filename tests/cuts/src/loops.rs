@@ -1,12 +1,12 @@
-//! Programs of hot loops, as compiled code has them: nested, with functions, branches and accesses that walk through
-//! pages. The CPU reuses its knowledge of often executed code here, up to millions of steps a program. Meanwhile the
-//! loops' own stores change their code and their pages' entries, and faults leave the loops in the middle.
+//! Programs of hot loops that resemble compiled code: nested, with functions, branches and accesses that walk through
+//! pages. The CPU reuses its caches of often executed code here, for up to millions of steps in a program. Meanwhile
+//! the loops' own stores change their code and their pages' entries, and faults leave the loops in the middle.
 //!
-//! Instructions are drawn from everything that user-mode code may execute ([`silicon::catalogue`]). Some registers have
-//! roles that no drawn instruction changes, so that the loops stay loops:
+//! Instructions are drawn from all instructions that user-mode code may execute ([`silicon::catalogue`]). Some
+//! registers have roles that no drawn instruction changes, so that the loops stay loops:
 //!
 //! ```text
-//! RBX RBP RSI RDI R12   where accesses go: set at each outer loop's head, moved on by the loops themselves
+//! RBX RBP RSI RDI R12   bases of memory accesses: set at each outer loop's head, and advanced by the loops
 //! R13 R14               counters of the inner and the outer loop
 //! R15                   where a fault's handler returns to: the innermost loop's end
 //! ```
@@ -24,14 +24,14 @@ use crate::layout::*;
 use seeded::Rng;
 
 const BASES: [u8; 5] = [3, 5, 6, 7, 12];
-/// Bytes that are kept free at a region's end for the last element.
+/// Number of bytes that stay free at the end of a code region. The last part of a loop always fits in these bytes.
 const RESERVE: usize = 0x180;
 /// Where the upper half of all addresses begins.
 const UPPER: u64 = 0xffff_8000_0000_0000;
 /// Where SYSCALL leads to: a handler that no vector needs.
 pub const SYSCALL_ENTRY: u64 = HANDLERS + 0xf0 * HANDLER_BYTES;
 
-/// All offered instructions, and the integer instructions among them.
+/// All instructions that [`silicon::catalogue`] offers, and the integer instructions among them.
 fn catalogues() -> &'static [Catalogue; 2] {
     static CATALOGUES: OnceLock<[Catalogue; 2]> = OnceLock::new();
     CATALOGUES.get_or_init(|| {
@@ -47,19 +47,19 @@ fn catalogues() -> &'static [Catalogue; 2] {
 /// Writes the loops.
 pub struct LoopWriter {
     rng: Rng,
-    /// Privileged instructions are allowed.
+    /// Whether privileged instructions are allowed.
     kernel: bool,
-    /// Inner loops also change code and page-table entries, and go through other addresses. Otherwise only
-    /// outer loops change them. These changes take most of such a program's time.
+    /// Whether inner loops also change code and page-table entries, and accesses go through the alias ([`ALIAS`]).
+    /// Otherwise only outer loops change code and entries. In a wild program these changes take most of the time.
     wild: bool,
     /// The written bytes, from `start` on.
     code: Vec<u8>,
     start: u64,
-    /// Bytes that the writer may fill.
+    /// The number of bytes that the writer may fill.
     room: usize,
     info: InstructionInfoFactory,
     functions: Vec<u64>,
-    /// Immediate bytes in the code, for stores that change it.
+    /// Addresses of immediate operands in the code. Stores change these operands.
     immediates: Vec<u64>,
 }
 
@@ -95,7 +95,7 @@ pub fn code(rng: &mut Rng, kernel: bool) -> Vec<(u64, Vec<u8>)> {
 pub fn handler(vector: u64, error_code: bool) -> Vec<u8> {
     let mut code = Vec::new();
     if error_code {
-        // LEA keeps the flags.
+        // Drop the error code. LEA does not change the flags.
         code.extend([0x48, 0x8d, 0x64, 0x24, 8]);
     }
     if vector < 0x20 && !matches!(vector, 1..=3) {
@@ -223,7 +223,7 @@ impl LoopWriter {
         self.put(&value.to_le_bytes());
     }
 
-    /// Where accesses may go: data, often near a page's end, sometimes at its alias.
+    /// An address for a base register: in the data, often near a page's end, sometimes in the alias.
     fn place(&mut self) -> u64 {
         let end = DATA + (1 + self.rng.below(4)) * PAGE;
         let place = end - if self.rng.percent(40) { self.rng.below(200) } else { self.rng.below(PAGE) };
@@ -239,7 +239,7 @@ impl LoopWriter {
         self.rng.pick(&[0, 1, 2, 8, 9, 10, 11])
     }
 
-    /// Writes an instruction that moves a base on: `add` or `lea`.
+    /// Writes an instruction that advances a base register: `add` or `lea`.
     fn move_on(&mut self) {
         let (base, distance) = (self.rng.pick(&BASES), self.rng.pick(&[1, 4, 8, 8, 8, 16, 64, 0xf8]));
         if self.rng.percent(50) {
@@ -344,7 +344,7 @@ impl LoopWriter {
         let at = self.immediates[self.rng.below(self.immediates.len() as u64) as usize] + self.rng.below(4);
         let at = at + if self.rng.percent(20) { ALIAS } else { 0 };
         if self.rng.percent(50) {
-            // Always the same byte: the second time changes nothing.
+            // Store always the same byte, so that only the first store changes the code.
             self.put(&[0xc6, 0x04, 0x25]);
             self.put(&(at as u32).to_le_bytes());
             let value = self.rng.bits() as u8;
@@ -369,7 +369,8 @@ impl LoopWriter {
         self.change(LEAVES[0] + 8 * page, bits);
     }
 
-    /// Writes a change of the target of half of an address space: one of two sets of tables, which share all code.
+    /// Writes a change of a root table's entry. The entry then leads to the other of the two sets of tables, which map
+    /// the same code, or gets other rights.
     fn change_root(&mut self) {
         let root = self.rng.pick(&ROOTS);
         let (half, bits) = self.rng.pick(&[(0, 0x1000), (256, 0x1000), (256, 1), (256, 2), (256, 0x20)]);
@@ -519,11 +520,11 @@ impl LoopWriter {
         instruction.set_memory_index(None);
         instruction.set_memory_index_scale(1);
         if self.rng.percent(15) {
-            // The inner loop's counter is small.
+            // R13, the inner loop's counter, is small enough for an index.
             instruction.set_memory_index(R13);
             instruction.set_memory_index_scale(self.rng.pick(&[1, 4, 8, 8]));
         }
-        // Most vectors must lie at a multiple of their size.
+        // Most vector operands must be at a multiple of their size.
         let step = instruction.memory_size().size().clamp(8, 16) as u64;
         let near = self.rng.percent(90);
         let distance = if near { self.rng.below(8) * step } else { self.rng.below(0x400) };

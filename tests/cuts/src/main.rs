@@ -14,7 +14,7 @@ struct Arguments {
     /// Steps of the programs, each counted once for all ways.
     #[arg(long, default_value_t = 10_000_000)]
     steps: u64,
-    /// Chooses the programs.
+    /// The seed that determines the programs.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Run only the program of this number.
@@ -33,14 +33,14 @@ struct Arguments {
     /// The translator, with every undefined result of the host's instructions inverted.
     #[arg(long)]
     inverted: bool,
-    /// Threads.
+    /// Number of threads.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
     /// Runs the programs of `tests/cuts/golden` and prints a digest of each one's end. With a number N, runs
     /// every Nth program.
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1")]
     digests: Option<NonZeroUsize>,
-    /// Differences after which to stop.
+    /// Number of differences after which to stop.
     #[arg(long, default_value_t = 5)]
     differences: usize,
 }

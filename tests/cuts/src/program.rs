@@ -55,13 +55,13 @@ pub enum Event {
 /// A small guest and its events.
 #[derive(Clone)]
 pub struct Program {
-    /// Its mode.
+    /// The guest's mode at the start.
     pub mode: Mode,
-    /// Its paging.
+    /// The guest's paging at the start.
     pub paging: Paging,
-    /// The CPU at the start, or its first processor.
+    /// The state of the first processor at the start.
     pub state: CpuState,
-    /// The other processors at the start.
+    /// The states of the other processors at the start.
     pub others: Vec<CpuState>,
     /// The policy that gives turns to several processors.
     pub policy: TurnPolicy,
@@ -71,7 +71,7 @@ pub struct Program {
     pub ram: Vec<u8>,
     /// Events in the order of their steps; at most one event for each step.
     pub events: Vec<(u64, Event)>,
-    /// Steps at which the cut ways cut the run, in ascending order. The last is the program's end.
+    /// The step counts at which the run is cut, in ascending order. The last cut is the program's end.
     pub cuts: Vec<u64>,
 }
 
@@ -113,13 +113,13 @@ impl Mode {
 }
 
 impl Program {
-    /// The program of a seed and a number.
+    /// The program of one processor that a seed and a number determine.
     pub fn random(seed: u64, number: u64) -> Program {
         Program::of_processors(stream(seed, number), 1)
     }
 
-    /// A program of two to four processors. The processors share memory, code, descriptors and page tables. Each begins
-    /// at another place.
+    /// A program of two to four processors. The processors share memory, code, descriptors and page tables. Each
+    /// processor begins at another address.
     pub fn several(seed: u64, number: u64) -> Program {
         let mut rng = stream(seed ^ 4, number);
         let count = 2 + rng.below(3) as usize;
@@ -195,7 +195,7 @@ impl Program {
         Program { mode, paging, state, others, policy, turns: None, ram, events, cuts }
     }
 
-    /// This program, ended earlier.
+    /// This program with its end at step `length`.
     pub fn shortened(&self, length: u64) -> Program {
         let mut program = self.clone();
         program.events.retain(|event| event.0 <= length);
@@ -224,13 +224,13 @@ pub(crate) fn turns(number: u64) -> Vec<Turn> {
     let mut rng = stream(number, 0);
     let turn = |rng: &mut Rng| {
         let longest = rng.pick(&[2, 2, 5, 30, 200]);
-        // There may be no such processor.
+        // The number may be larger than the number of any processor.
         Turn { processor: rng.below(5) as u8, steps: 1 + rng.below(longest) as u32 }
     };
     (0..1 + rng.below(100)).map(|_| turn(&mut rng)).collect()
 }
 
-/// A generator of random numbers for one purpose.
+/// The generator of random numbers for the program with this seed and number.
 pub(crate) fn stream(seed: u64, number: u64) -> Rng {
     let state = Rng::from_state(seed).bits() ^ number;
     Rng::from_state(Rng::from_state(state).bits())
@@ -391,7 +391,8 @@ impl Image {
                 put(self, leaf, page, entry);
             }
             let upper = 0x27;
-            // A large page, the other space's tables, and the directory as a table of its own.
+            // Entries of the page directory: a large page, the other address space's tables, and the directory itself
+            // as a page table.
             let directory = if narrow { ROOTS[space] } else { DIRECTORIES[space] };
             put(self, directory, 0, leaf | upper);
             put(self, directory, 1, 0xe7);

@@ -40,10 +40,10 @@ pub trait Tier {
     }
 }
 
-/// The software CPU with only its interpreter. The interpreter makes the single steps that are the reference.
+/// The software CPU with only its interpreter. The interpreter makes the reference runs.
 pub struct Interpreted(Cpu);
 
-/// The software CPU with its translator, which translates everything at once.
+/// The software CPU with its translator, which translates all code at its first execution.
 pub struct Translated(Cpu);
 
 /// As [`Translated`], but inverts every result that the manuals leave undefined of the host's instructions.

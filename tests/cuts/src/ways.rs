@@ -23,7 +23,8 @@ pub enum Way {
     Cold,
     /// A new CPU after every step, for some steps behind some of the cuts.
     ColdSteps,
-    /// Runs ahead from each cut, and goes back by the restore that keeps everything derived from unchanged RAM.
+    /// Runs ahead from each cut, and goes back by [`Tier::restore_state`], which keeps everything that the CPU has
+    /// cached of unchanged RAM.
     Warm,
 }
 
@@ -103,7 +104,7 @@ impl<T: Tier> Guest<T> {
         self.cpu.counts().steps
     }
 
-    /// Everything about the guest.
+    /// The complete state of the guest.
     pub fn snapshot(&self) -> Snapshot {
         let mut ram = vec![0; RAM_BYTES as usize];
         self.cpu.ram().read_bytes(0, &mut ram);
@@ -174,7 +175,8 @@ impl<T: Tier> Guest<T> {
         } else if wakes.is_multiple_of(2) {
             sleeper.nmi = true;
         } else {
-            // An interrupt that is held back waits for the NMI behind it.
+            // If the guest masks interrupts, this interrupt does not wake the CPU. At every second such wake-up an NMI
+            // follows.
             sleeper.interrupt = Some(0x2f);
             sleeper.nmi = wakes % 4 == 3;
         }
@@ -189,7 +191,7 @@ impl<T: Tier> Guest<T> {
         }
     }
 
-    /// Runs to a cut, and then makes the events there.
+    /// Runs to a cut, and then lets the program's events at this step happen.
     pub(crate) fn run_to_cut(&mut self, program: &Program, cut: u64) {
         self.run_to(cut);
         if !self.over
@@ -204,7 +206,7 @@ impl<T: Tier> Guest<T> {
 /// state of the processor in the seat is replaced.
 fn set_others<T: Tier>(cpu: &mut T, snapshot: &Snapshot) {
     cpu.inner().set_parked(snapshot.lines.seat, &snapshot.parked);
-    // A CPU at its start has drawn its first turn already.
+    // A CPU at the program's start has already taken its first turn from the policy.
     if snapshot.turns.1.is_some() || snapshot.counts.steps > 0 {
         cpu.inner().set_turn_state(snapshot.turns.1.as_ref());
     }
@@ -228,8 +230,8 @@ pub fn reference<T: Tier>(program: &Program, steps: Steps) -> Vec<Snapshot> {
     snapshots
 }
 
-/// Runs a program some way and compares it with the snapshots at its cuts. Gives the number of the first cut at which
-/// it differs, and the guest there.
+/// Runs a program some way and compares it with the snapshots at its cuts. Returns the number of the first cut at which
+/// the guest differs, and the guest there; `None` if there is no difference.
 pub fn compare<T: Tier>(
     program: &Program,
     expected: &[Snapshot],

@@ -1,4 +1,5 @@
-//! A short campaign, and one with a CPU that cuts do change. The fuzzer must find this CPU.
+//! A short campaign, and a campaign with a faulty CPU whose results depend on the cuts. The fuzzer must find
+//! differences of this CPU.
 
 use std::num::NonZeroUsize;
 
@@ -50,7 +51,7 @@ fn cuts_and_restores_change_nothing_for_several_processors() {
     is_exact_in_every_mode::<Translated>(&Options { seed: 20_266, ..SEVERAL });
 }
 
-/// A CPU that forgets the given turns where it is restored.
+/// A faulty CPU that forgets the given turns when its state is restored.
 struct Impatient(Cpu);
 
 impl Tier for Impatient {
@@ -110,7 +111,7 @@ fn every_vendors_processors_come_to_the_same() {
     }
 }
 
-/// A CPU that forgets the interrupt shadow where it is cut.
+/// A faulty CPU that forgets the interrupt shadow at a cut.
 struct Forgetful(Cpu);
 
 impl Tier for Forgetful {

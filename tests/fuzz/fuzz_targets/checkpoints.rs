@@ -1,6 +1,6 @@
 //! Checkpoints. The input is some files of a store, each behind its length. The target repairs lengths and checksums,
-//! because a fuzzer would never find these by itself. A store that opens is read from end to end, thinned out and added to.
-//! Follows checkpoint/FORMAT.md.
+//! because a fuzzer would never find these by itself. A store that opens is read from end to end, thinned out and added
+//! to. Follows checkpoint/FORMAT.md.
 
 #![no_main]
 
@@ -10,7 +10,7 @@ use std::path::Path;
 use checkpoint::{PAGE_BYTES, PageRef, Policy, Result, Space, Store};
 use libfuzzer_sys::fuzz_target;
 
-/// Sizes of the machine whose recording has the first inputs.
+/// The sizes of the machine from whose recording the fuzzer's first inputs come.
 const RAM_PAGES: u64 = 8192;
 const DISK_BLOCKS: u64 = 64;
 
@@ -21,7 +21,8 @@ const FOOTER_BYTES: usize = FOOTER_WORDS * 8 + 16;
 const NUMBER: usize = 0;
 const PAGES: [(usize, u64); 2] = [(3, RAM_PAGES), (4, DISK_BLOCKS)];
 const BLOBS_LEN: usize = 5;
-/// Length, unpacked length where it is not the same, and checksum of head, state and directory.
+/// For head, state and directory: the words of the footer with the length, the unpacked length, and the checksum. The
+/// head is never packed, so it has no unpacked length.
 const SECTIONS: [(usize, Option<usize>, usize); 3] = [(6, None, 7), (8, Some(9), 10), (11, Some(12), 13)];
 
 /// The files of the input, repaired.
@@ -98,7 +99,7 @@ fn read(store: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Adds a checkpoint before, behind and between the others, and removes all but some.
+/// Adds a checkpoint before and a checkpoint after the others, and thins the store out.
 fn change(store: &Path) -> Result<()> {
     let store = Store::open(store)?;
     let positions: Vec<u64> = store.entries().iter().map(|entry| entry.position).collect();

@@ -1,5 +1,5 @@
-//! Event logs: the bytes as they are, and the same bytes as payloads of frames with right checksums. A fuzzer would never
-//! find the checksums by itself.
+//! Event logs: the bytes as they are, and the same bytes as payloads of frames with right checksums. A fuzzer would
+//! never find the checksums by itself.
 
 #![no_main]
 

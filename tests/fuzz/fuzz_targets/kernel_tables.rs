@@ -21,7 +21,7 @@ fn look(btf: &Btf<'_>) {
 fuzz_target!(|bytes: &[u8]| {
     let Some((&first, rest)) = bytes.split_first() else { return };
     match first {
-        // The second byte is the module's share, in 256ths.
+        // The second byte is the share of the input, in 256ths, that is the module's type information.
         0 => {
             let Some((&part, rest)) = rest.split_first() else { return };
             let (kernel, module) = rest.split_at(rest.len() * usize::from(part) / 256);

@@ -11,7 +11,7 @@ use recording::pack::{Sink, check_log, read_archive};
 
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Asserts the guarantees of a sink, and keeps only the last file.
+/// A sink that keeps only the last file. Asserts that names, sizes and offsets are as a sink may expect.
 #[derive(Default)]
 struct Last {
     bytes: Vec<u8>,

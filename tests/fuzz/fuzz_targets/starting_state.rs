@@ -1,5 +1,5 @@
-//! Starting states: the bytes as they are, and the same bytes compressed behind a valid beginning. An accepted state must
-//! be the same after it is written and read again.
+//! Starting states: the bytes as they are, and the same bytes compressed behind a valid beginning. An accepted state
+//! must be the same after it is written and read again.
 
 #![no_main]
 

@@ -11,23 +11,24 @@ use serde_json::Value;
 use crate::list::{Genre, Mutant};
 use crate::rewrite;
 
-/// The packages' tests, optimised because they run very often, and with every check that makes `cargo test` fail.
+/// The profile of the tests. The tests are optimised, because they run very often, and have all checks of the profile
+/// `dev`.
 const PROFILE: [&str; 4] =
     ["--profile=mutants", "--config=profile.mutants.inherits='dev'", "--config", OPTIMISED];
 const OPTIMISED: &str = "profile.mutants.opt-level=2";
 
-/// In place of an error's code: the mutant would give a function two return types.
+/// Stands in place of a compiler error's code, for a mutant that would give a function two return types.
 pub const TWO_TYPES: &str = "two types";
 
-/// The line that adds the module to a package.
+/// The text that adds the module `mutation` to a package's main file.
 const MODULE: &str = "\nmod mutation;\n";
 
 /// The build's result.
 pub struct Built {
     pub programs: Vec<Program>,
-    /// Every mutant that was built, with the number by which its place is noted when a test reaches it.
+    /// Maps every mutant that was built to the number of its place. A test that reaches the place records this number.
     pub places: BTreeMap<u32, u32>,
-    /// The mutants that the compiler refuses, each with the code of its error.
+    /// Maps every mutant that the compiler refuses to the code of the compiler's error.
     pub refused: BTreeMap<u32, String>,
 }
 
@@ -76,14 +77,14 @@ fn refused_before(known: &Path, mutants: &[Mutant]) -> Result<BTreeMap<u32, Stri
     Ok((1..).zip(mutants).filter_map(|(number, mutant)| Some((number, code(mutant)?))).collect())
 }
 
-/// A function that returns `impl Trait` cannot return one of two types.
+/// Whether the mutant's function returns `impl Trait`. Such a function cannot return one of two types.
 fn returns_impl(mutant: &Mutant) -> bool {
     let function = mutant.function.as_ref();
     mutant.genre == Genre::FnValue && function.is_some_and(|it| it.return_type.contains("impl "))
 }
 
-/// Copies all files that git has or would add, except the files with mutants. Adds the module `mutation` to each package
-/// with mutants. Unchanged files are not written, so cargo builds little.
+/// Copies all files that git tracks or would add, except the files with mutants. Adds the module `mutation` to each
+/// package with mutants. Unchanged files are not written, so cargo builds little.
 fn copy(repository: &Path, tree: &Path, mutants: &[Mutant]) -> Result<()> {
     let mutated: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.file.as_str()).collect();
     let sources = mutated.iter().filter_map(|file| file.find("/src/").map(|at| &file[..at + "/src".len()]));
@@ -166,12 +167,12 @@ fn rendered(message: &Value) -> &str {
     message["message"]["rendered"].as_str().unwrap_or_default()
 }
 
-/// Adds the mutants that an error is about. An error that another error caused may be about no mutant.
+/// Adds the mutants whose code has a compiler error. An error that follows from other errors may have no place.
 fn refuse(tree: &Path, message: &Value, refused: &mut BTreeMap<u32, String>) -> Result<()> {
     let message = &message["message"];
     let code = message["code"]["code"].as_str().unwrap_or("syntax");
     let spans = message["spans"].as_array().context("an error has places")?;
-    // An error's own place says more than the other places in its message.
+    // Take the error's primary places, and the other places in its message only if no primary place is in a mutant.
     for about in [true, false] {
         let mut found = Vec::new();
         for span in spans.iter().filter(|span| span["is_primary"] == about) {
@@ -207,7 +208,7 @@ fn programs(messages: &[Value]) -> Result<Vec<Program>> {
             let manifest = Path::new(message["manifest_path"].as_str().context("a package has a manifest")?);
             let folder = manifest.parent().context("a manifest is in a folder")?.to_owned();
             let id = message["package_id"].as_str().context("a package has a name")?;
-            // `path+file:///PATH#NAME@VERSION`, where NAME is left out if it is the folder's.
+            // `path+file:///PATH#NAME@VERSION`, without NAME if the package has the folder's name.
             let (path_part, version) = id.rsplit_once('#').context("a package has a version")?;
             let package = match version.split_once('@') {
                 Some((name, _)) => name,

@@ -1,8 +1,8 @@
 //! Changes the source in the ways that cargo-mutants lists, and counts the changes that tests catch.
 //!
-//! One build has all mutants. An environment variable says which is active ([`rewrite`], `switch.rs`). Only the package's
-//! tests that execute the changed place are run ([`run`]). Mutants that a build cannot hold, such as changed constants, are
-//! left to cargo-mutants itself.
+//! One build has all mutants. An environment variable says which is active ([`rewrite`], `switch.rs`). Only the
+//! package's tests that execute the changed place are run ([`run`]). Mutants that a build cannot hold, such as changed
+//! constants, are left to cargo-mutants itself.
 
 mod build;
 mod list;
@@ -85,7 +85,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A file with a line `VERDICT TAB NAME` for each mutant that was tried. The last line about a mutant holds.
+/// A file with a line `VERDICT TAB NAME` for each mutant that was tried. The last line about a mutant counts.
 struct Results {
     path: PathBuf,
     earlier: BTreeMap<String, String>,
@@ -173,7 +173,7 @@ fn left_to_cargo_mutants(mutant: &Mutant, error: Option<&String>) -> bool {
     }
 }
 
-/// A line for each file, each package, and all.
+/// The table of verdicts: a line for each file, for each package, and for all packages.
 fn table(mutants: &[Mutant], verdicts: &BTreeMap<String, String>) -> String {
     let mut counts: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
     for mutant in mutants {

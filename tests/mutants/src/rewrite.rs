@@ -1,9 +1,9 @@
 //! Writes all mutants of a file into the file, each behind a check whether it is active.
 //!
-//! `a + b` becomes `match (a, b) { (l, r) => match at(17) { 17 => l - r, 18 => l * r, _ => l + r } }`, and the other kinds
-//! likewise. No operand is written twice, except the target of `+=`, so nested operators do not explode. The comments
-//! `/*{17,18*/` and `/*}*/` enclose code that belongs to the mutants 17 and 18. If the compiler reports an error in
-//! this code, these mutants cannot be built.
+//! `a + b` becomes `match (a, b) { (l, r) => match at(17) { 17 => l - r, 18 => l * r, _ => l + r } }`, and the other
+//! kinds likewise. No operand is written twice, except the target of `+=`, so nested operators do not explode. The
+//! comments `/*{17,18*/` and `/*}*/` enclose code that belongs to the mutants 17 and 18. If the compiler reports an
+//! error in this code, these mutants cannot be built.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -55,15 +55,15 @@ struct Site {
     form: Form,
 }
 
-/// The syntax there, with the ranges of its parts.
+/// The syntax of a site, with the ranges of its parts.
 enum Form {
-    /// Both operands are used up.
+    /// An operator that moves its operands.
     Arithmetic {
         left: Range<usize>,
         operator: Range<usize>,
         right: Range<usize>,
     },
-    /// Both operands are only looked at.
+    /// An operator that only borrows its operands.
     Comparison {
         left: Range<usize>,
         operator: Range<usize>,
@@ -75,7 +75,7 @@ enum Form {
         is_and: bool,
         right: Range<usize>,
     },
-    /// `+=` and its kind.
+    /// `+=` or a similar operator.
     Assignment {
         left: Range<usize>,
         operator: Range<usize>,
@@ -90,7 +90,7 @@ enum Form {
     Body,
     /// The place behind the pattern of an arm without a guard.
     Arm,
-    /// An arm's guard, and the change that takes the whole arm out.
+    /// An arm's guard, and the number of the mutant that removes the whole arm.
     Guard {
         without_arm: Option<u32>,
     },
@@ -232,7 +232,7 @@ struct Renderer<'a> {
 }
 
 impl Renderer<'_> {
-    /// The source of `range`, with the sites from number `first` on that lie in it.
+    /// The source of `range`, in which the sites from number `first` on are rewritten.
     fn render(&self, range: Range<usize>, first: usize) -> String {
         let mut text = String::new();
         let mut at = range.start;
@@ -250,7 +250,7 @@ impl Renderer<'_> {
         text
     }
 
-    /// `inner`: the number of the first site that may lie in this one.
+    /// The rewritten source of a site. `inner` is the number of the first site that may lie in this site.
     fn site(&self, site: &Site, inner: usize) -> String {
         let part = |range: &Range<usize>| self.render(range.clone(), inner);
         let raw = |range: &Range<usize>| &self.source[range.clone()];
@@ -344,7 +344,7 @@ pub fn enclosing(text: &str, offset: usize) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    /// One mutant, of the body of a function in line 2.
+    /// The source of a function with this body in line 2, rewritten with one mutant.
     fn rewritten(body: &str, genre: &str, replacement: &str, column: usize) -> String {
         let mutant = serde_json::json!({
             "name": "", "package": "", "file": "", "genre": genre, "replacement": replacement, "function": null,

@@ -22,7 +22,7 @@ pub enum Verdict {
     /// Some test ran much longer than without the mutant.
     Endless,
     Missed,
-    /// Missed, because no test executes the place.
+    /// No test executes the mutant's place.
     NotReached,
 }
 
@@ -126,7 +126,8 @@ pub fn judge(work: &Path, worker: usize, tests: &[Test], mutant: u32, place: u32
     Ok(Verdict::Missed)
 }
 
-/// The tests of one process: few and fast tests at first, because most mutants fail a fast test.
+/// Splits the tests into groups, each for one process. The first groups have few and fast tests, because most mutants
+/// fail a fast test.
 fn chunks<'a, 't>(tests: &[&'a Test<'t>]) -> Vec<Vec<&'a Test<'t>>> {
     let mut chunks = Vec::new();
     let mut budget = Duration::from_millis(20);
@@ -150,8 +151,8 @@ fn chunks<'a, 't>(tests: &[&'a Test<'t>]) -> Vec<Vec<&'a Test<'t>>> {
     chunks
 }
 
-/// Runs some tests of a program in a process of its own. Stops the process and its children if it computes much longer than
-/// `usual`, or waits for something that does not come.
+/// Runs some tests of a program in a process of its own. Stops the process and its children if it computes much longer
+/// than `usual`, or waits for something that does not come.
 fn run(
     work: &Path,
     worker: usize,

@@ -5,15 +5,16 @@ use std::io::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// The program has not read the environment variable yet.
+/// The value while the program has not read the environment variable.
 const UNKNOWN: u32 = u32::MAX;
-/// No mutant is active, and the places that are reached are noted.
+/// The value while no mutant is active, and the program records the places that it reaches.
 const RECORD: u32 = u32::MAX - 1;
 const PLACES: usize = 1 << 16;
 
 static ACTIVE: AtomicU32 = AtomicU32::new(UNKNOWN);
 static SEEN: [AtomicBool; PLACES] = [const { AtomicBool::new(false) }; PLACES];
-/// The file for the places that are reached. A process that locks itself in later can open no file, so the file stays open.
+/// The file for the places that are reached. A process that locks itself in later can open no file, so the file stays
+/// open.
 static REACHED: OnceLock<File> = OnceLock::new();
 
 /// The number of the active mutant, for a place with mutants. 0: no mutant is active.

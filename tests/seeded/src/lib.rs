@@ -1,4 +1,5 @@
-//! A small, fast, seedable generator (SplitMix64): a case is reproduced from its numbers alone.
+//! A small, fast, seedable random generator (SplitMix64). The numbers of a test case (its seed and number) suffice to
+//! reproduce the case.
 
 mod operands;
 
@@ -9,7 +10,7 @@ pub use operands::{Operands, setting};
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator for one purpose: equal parts give equal sequences.
+    /// The generator that `parts` determine. Equal parts give equal sequences of numbers.
     pub fn new(parts: &[u64]) -> Rng {
         let mut rng = Rng(0x5851_f42d_4c95_7f2d);
         for &part in parts {
@@ -19,7 +20,7 @@ impl Rng {
         rng
     }
 
-    /// The generator that goes on from a state.
+    /// The generator with this state.
     pub fn from_state(state: u64) -> Rng {
         Rng(state)
     }
@@ -37,7 +38,7 @@ impl Rng {
         (u128::from(self.bits()) * u128::from(limit) >> 64) as u64
     }
 
-    /// True in `percent` of 100 cases.
+    /// True with a probability of `percent` %.
     #[inline]
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
@@ -50,7 +51,7 @@ impl Rng {
     }
 }
 
-/// A number that follows from another number and looks unrelated.
+/// Hashes a number. The result depends only on `number`, and looks random.
 #[inline]
 pub fn mix(number: u64) -> u64 {
     let z = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

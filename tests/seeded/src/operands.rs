@@ -1,4 +1,5 @@
-//! Operands of arithmetic. Uniform patterns hardly ever hit a special case, so most operands are built to hit one.
+//! Operands of arithmetic. Uniform patterns hardly ever hit a special case, so most operands are built to hit a special
+//! case.
 
 use crate::Rng;
 
@@ -12,7 +13,7 @@ impl Operands {
         Operands(Rng::from_state(seed))
     }
 
-    /// The generator for a test. An environment variable gives the seed. Prints how to repeat the test.
+    /// The generator for a test. An environment variable gives the seed. Prints the variable and the seed.
     pub fn for_test(name: &str, variable: &str) -> Operands {
         let seed = setting(variable, 1);
         println!("{name}: {variable}={seed}");
@@ -76,24 +77,24 @@ impl Operands {
         sign | (self.exponent(exponent_bits) << fraction_bits) | self.fraction(fraction_bits)
     }
 
-    /// A single.
+    /// A single-precision number.
     pub fn f32(&mut self) -> u32 {
         self.ieee(8, 23) as u32
     }
 
-    /// A double.
+    /// A double-precision number.
     pub fn f64(&mut self) -> u64 {
         self.ieee(11, 52)
     }
 
-    /// An integer with many leading zeros or ones as often as not.
+    /// An integer with a random number of leading zeros or ones.
     pub fn integer(&mut self) -> u64 {
         let value = self.fraction(64) >> self.below(64);
         if self.below(2) == 0 { value } else { value.wrapping_neg() }
     }
 }
 
-/// A number from the environment.
+/// The number in the environment variable `name`, or `default` if there is no such number.
 pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }

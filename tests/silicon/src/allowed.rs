@@ -46,8 +46,9 @@ const ARITHMETIC: u64 = 0x8d5;
 const RULES: &[Rule] = &[
     Rule {
         name: "flags at a page fault inside REP CMPS and REP SCAS",
-        // A restore would need state that outlives a stop between two iterations. A handler that returns to the instruction
-        // cannot notice, because neither instruction reads the flags.
+        // To restore EFLAGS, the CPU would have to save EFLAGS before the first iteration, and keep them over a stop
+        // between two iterations. A handler that returns to the instruction cannot notice the difference, because CMPS
+        // and SCAS do not read the flags.
         manual: "SDM vol. 2, REP: \"EFLAGS is restored to the state prior to the execution of the instruction\"",
         applies: |case, pair| {
             let instruction = &case.instruction;
@@ -107,7 +108,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "x87 pointers that are not canonical in 48 bits",
-        // The CPU model has 48 bits; with five-level paging processors have 57.
+        // Linear addresses of the CPU model have 48 bits. On processors with five-level paging they have 57.
         manual: "unwritten; they are made canonical in the width of linear addresses (SDM vol. 2, CPUID 80000008H)",
         applies: |case, _| case.instruction.mnemonic() == Mnemonic::Fxrstor64,
         scope: Scope::PointerTops,
@@ -119,7 +120,8 @@ fn compares(mnemonic: Mnemonic) -> bool {
     matches!(mnemonic, Cmpsb | Cmpsw | Cmpsd | Cmpsq | Scasb | Scasw | Scasd | Scasq)
 }
 
-/// One side raised a page fault on the last bytes below the hole, the other #GP or #SS.
+/// Whether one side raised a page fault on the last bytes below the non-canonical addresses, and the other side #GP or
+/// #SS.
 fn in_the_hole(pair: &Pair<'_>) -> bool {
     const HOLE: u64 = 0x8000_0000_0000;
     let (Some(native), Some(soft)) = (pair.native.fault, pair.soft.fault) else { return false };
@@ -149,13 +151,14 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, uses: &mut Uses) 
     }
 }
 
-/// Copies ST(0) and ST(1) if they are within `ulps` units in the last place, and C1.
+/// Copies C1, and copies ST(0) and ST(1) if the two sides' values differ by at most `ulps` units in the last place.
 pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     const C1: u16 = 1 << 9;
-    // The flag, and the two bits of an unmasked exception.
+    // The exception's flag, and the bits ES and B, which an unmasked exception sets.
     const UNDERFLOW: u16 = 1 << 4 | 1 << 7 | 1 << 15;
     const OVERFLOW: u16 = 1 << 3 | 1 << 7 | 1 << 15;
-    // An error below the last place decides whether the smallest normal result counts as tiny, and the largest as too large.
+    // An error below the last place decides whether the smallest normal result counts as tiny, and the largest as too
+    // large.
     let exponents = [0, 1].map(|n| native.sign_exponent(n) & 0x7fff);
     let smallest = exponents.iter().any(|&exponent| exponent <= 1);
     let largest = exponents.iter().any(|&exponent| exponent >= 0x7ffe);
@@ -184,7 +187,7 @@ fn place(fx: &FxImage, n: usize, scale: i128) -> i128 {
     (exponent << 63) | i128::from(fx.mantissa(n) << 1 >> 1)
 }
 
-/// Copies pointers whose low 48 bits are the same.
+/// Copies the x87 pointers to `soft` if their low 48 bits are the same.
 fn take_pointer_tops(native: &FxImage, soft: &mut FxImage) {
     let canonical = |pointer: u64| (pointer << 16) as i64 >> 16;
     if canonical(native.instruction_pointer()) as u64 == soft.instruction_pointer() {
@@ -195,7 +198,7 @@ fn take_pointer_tops(native: &FxImage, soft: &mut FxImage) {
     }
 }
 
-/// Copies single-precision lanes that are close enough.
+/// Copies single-precision lanes to `soft` if the two sides' values are close enough.
 fn take_approximations(native: &FxImage, soft: &mut FxImage) {
     const TOLERANCE: f64 = 2.0 * 1.5 / 4096.0;
     for n in 0..16 {

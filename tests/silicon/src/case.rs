@@ -1,5 +1,5 @@
-//! One random test: an instruction, the registers and memory it starts from. Only the seed, the batch and the number
-//! determine a case.
+//! One random test: an instruction, and the registers and memory before the instruction. Only the seed, the batch and
+//! the number determine a case.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register,
@@ -15,7 +15,7 @@ use crate::state::{FxImage, Registers};
 use crate::values;
 use seeded::Rng;
 
-/// Longest instruction.
+/// The length of the longest instruction in bytes.
 const MAX_LENGTH: usize = 15;
 
 /// A test case.
@@ -25,7 +25,7 @@ pub struct Case {
     pub instruction: Instruction,
     /// The bytes of the tested instruction.
     pub bytes: [u8; MAX_LENGTH],
-    /// First byte of the case's slot.
+    /// The address of the case's slot.
     pub slot: u64,
     /// Registers before the instruction; `rip` is the instruction's address.
     pub registers: Registers,
@@ -187,8 +187,8 @@ pub fn spell(rng: &mut Rng, form: &Form) -> [u8; 24] {
     bytes
 }
 
-/// Decodes the bytes at the case's address, and gives immediates and displacements useful values. Takes the result if
-/// it is still an offered instruction. `code` may change when prefixes were added.
+/// Decodes the bytes at the case's address, and gives immediates and displacements useful values. Returns false if the
+/// result is not a usable case. Prefixes may have changed the instruction, so its `Code` may differ from `code`.
 fn place(rng: &mut Rng, case: &mut Case, bytes: &[u8; 24], code: Code, fs_base: u64) -> bool {
     case.bytes.copy_from_slice(&bytes[..MAX_LENGTH]);
     let rip = case.registers.rip;
@@ -233,9 +233,9 @@ fn aims_itself(instruction: &Instruction) -> bool {
             .any(|&register| full(register) == full(instruction.op1_register()))
 }
 
-/// With REX.W and a redundant 66 prefix, Intel's processors split a 64-bit MOVBE into two accesses. These
-/// processors also use the last segment prefix, even a prefix that 64-bit mode ignores. No compiler makes
-/// such a MOVBE.
+/// Whether the instruction is a 64-bit MOVBE with a redundant 66 prefix. Intel's processors split such a MOVBE into two
+/// accesses. These processors also use the last segment prefix, even a prefix that 64-bit mode ignores. No compiler
+/// makes such a MOVBE.
 fn is_odd_movbe(case: &Case) -> bool {
     let (instruction, prefixes) = (&case.instruction, &case.bytes[..6]);
     instruction.mnemonic() == Mnemonic::Movbe
@@ -297,7 +297,7 @@ fn segment_base(segment: Register, fs_base: u64) -> u64 {
 
 /// Chooses register values so that memory operands lie where they should.
 struct Steering {
-    /// Registers whose values are settled.
+    /// Whether the value of each register is chosen, and must not change.
     fixed: [bool; 16],
     fs_base: u64,
 }
@@ -478,7 +478,8 @@ fn adjust_division(rng: &mut Rng, case: &mut Case) {
     }
 }
 
-/// A bit offset in a register reaches memory on both sides of the operand: keeps it within the data.
+/// Limits a bit offset in a register so that the access stays within the data. The offset can reach memory on both
+/// sides of the operand.
 fn adjust_bit_offset(rng: &mut Rng, case: &mut Case, steering: &Steering) {
     let Some(register) = (case.instruction.op_kind(1) == OpKind::Register)
         .then(|| general(case.instruction.op_register(1)))
@@ -498,7 +499,7 @@ fn adjust_bit_offset(rng: &mut Rng, case: &mut Case, steering: &Steering) {
     }
 }
 
-/// Makes a compare-and-exchange find what it expects.
+/// Makes the comparison of a compare-and-exchange instruction succeed.
 fn make_equal(case: &mut Case) {
     let instruction = &case.instruction;
     let gpr = &mut case.registers.gpr;
@@ -541,7 +542,7 @@ fn adjust_image(rng: &mut Rng, case: &mut Case) {
     }
 }
 
-/// A branch target: one of the pads, or sometimes nowhere.
+/// A branch target: one of the case's landing pads, or sometimes an unmapped address.
 fn landing(rng: &mut Rng, case: &Case) -> u64 {
     match rng.below(20) {
         0 => UNMAPPED + rng.below(PAGE),

@@ -204,7 +204,7 @@ fn comparable(instruction: &Instruction) -> bool {
     !loads_segment && !asks_the_system(instruction.mnemonic())
 }
 
-/// Instructions whose result depends on the operating system.
+/// Whether the instruction's result depends on the operating system.
 fn asks_the_system(mnemonic: Mnemonic) -> bool {
     use Mnemonic::*;
     matches!(

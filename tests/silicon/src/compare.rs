@@ -7,8 +7,8 @@ use crate::open::{self, Compared};
 use crate::soft::KERNEL;
 use crate::state::{FxImage, Outcome, Registers};
 
-/// RFLAGS bits that are compared: the arithmetic ones, DF, NT, AC and ID. IF and IOPL are the operating
-/// system's, RF is set in what exceptions report.
+/// RFLAGS bits that are compared: the arithmetic ones, DF, NT, AC and ID. The operating system sets IF and IOPL, and RF
+/// is set in the RFLAGS that an exception reports.
 pub const COMPARED_FLAGS: u64 = 0x8d5 | 0x400 | 0x4000 | 0x4_0000 | 0x20_0000;
 
 /// First address that Linux does not give to processes.
@@ -28,8 +28,8 @@ pub struct Pair<'a> {
 
 /// What happened in one case.
 pub enum Verdict {
-    /// Equal, apart from differences in [`allowed`]. If only defined results are compared, also apart from differences in
-    /// [`open`].
+    /// Equal, apart from differences in [`allowed`]. If only defined results are compared, also apart from differences
+    /// in [`open`].
     Equal,
     /// The software CPU does not know the instruction.
     NotOffered,
@@ -59,11 +59,11 @@ pub fn compare(case: &Case, pair: &Pair<'_>, compared: Compared, uses: &mut Uses
     if lines.is_empty() { Verdict::Equal } else { Verdict::Different(lines) }
 }
 
-/// Copies from the processor everything that is not compared.
+/// Copies to `soft` everything that is not compared.
 fn mask_uncompared(native: &Outcome, soft: &mut Outcome) {
     if let (Some(native), Some(soft)) = (native.fault, &mut soft.fault) {
-        // Linux reports all page faults on kernel addresses as protection faults. The guest's own kernel lies at addresses
-        // where this process has nothing.
+        // Linux reports all page faults on kernel addresses as protection faults. The guest's own kernel lies at
+        // addresses where this process has nothing.
         let guest_kernel = (KERNEL..KERNEL + 0x20_0000).contains(&soft.address);
         if soft.vector == 14 && (soft.address >= USER_END || guest_kernel) {
             soft.code = soft.code & !1 | native.code & 1;

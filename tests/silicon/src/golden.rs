@@ -1,9 +1,10 @@
-//! Golden vectors: the results of some 100,000 cases on one of Intel's processors, kept in the tree and replayed on every
-//! host. So results that the manuals leave open are compared on other vendors' processors, too.
+//! Golden vectors: the results of some 100,000 cases on one of Intel's processors, kept in the tree and replayed on
+//! every host. So results that the manuals leave open are compared on other vendors' processors, too.
 //!
 //! The golden vectors are results for the cases that a seed generates. A comparison with the processor uses the same
-//! cases. The file stores their full results, as the changed bytes, and a checksum of the cases. If the generator or the decoder's list of
-//! instructions changes, the vectors must be recorded again on an Intel processor. The file is postcard in Zstandard.
+//! cases. The file stores the full result of each case, as the changed bytes, and a checksum of the cases. If the
+//! generator or the decoder's list of instructions changes, the vectors must be recorded again on an Intel processor.
+//! The file is postcard in Zstandard.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,13 +19,13 @@ use crate::reference::Reference;
 use crate::state::{Fault, FxImage, Outcome, Registers};
 
 const SEED: u64 = 2_026;
-/// Batches of each part.
+/// The number of batches in each part.
 const BATCHES: u64 = 13;
-/// Zstandard's level: recording is rare.
+/// Zstandard's compression level. A high level is slow, but recording is rare.
 const LEVEL: i32 = 19;
 
-/// Instructions that leave flags or results undefined: half of the cases. A change here needs new golden
-/// vectors.
+/// Instructions that leave flags or results undefined. Half of the cases are of these instructions. A change here needs
+/// new golden vectors.
 const OPEN: [&str; 32] = [
     "and", "or", "xor", "test", "andn", "bextr", "blsi", "blsmsk", "blsr", "bzhi", "lzcnt", "tzcnt", "bsf",
     "bsr", "bswap", "bt", "btc", "btr", "bts", "mul", "imul", "div", "idiv", "shl", "shr", "sar", "rol",
@@ -65,17 +66,18 @@ pub struct Batch {
 #[derive(Serialize, Deserialize)]
 struct Changes {
     fault: Option<Fault>,
-    /// Pairs of numbers: how many bytes of the image stay, and how many bytes behind them change.
+    /// Pairs of numbers: the number of bytes of the state's image that stay, and the number of bytes after these that
+    /// change.
     runs: Vec<(u16, u16)>,
 }
 
-/// Where the vectors lie.
+/// The path of the file with the golden vectors.
 pub fn path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/intel.zst")
 }
 
 impl Golden {
-    /// Reads vectors.
+    /// Reads the golden vectors from a file.
     pub fn load(path: &Path) -> io::Result<Golden> {
         Golden::decode(&std::fs::read(path)?)
     }
@@ -85,7 +87,7 @@ impl Golden {
         postcard::from_bytes(&zstd::decode_all(bytes)?).map_err(io::Error::other)
     }
 
-    /// A file's bytes.
+    /// The golden vectors as a file's bytes.
     pub fn encode(&self) -> io::Result<Vec<u8>> {
         zstd::encode_all(&*postcard::to_stdvec(self).map_err(io::Error::other)?, LEVEL)
     }
@@ -105,7 +107,7 @@ impl Golden {
         self.fs_base
     }
 
-    /// Chooses the cases.
+    /// The seed that determines the cases.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -192,7 +194,7 @@ impl<R: Reference> Reference for Recorder<R> {
     }
 }
 
-/// Recorded results, as a reference. The cases must be asked for in the recorded order.
+/// Recorded results, as a reference. The cases must be run in the recorded order.
 pub struct Results<'a> {
     golden: &'a Golden,
     part: usize,
@@ -250,8 +252,8 @@ fn expected(case: &Case) -> Registers {
 const FX: usize = 18 * 8;
 const DATA_AT: usize = FX + 512;
 
-/// General registers, RIP, flags, x87 and SSE (as far as they are compared), and data. The x87 registers are in the order of
-/// their numbers: a push moves one and not all.
+/// General registers, RIP, flags, x87 and SSE (as far as they are compared), and data. The x87 registers are in the
+/// order of their physical numbers, so a push changes one register of the image and not all.
 fn image(registers: &Registers, data: &[u8]) -> Vec<u8> {
     let mut image = Vec::with_capacity(DATA_AT + data.len());
     for word in registers.gpr.into_iter().chain([registers.rip, registers.rflags & COMPARED_FLAGS]) {
@@ -304,7 +306,7 @@ fn difference(before: &[u8], after: &[u8], bytes: &mut Vec<u8>) -> Vec<(u16, u16
     runs
 }
 
-/// Records all vectors. `record` runs the batches of a catalogue on the processor and gives the results.
+/// Records all vectors. `record` runs the batches of a catalogue on the processor and returns the results.
 pub fn record(
     fs_base: u64,
     mut record: impl FnMut(&Catalogue, u64, std::ops::Range<u64>) -> io::Result<Vec<Batch>>,

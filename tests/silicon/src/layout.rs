@@ -1,25 +1,25 @@
-//! The layout of the address space that both sides share. Code and data have the same addresses on the processor and in the
-//! software CPU's guest. All addresses are below 2 GiB, so every addressing form (absolute, RIP-relative, 32-bit) can reach
-//! them.
+//! The layout of the address space that both sides share. Code and data have the same addresses on the processor and in
+//! the software CPU's guest. All addresses are below 2 GiB, so every addressing form (absolute, RIP-relative, 32-bit)
+//! can reach them.
 
 /// Page size.
 pub const PAGE: u64 = 0x1000;
 /// First byte of the code area.
 pub const CODE: u64 = 0x1000_0000;
-/// Distance between the code of two cases. The distance is no power of two, so instructions cross lines
-/// and pages.
+/// Distance in bytes between the code of two cases. The distance is no power of two, so some instructions cross cache
+/// lines and pages.
 pub const CODE_STRIDE: u64 = 61;
 /// Cases per batch: the code area holds one each.
 pub const BATCH: u64 = 4096;
 /// Size of the code area in bytes.
 pub const CODE_BYTES: u64 = (BATCH * CODE_STRIDE).next_multiple_of(PAGE) + PAGE;
-/// Where a case's landing pad for backward branches lies in its slot.
+/// Offset of the landing pad for backward branches in a case's slot.
 pub const PAD_BACK: u64 = 0;
-/// Where the instruction may start in its slot.
+/// The least offset in a slot at which the instruction may start.
 pub const START_FIRST: u64 = 6;
 /// The number of places where a case may start.
 pub const START_COUNT: u64 = 24;
-/// Where the landing pad for forward branches lies.
+/// Offset of the landing pad for forward branches in a case's slot.
 pub const PAD_AHEAD: u64 = 54;
 /// Writable data; unmapped pages lie before it and behind [`READ_ONLY`].
 pub const DATA: u64 = 0x2000_0000;
@@ -39,7 +39,7 @@ pub fn slot(number: u64) -> u64 {
     CODE + number * CODE_STRIDE
 }
 
-/// The offset of the landing pad at an address within its slot, in any slot.
+/// If a landing pad of any slot is at this address, returns the pad's offset in its slot, otherwise `None`.
 pub fn pad_at(address: u64) -> Option<u64> {
     let offset = address.checked_sub(CODE).filter(|offset| offset / CODE_STRIDE < BATCH)? % CODE_STRIDE;
     matches!(offset, PAD_BACK | PAD_AHEAD).then_some(offset)

@@ -1,11 +1,12 @@
-//! Compares the software CPU with the processor it runs on. Processor and software CPU execute random
-//! user-mode instructions from random registers and memory. Everything visible is compared.
+//! Compares the software CPU with the host's processor. Processor and software CPU execute random user-mode
+//! instructions from random registers and memory. All registers and all memory that such an instruction can write are
+//! compared.
 //!
-//! [`catalogue`] knows which encodings there are, [`case`] makes random cases of them, [`native`] and
-//! [`soft`] execute one each, [`compare`] and [`allowed`] judge. A run is repeated by its seed; one case by
-//! its batch and number. Results that the manuals leave open ([`open`]) are compared on Intel's processors
-//! only; [`golden`] has an Intel processor's results for all other hosts. Not tested: privileged
-//! instructions, other modes than 64-bit user mode, and time.
+//! [`catalogue`] lists the encodings, and [`case`] makes random cases from these. [`native`] and [`soft`] execute a
+//! case, and [`compare`] and [`allowed`] judge the results. The same seed repeats a run, and the numbers of batch and
+//! case repeat one case. Results that the manuals leave open ([`open`]) are compared on Intel's processors only;
+//! [`golden`] has an Intel processor's results for all other hosts. Not tested: privileged instructions, other modes
+//! than 64-bit user mode, and time.
 
 #![deny(unsafe_code)]
 
@@ -43,19 +44,19 @@ use crate::runner::{Runner, Showing};
 /// The cases to run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Executions, rounded up to whole batches.
+    /// Number of executions, rounded up to whole batches.
     pub count: u64,
-    /// Chooses the cases.
+    /// The seed that determines the cases.
     pub seed: u64,
     /// Run only instructions with these mnemonics; all if the list is empty.
     pub only: Vec<String>,
-    /// Processes.
+    /// Number of child processes.
     pub jobs: u64,
     /// Run only this batch.
     pub batch: Option<u64>,
     /// Run only the cases of the batch up to the case with this number.
     pub case: Option<u64>,
-    /// Differences shown in full for each mnemonic and process.
+    /// Number of differences that are shown in full for each mnemonic and process.
     pub show: u64,
     /// Whether to show progress on stderr.
     pub progress: bool,
@@ -66,28 +67,29 @@ pub struct Options {
 /// Whose processor the CPU is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vendor {
-    /// This host's processor: in full if it is Intel's, else in what the manuals define.
+    /// This host's processor. An Intel processor is compared in full, and another processor only in results that the
+    /// manuals define.
     OfThisHost,
-    /// This host's, with every open result changed: [`Disturbed`].
+    /// This host's processor, with every result changed that the manuals leave open: [`Disturbed`].
     Other,
 }
 
 /// Result of a run.
 pub struct Summary {
-    /// Counts.
+    /// The counts of the run.
     pub report: Report,
-    /// Processes that died, in words.
+    /// A sentence for each child process that died.
     pub died: Vec<String>,
 }
 
 impl Summary {
-    /// Nothing differed, nothing that should be offered was undefined, and nothing died.
+    /// Whether nothing differed, the software CPU knew every instruction, and no child process died.
     pub fn passed(&self) -> bool {
         self.report.differences() == 0 && self.report.not_offered.is_empty() && self.died.is_empty()
     }
 }
 
-/// Why this host cannot run the comparison, if it cannot.
+/// The reason why this host cannot run the comparison; `None` if it can.
 pub fn unsupported() -> Option<String> {
     let missing = missing_features();
     (!missing.is_empty()).then(|| format!("the processor has no {}", missing.join(", ")))
@@ -257,7 +259,7 @@ pub fn replay_part(
     Ok(runner.report)
 }
 
-/// Shows progress until all cases are done or no more get done.
+/// Shows progress until all cases are done, or the number of done cases no longer grows.
 fn watch(children: &[Child], options: &Options) {
     let mut last = 0;
     loop {

@@ -16,7 +16,7 @@ struct Arguments {
     /// How many instructions to execute on each side.
     #[arg(long, default_value_t = 1_000_000)]
     count: u64,
-    /// Chooses the cases.
+    /// The seed that determines the cases.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Run only instructions with this mnemonic; may be repeated.
@@ -34,8 +34,8 @@ struct Arguments {
     /// Differences to show in full for each mnemonic and process.
     #[arg(long, default_value_t = 2)]
     show: u64,
-    /// Compares what the manuals define with this processor's results, all else in them flipped: as on a processor of another
-    /// vendor.
+    /// Compares only the results that the manuals define. All other results of this processor are flipped first, as if
+    /// the processor were of another vendor.
     #[arg(long)]
     as_other_vendor: bool,
 }

@@ -14,8 +14,8 @@ use std::mem::offset_of;
 use crate::layout::{CODE, CODE_BYTES, DATA, DATA_BYTES, PAGE};
 use crate::state::{Fault, FxImage, Outcome, Registers};
 
-/// The data that the trampoline, the signal handler and [`Native`] share. Instruction and handler run on the thread that
-/// called, so nothing here is concurrent.
+/// The data that the trampoline, the signal handler and [`Native`] share. Instruction and handler run on the thread
+/// that called, so nothing here is concurrent.
 #[repr(C)]
 struct Context {
     input: Registers,
@@ -93,7 +93,7 @@ global_asm!(
     "popfq",
     "silicon_all silicon_load",
     "jmp qword ptr [rip + {context} + {rip_in}]",
-    // The instruction was followed by the jump behind it, or it jumped to one of the landing pads.
+    // Control arrives here after the instruction: by the jump behind the instruction, or by one of the landing pads.
     "silicon_fell:",
     "mov qword ptr [rip + {context} + {landed}], 0",
     "jmp 2f",
@@ -108,7 +108,7 @@ global_asm!(
     "pushfq",
     "pop qword ptr [rip + {context} + {flags_out}]",
     "fxsave64 [rip + {context} + {fx_out}]",
-    // The signal handler returns to here; it has saved everything itself.
+    // The signal handler returns to this address. The handler has already saved the instruction's results.
     "silicon_leave:",
     "mov rsp, qword ptr [rip + {context} + {host_rsp}]",
     "push 0x202",
@@ -148,7 +148,7 @@ unsafe extern "C" {
 const STUBS: u64 = CODE + CODE_BYTES;
 const STUB_BYTES: u64 = 16;
 
-/// The way by which the instruction left its slot.
+/// The place at which the instruction left its slot.
 #[derive(Clone, Copy)]
 pub enum Exit {
     /// The jump behind the instruction.

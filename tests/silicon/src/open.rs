@@ -1,6 +1,7 @@
 //! Results that the manuals leave open and vendors fill in differently: undefined flags and results, x87 pointers,
-//! encodings that one vendor reads otherwise. The CPU follows Intel's processors there, so only these can be compared in
-//! full. On other processors the comparison leaves open results out, and the golden vectors ([`crate::golden`]) cover them.
+//! encodings that one vendor reads otherwise. In such results the CPU follows Intel's processors. So a comparison in
+//! full is possible only with an Intel processor. On other processors the comparison leaves open results out, and the
+//! golden vectors ([`crate::golden`]) cover them.
 //!
 //! "SDM" is Intel's Software Developer's Manual, "APM" AMD's Architecture Programmer's Manual.
 
@@ -64,7 +65,7 @@ pub fn flags(case: &Case) -> u64 {
     }
 }
 
-/// The masked count of a shift or rotate.
+/// The masked count of a shift or rotate; `None` for other instructions.
 fn shift_count(case: &Case) -> Option<u64> {
     use Mnemonic::*;
     let instruction = &case.instruction;
@@ -79,7 +80,8 @@ fn shift_count(case: &Case) -> Option<u64> {
     Some(count & if size(case) == 8 { 63 } else { 31 })
 }
 
-/// SDM vol. 2, SAL/SAR/SHL/SHR: CF is undefined where SHL or SHR shift by the operand's size or more.
+/// Whether CF is undefined after a shift by `count`. SDM vol. 2, SAL/SAR/SHL/SHR: CF is undefined if SHL or SHR shift
+/// by the operand's size or more.
 fn loses_carry(case: &Case, count: u64) -> bool {
     use Mnemonic::*;
     matches!(case.instruction.mnemonic(), Shl | Sal | Shr) && count >= 8 * size(case) as u64
@@ -105,7 +107,8 @@ fn conditions(case: &Case) -> u16 {
     BITS.iter().filter(|(theirs, _)| undefined & theirs != 0).fold(0, |all, (_, ours)| all | ours)
 }
 
-/// The general register whose contents are undefined, after BSF and BSR of zero and after 16-bit BSWAP.
+/// The number of the general register whose contents are undefined, after BSF and BSR of zero and after 16-bit BSWAP;
+/// otherwise `None`.
 fn register(case: &Case, native: &Outcome) -> Option<usize> {
     use Mnemonic::*;
     let open = match case.instruction.mnemonic() {
@@ -245,7 +248,7 @@ const WHOLE: &[Whole] = &[
     },
     Whole {
         name: "open: which NaN DPPS and DPPD leave",
-        // Found by comparing: AMD's processors add the products in another order.
+        // Comparisons have shown that AMD's processors add the products in another order.
         manual: "SDM vol. 1, table 4-7: the first operand's NaN; which operand is the first in the sum is open",
         applies: |case, pair| only_nans_differ(case, pair),
     },
@@ -291,7 +294,7 @@ fn faulted(pair: &Pair<'_>) -> bool {
     pair.native.fault.is_some() || pair.soft.fault.is_some()
 }
 
-/// DPPS or DPPD, if the result has NaNs wherever the two sides differ.
+/// Whether the instruction is DPPS or DPPD, and the result has NaNs wherever the two sides differ.
 fn only_nans_differ(case: &Case, pair: &Pair<'_>) -> bool {
     let lane_bits = match case.instruction.mnemonic() {
         Mnemonic::Dpps => 32,
@@ -316,7 +319,7 @@ fn outside_domain(case: &Case) -> bool {
     let exponent = fx.sign_exponent(0) & 0x7fff;
     match case.instruction.mnemonic() {
         F2xm1 => exponent > 0x3fff || exponent == 0x3fff && fx.mantissa(0) != 1 << 63,
-        // 1 - sqrt(2) / 2 is a little above a quarter.
+        // The operand's magnitude must be at most 1 - sqrt(2) / 2, which is a little above a quarter.
         Fyl2xp1 => exponent >= HALF - 1,
         Fsin | Fcos | Fsincos | Fptan => exponent >= HALF,
         _ => false,
@@ -328,7 +331,7 @@ fn is_decimal(case: &Case) -> bool {
     digits.is_some_and(|bytes| bytes.iter().all(|byte| byte >> 4 < 10 && byte & 15 < 10))
 }
 
-/// The reason why the whole case is open, if it is.
+/// The reason why the case's whole result is open; `None` if it is not.
 pub fn whole(case: &Case, pair: &Pair<'_>) -> Option<&'static str> {
     WHOLE.iter().find(|rule| (rule.applies)(case, pair)).map(|rule| rule.name)
 }
@@ -351,9 +354,9 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, soft_data: &mut [
     }
 }
 
-/// The registers whose upper halves a repeated string instruction with 32-bit addresses leaves open. The instruction does
-/// nothing if ECX is 0 or its first iteration faults. The manuals do not say whether it then writes ECX, ESI and EDI, which
-/// clears the upper halves.
+/// The registers whose upper halves a repeated string instruction with 32-bit addresses leaves open. The instruction
+/// does nothing if ECX is 0 or its first iteration faults. The manuals do not say whether the instruction then writes
+/// ECX, ESI and EDI, which clears the upper halves.
 fn upper_halves(case: &Case, pair: &Pair<'_>) -> &'static [usize] {
     const RCX_RSI_RDI: &[usize] = &[1, 6, 7];
     let instruction = &case.instruction;
@@ -370,7 +373,7 @@ fn apply_x87(case: &Case, native: &FxImage, soft: &mut FxImage) {
     let open = conditions(case);
     soft.set_status(soft.status() & !open | native.status() & open);
     soft.set_control(soft.control() & CONTROL | native.control() & !CONTROL);
-    // APM vol. 5, FXSAVE: AMD's processors save these only while an exception is pending.
+    // APM vol. 5, FXSAVE: AMD's processors save opcode and pointers only while an exception is pending.
     soft.set_opcode(native.opcode());
     soft.set_instruction_pointer(native.instruction_pointer());
     soft.set_data_pointer(native.data_pointer());
@@ -381,7 +384,7 @@ fn apply_x87(case: &Case, native: &FxImage, soft: &mut FxImage) {
     }
 }
 
-/// Bytes of the writable data that an x87 image in memory leaves open: pointers and opcode, reserved bytes.
+/// The ranges of the writable data whose bytes are open in an x87 image in memory: pointers, opcode and reserved bytes.
 fn data(case: &Case) -> Vec<std::ops::Range<usize>> {
     use Mnemonic::*;
     let Some(write) = case.writes.first() else { return Vec::new() };
@@ -400,8 +403,8 @@ fn data(case: &Case) -> Vec<std::ops::Range<usize>> {
     ranges.into_iter().map(|range| start + range.start..start + range.end).collect()
 }
 
-/// Flips all open parts of an outcome, except results within a tolerance. The outcome is then a processor of another
-/// vendor, as far from ours as the manuals permit.
+/// Flips all open parts of an outcome, except results within a tolerance. The outcome is then like the outcome of
+/// another vendor's processor that differs from ours as much as the manuals permit.
 pub fn disturb(case: &Case, outcome: &mut Outcome, data_bytes: &mut [u8]) {
     outcome.registers.rflags ^= flags(case);
     let fx = &mut outcome.registers.fx;

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Progress that a child shares with its parent.
 pub struct Progress {
-    /// Cases done.
+    /// Number of cases that are done.
     pub done: AtomicU64,
-    /// Batch being run.
+    /// The number of the batch that is running.
     pub batch: AtomicU64,
-    /// Case being run.
+    /// The number of the case that is running.
     pub case: AtomicU64,
 }
 
@@ -40,7 +40,7 @@ impl Progress {
 pub struct Child {
     pid: libc::pid_t,
     output: File,
-    /// Its progress.
+    /// The child's progress.
     pub progress: &'static Progress,
 }
 
@@ -57,8 +57,8 @@ impl Child {
     pub fn spawn(work: impl FnOnce(&'static Progress) -> Vec<u8>) -> io::Result<Child> {
         let progress = Progress::shared()?;
         let mut ends: [RawFd; 2] = [0; 2];
-        // SAFETY: `pipe` fills in two descriptors, each of which gets exactly one owner. The child of a
-        // single-threaded process may use everything.
+        // SAFETY: `pipe` fills in two descriptors, each of which gets exactly one owner. The child of a single-threaded
+        // process may call any function.
         unsafe {
             if libc::pipe(ends.as_mut_ptr()) == -1 {
                 return Err(io::Error::last_os_error());
@@ -101,7 +101,7 @@ impl Child {
     }
 }
 
-/// Makes this process die of SIGALRM if it is not called again within `seconds`.
+/// Makes this process die of SIGALRM, unless the function is called again within `seconds`.
 pub fn watchdog(seconds: u32) {
     // SAFETY: no memory is involved.
     unsafe { libc::alarm(seconds) };

@@ -13,7 +13,7 @@ pub trait Reference {
     fn fs_base(&self) -> u64;
     /// Fills the read-only page, before the first batch.
     fn seal_read_only(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// A batch begins.
+    /// Begins a batch.
     fn start_batch(&mut self, batch: u64) -> io::Result<()>;
     /// Executes a case. `data` is the writable data with the case's own bytes, and is updated in place.
     fn run(&mut self, case: &Case, outcome: &mut Outcome, data: &mut [u8]) -> io::Result<()>;
@@ -23,8 +23,8 @@ pub trait Reference {
     }
 }
 
-/// Another vendor's processor, as far from ours as the manuals permit. Flips every bit of the results that
-/// [`open`](crate::open) lists as undefined.
+/// Stands for another vendor's processor that differs from ours as much as the manuals permit. Flips every bit of the
+/// results that [`open`](crate::open) lists as undefined.
 pub struct Disturbed<R>(pub R);
 
 impl<R: Reference> Reference for Disturbed<R> {

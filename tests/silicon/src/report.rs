@@ -1,4 +1,4 @@
-//! Counts, and how they are shown.
+//! The counts of a comparison, and the table that shows them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,27 +32,27 @@ pub fn family(instruction: &Instruction) -> &'static str {
     }
 }
 
-/// One row.
+/// One row of the table.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Row {
-    /// Executions compared.
+    /// Number of compared executions.
     pub executions: u64,
-    /// Executions that raised an exception on the processor.
+    /// Number of executions that raised an exception on the processor.
     pub exceptions: u64,
-    /// Executions that differed on the two sides.
+    /// Number of executions whose results differed on the two sides.
     pub differences: u64,
 }
 
 /// The counts of a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// By family.
+    /// The counts of each family of instructions.
     pub families: BTreeMap<String, Row>,
-    /// By mnemonic.
+    /// The counts of each mnemonic.
     pub mnemonics: BTreeMap<String, Row>,
-    /// Executions of instructions that the software CPU does not know, by mnemonic.
+    /// The number of executions of each mnemonic that the software CPU does not know.
     pub not_offered: BTreeMap<String, u64>,
-    /// Allowances used.
+    /// How often each allowed difference occurred.
     pub allowed: Uses,
     /// Different instruction encodings (`Code` values). The number is the catalogue's, not a count of
     /// executed encodings.
@@ -60,12 +60,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Executions compared.
+    /// Number of compared executions.
     pub fn executions(&self) -> u64 {
         self.families.values().map(|row| row.executions).sum()
     }
 
-    /// Executions that differed.
+    /// Number of executions whose results differed on the two sides.
     pub fn differences(&self) -> u64 {
         self.families.values().map(|row| row.differences).sum()
     }

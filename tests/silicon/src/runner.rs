@@ -1,4 +1,4 @@
-//! Runs cases on both sides, batch by batch, and compares them.
+//! Runs cases on the reference and on the software CPU, batch by batch, and compares the results.
 
 use std::io;
 
@@ -28,22 +28,22 @@ pub struct Runner<'a, R> {
     case: Case,
     /// The counts so far.
     pub report: Report,
-    /// The command that repeats a case, without batch and case.
+    /// The command that repeats a case, without the numbers of batch and case.
     repeat: String,
-    /// Differences of one mnemonic that are printed in full.
+    /// The largest number of differences of one mnemonic that are printed in full.
     shown_each: u64,
 }
 
 /// How differences are shown.
 pub struct Showing {
-    /// The command that repeats a case, without batch and case.
+    /// The command that repeats a case, without the numbers of batch and case.
     pub repeat: String,
-    /// Differences of one mnemonic that are printed in full.
+    /// The largest number of differences of one mnemonic that are printed in full.
     pub each: u64,
 }
 
 impl<'a, R: Reference> Runner<'a, R> {
-    /// Sets the software's side up, and the reference's read-only page.
+    /// Sets up the software CPU, and the read-only page of the reference.
     pub fn new(
         catalogue: &'a Catalogue,
         seed: u64,
@@ -123,7 +123,7 @@ impl<'a, R: Reference> Runner<'a, R> {
     }
 
     fn run_tier(&mut self, tier: usize) {
-        // A fault at another address is the fetch from a branch's target.
+        // A fault at another address than the instruction's comes from the fetch at a branch's target.
         let fault_elsewhere = self.native_outcome.registers.rip != self.case.registers.rip;
         let fetch = self.native_outcome.fault.is_some() && fault_elsewhere;
         let soft = &mut self.tiers[tier];
@@ -148,7 +148,7 @@ impl<'a, R: Reference> Runner<'a, R> {
         verdict
     }
 
-    /// Counts an execution, and a difference once, whichever tiers differ.
+    /// Counts an execution. Counts one difference if the result of any tier differs.
     fn note(&mut self, verdicts: &[Verdict]) {
         if verdicts.iter().any(|verdict| matches!(verdict, Verdict::NotOffered)) {
             let name = self.case.instruction.mnemonic();

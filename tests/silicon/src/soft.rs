@@ -1,5 +1,5 @@
-//! The software CPU's side: a guest whose user half looks like the process of [`crate::native`], at the same addresses. The
-//! kernel half is an interrupt table that shows which exception came.
+//! The software CPU's side: a guest whose user half has the same mappings at the same addresses as the process of
+//! [`crate::native`]. The kernel half is an interrupt table, whose handlers show which exception came.
 
 use cpu::{Counts, Cpu, CpuState, EmptyBus, Segment, Stop, TableRegister, Tier};
 use guest_ram::GuestRam;
@@ -21,8 +21,8 @@ const DATA_RAM: u64 = 0x10_0000;
 const CODE_RAM: u64 = 0x20_0000;
 const RAM_BYTES: u64 = 0x40_0000;
 
-/// Linear address of RAM offset 0 for the kernel half. The guest's descriptor tables and handlers are there, out of its
-/// user code's reach.
+/// Linear address of RAM offset 0 for the kernel half. The guest's descriptor tables and handlers are at such
+/// addresses, which the guest's user code cannot access.
 pub const KERNEL: u64 = 0x3000_0000;
 const KERNEL_CS: u16 = 0x10;
 const HANDLER_BYTES: u64 = 16;
@@ -41,7 +41,7 @@ pub struct Soft {
     cpu: Cpu,
     template: CpuState,
     tables: u64,
-    /// Extra steps behind the instruction, because translated code runs whole blocks.
+    /// Number of extra steps after the instruction, because translated code runs whole blocks.
     more_steps: u64,
 }
 
@@ -98,7 +98,7 @@ impl Soft {
         self.cpu.ram().store_u64(TSS + 4, KERNEL + STACK_TOP);
     }
 
-    /// Drops everything that was derived from code, so that slots can be used again.
+    /// Drops everything that the CPU has cached of the code, so that the slots can get new code.
     pub fn start_batch(&mut self) {
         self.cpu.set_state(&self.template);
     }
@@ -108,7 +108,7 @@ impl Soft {
         self.cpu.ram().write_bytes(DATA_RAM + DATA_BYTES, bytes);
     }
 
-    /// Writes code at an address in the code area that nothing was executed from since the batch began.
+    /// Writes code at an address in the code area. The batch must not have executed code at this address before.
     pub fn write_code(&mut self, address: u64, bytes: &[u8]) {
         self.cpu.ram().write_bytes(address - CODE + CODE_RAM, bytes);
     }

@@ -61,8 +61,8 @@ impl FxImage {
     pub fn xmm(&self, n: usize) -> u128 {
         u128::from_le_bytes(self.part(Self::XMM + 16 * n))
     }
-    /// Copies from another image the parts that instructions do not set: reserved bytes, MXCSR_MASK, the upper parts of the
-    /// x87 slots, and the software bytes.
+    /// Copies from another image the parts that instructions do not set: reserved bytes, MXCSR_MASK, the upper parts of
+    /// the x87 slots, and the software bytes.
     pub fn take_uncompared(&mut self, from: &FxImage) {
         let (to, from) = (&mut self.0, &from.0);
         to[5] = from[5];
@@ -152,6 +152,6 @@ pub struct Fault {
 pub struct Outcome {
     /// Registers afterwards, or the registers that an exception reported.
     pub registers: Registers,
-    /// The exception in which the instruction ended.
+    /// The exception in which the instruction ended; `None` if it raised none.
     pub fault: Option<Fault>,
 }

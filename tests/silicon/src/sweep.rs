@@ -1,5 +1,6 @@
-//! The opcode maps 0F, 0F 38 and 0F 3A from end to end: which encodings are undefined, and how long the others are. Every
-//! combination of mandatory prefix, REX.W, opcode and ModRM byte (without a displacement) is executed once in user mode.
+//! The opcode maps 0F, 0F 38 and 0F 3A from end to end: which encodings are undefined, and how long the others are.
+//! Every combination of mandatory prefix, REX.W, opcode and ModRM byte (without a displacement) is executed once in
+//! user mode.
 //!
 //! Breakpoint instructions follow each encoding. So the exception at its end says whether the encoding was
 //! undefined, and where the instruction ended. [`EXPLAINED`] lists each difference that is allowed, with its
@@ -23,7 +24,7 @@ use crate::state::{FxImage, Outcome, Registers};
 const INT3: u8 = 0xcc;
 const UNDEFINED: u8 = 6;
 const BREAKPOINT: u8 = 3;
-/// Where memory operands lie.
+/// The address of memory operands.
 const OPERAND: u64 = DATA + PAGE;
 const OPERAND_BYTES: usize = 1024;
 /// A SIB byte: RSP without an index.
@@ -86,8 +87,8 @@ struct Explained {
     applies: fn(&Tried) -> bool,
 }
 
-/// Opcodes that processors of each maker have, whatever their features: WBINVD with any prefix, hints and reserved NOPs (SDM
-/// vol. 2, table A-3).
+/// Whether processors of every vendor have the opcode, whatever their features: WBINVD with any prefix, hints and
+/// reserved NOPs (SDM vol. 2, table A-3).
 fn is_on_all(tried: &Tried) -> bool {
     matches!(tried.opcode()[0], 0x09 | 0x0d | 0x18..=0x1f)
 }
@@ -110,7 +111,7 @@ const EXPLAINED: &[Explained] = &[
     },
 ];
 
-/// Encodings that are not executed on the processor, and why.
+/// The reason why an encoding is not executed on the processor; `None` if it is executed.
 fn is_left_out(instruction: &Instruction, bytes: &[u8]) -> Option<&'static str> {
     use Mnemonic::*;
     match instruction.mnemonic() {
@@ -127,15 +128,15 @@ fn is_left_out(instruction: &Instruction, bytes: &[u8]) -> Option<&'static str> 
 /// The results of the sweep.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Swept {
-    /// Encodings executed on both sides.
+    /// Number of encodings that both sides executed.
     pub executed: u64,
-    /// Encodings that were undefined on both.
+    /// Number of encodings that were undefined on both sides.
     pub undefined: u64,
-    /// Encodings left out, by reason.
+    /// Number of encodings that were left out, by reason.
     pub left_out: BTreeMap<String, u64>,
-    /// Differences that are explained, by reason and mnemonic.
+    /// Number of explained differences, by reason and mnemonic.
     pub explained: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Unexplained differences, by kind, with an example.
+    /// Number of unexplained differences, by kind, with an example of each kind.
     pub differences: BTreeMap<String, (u64, String)>,
 }
 

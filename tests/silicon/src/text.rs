@@ -1,4 +1,4 @@
-//! Cases in words.
+//! The text of a case for reports.
 
 use iced_x86::{Formatter, Instruction, IntelFormatter};
 
@@ -16,7 +16,7 @@ pub fn instruction(instruction: &Instruction) -> String {
     text
 }
 
-/// Everything the instruction started from, indented.
+/// The registers and memory before the instruction, in indented lines.
 pub fn inputs(case: &Case) -> String {
     let registers = &case.registers;
     let mut text = format!("  input: rip {:x} rflags {:x}\n ", registers.rip, registers.rflags);

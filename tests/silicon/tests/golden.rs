@@ -1,5 +1,5 @@
-//! Compares the CPU with an Intel processor's golden vectors, on any host. Also tests that the vectors and the comparison
-//! notice errors.
+//! Compares the CPU with an Intel processor's golden vectors, on any host. Also tests that the vectors and the
+//! comparison notice errors.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +11,7 @@ use silicon::reference::{Disturbed, Reference};
 use silicon::state::{Outcome, Registers};
 use silicon::{Which, replay, replay_part};
 
-/// The part with instructions that leave something undefined.
+/// The part with instructions that leave flags or results undefined.
 const UNDEFINED: Which = Which { part: Some(0), batch: None, case: None };
 /// One batch of each part.
 const SAMPLES: [Which; 2] =
@@ -134,7 +134,8 @@ fn vectors_of_other_cases_are_refused() {
     assert!(error.to_string().contains("record these again"), "{error}");
 }
 
-/// The flags that [`open`] takes from the decoder's tables, and its additions.
+/// Compares the undefined flags of [`open`] with the manuals: flags from the decoder's tables, and flags that `open`
+/// adds.
 #[test]
 fn undefined_flags_are_the_manuals() {
     const ALL: u64 = 0x8d5;
@@ -183,7 +184,7 @@ fn case(bytes: &[u8], cl: u64) -> Case {
     case
 }
 
-/// Tests that only its numbers determine a case.
+/// Tests that only the seed, the batch and the number determine a case.
 #[test]
 fn cases_are_repeated() {
     let catalogue = vectors().catalogue(0).expect("they are current");

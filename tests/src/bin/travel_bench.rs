@@ -1,5 +1,5 @@
-//! Measures time travel in a recording, and prints a table with the cost of restores, steps and searches. A benchmark, not
-//! a test. `scripts/bench-travel` makes the recording and calls this.
+//! Measures time travel in a recording, and prints a table with the cost of restores, steps and searches. A benchmark,
+//! not a test. `scripts/bench-travel` makes the recording and calls this.
 //!
 //! Usage: travel_bench RECORDING [NAME=CONDITION]... ; conditions as in `ttvm search`.
 
@@ -19,7 +19,7 @@ fn cpu_seconds() -> f64 {
     seconds(usage.user_time()) + seconds(usage.system_time())
 }
 
-/// CPU and wall-clock seconds.
+/// Runs `what`. Returns its result, its CPU seconds, and its wall-clock seconds.
 fn timed<R>(what: impl FnOnce() -> R) -> (R, f64, f64) {
     let (cpu, wall) = (cpu_seconds(), Instant::now());
     let result = what();
@@ -56,7 +56,7 @@ fn main() {
     }
 }
 
-/// Every checkpoint, in an order in which neighbours are rare.
+/// Restores every checkpoint, in an order in which two neighbours rarely follow each other.
 fn restores(timeline: &mut Timeline) {
     let checkpoints = timeline.checkpoints().map(|checkpoints| checkpoints.heads());
     let places: Vec<Instructions> = checkpoints.into_iter().flatten().map(|(&at, _)| at).collect();

@@ -15,7 +15,7 @@ use super::trace::{Place, RSP, Trace, Window};
 pub struct Activation {
     /// The function's first instruction.
     pub function: u64,
-    /// The activation that called it.
+    /// The number of the activation that called the function; `None` if it is not known.
     pub caller: Option<usize>,
     /// The step count at which the call is executed.
     pub call: usize,
@@ -23,35 +23,36 @@ pub struct Activation {
     pub entry: usize,
     /// The stack pointer at the entry.
     pub entry_rsp: u64,
-    /// The step count behind its return.
+    /// The step count after the function's return; `None` if it is not known.
     pub exit: Option<usize>,
-    /// The function jumped to another function, or was interrupted.
+    /// Whether the function jumped to another function, or was interrupted.
     pub irregular: bool,
 }
 
 /// A function of the kernel.
 #[derive(Clone, Debug)]
 pub struct Function {
-    /// Its name.
+    /// The function's name.
     pub name: String,
     /// The address after the function's last byte.
     pub end: u64,
     /// Bytes between the stack pointer at each instruction and the stack pointer at the function's entry.
     pub depths: BTreeMap<u64, u64>,
-    /// Instructions that were reached in another way than from the previous one.
+    /// Instructions that were reached in another way than from the previous instruction.
     pub leaders: BTreeSet<u64>,
-    /// The function was always called, and each instruction always had the same stack depth.
+    /// Whether control entered the function only by calls, and each instruction always had the same stack depth.
     pub regular: bool,
 }
 
 /// All calls in all windows.
 #[derive(Default)]
 pub struct Calls {
-    /// In the order of their entries.
+    /// The activations, in the order of their entries.
     pub activations: Vec<Activation>,
     /// The functions by the address of their first instruction.
     pub functions: BTreeMap<u64, Function>,
-    /// The activation whose own instruction is next, for step counts where it is known.
+    /// Maps a step count to the number of the activation whose own instruction is next. Step counts at which the
+    /// activation is not known are missing.
     running: BTreeMap<usize, usize>,
 }
 
@@ -67,7 +68,7 @@ enum Way {
 }
 
 impl Calls {
-    /// Looks through all windows.
+    /// Finds the calls in all windows.
     pub fn new(trace: &Trace, symbols: &Symbols) -> Calls {
         let mut calls = Calls::default();
         for window in &trace.windows {
@@ -76,12 +77,12 @@ impl Calls {
         calls
     }
 
-    /// The activation whose own instruction is next.
+    /// The activation whose own instruction is next; `None` if it is not known.
     pub fn running(&self, step: usize) -> Option<&Activation> {
         self.running.get(&step).map(|&number| &self.activations[number])
     }
 
-    /// The number of that activation.
+    /// The number of the activation whose own instruction is next; `None` if it is not known.
     pub fn running_number(&self, step: usize) -> Option<usize> {
         self.running.get(&step).copied()
     }
@@ -176,7 +177,7 @@ impl Calls {
         }
     }
 
-    /// The first instruction of the kernel's function that an address lies in.
+    /// The address of the kernel's function in which `address` lies; `None` if it lies in none.
     fn function_at(&mut self, address: u64, symbols: &Symbols) -> Option<u64> {
         if address >> 63 == 0 {
             return None;

@@ -1,5 +1,6 @@
-"""Runs inside gdb: obeys the commands in the file that TTVM_SCRIPT names, one a line, and prints for each a line "> N",
-then what gdb says. An error does not end the session: it is printed as "! sentence"."""
+"""Runs inside gdb. Executes the commands in the file that TTVM_SCRIPT names, one command a line. For each command,
+prints a line "> NUMBER COMMAND", and then gdb's output. An error does not end the session, but is printed as
+"! sentence"."""
 
 import os
 

@@ -2,7 +2,8 @@
 //! function's instructions. The debug information also describes the frame at each instruction. The host's
 //! tools assemble and link a text for gdb. The text contains no code bytes.
 //!
-//! A line begins at every target of a jump, so control always enters a line at its beginning. A line ends with each call.
+//! A line begins at every target of a jump, so control always enters a line at its beginning. A line ends with each
+//! call.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,7 +16,7 @@ use super::trace::Trace;
 /// Largest number of instructions for one line.
 const LINE_LENGTH: usize = 4;
 
-/// Where lines begin.
+/// The addresses and step counts at which lines begin.
 pub struct Lines {
     /// Maps the first instruction of a function to the beginnings of its lines, in ascending order.
     functions: BTreeMap<u64, Vec<u64>>,
@@ -24,7 +25,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Lines for every other function that is always called and returns.
+    /// Makes lines for two of every three functions that are always called and return.
     pub fn new(trace: &Trace, calls: &Calls) -> Lines {
         let regular =
             calls.functions.iter().filter(|(_, function)| function.regular && function.depths.len() > 3);
@@ -75,8 +76,8 @@ impl Lines {
         self.functions.get(&function).is_some_and(|starts| starts.binary_search(&address).is_ok())
     }
 
-    /// The address behind the line of a function that begins at an address; the last line's is the function's
-    /// end.
+    /// The end of the function's line that begins at the address `line`: the next line's beginning or, for the last
+    /// line, the function's end.
     pub fn end_of(&self, function: u64, line: u64, calls: &Calls) -> u64 {
         let starts = &self.functions[&function];
         let after = starts.partition_point(|&start| start <= line);
@@ -112,7 +113,7 @@ impl Lines {
                     // Numbers need not be unique: lines of different functions are never compared.
                     let _ = writeln!(text, ".loc 1 {}", (start & 0xfff) * 16 + line as u64 + 1);
                 }
-                // An instruction, because only instructions have lines.
+                // Write a NOP, because only instructions have lines.
                 let _ = writeln!(text, ".cfi_def_cfa_offset {}\nnop", depth + 8);
             }
             let _ = writeln!(text, ".org {size:#x}\n.cfi_endproc\n.Lend{start:x}:");

@@ -108,8 +108,7 @@ impl GdbScript {
     }
 }
 
-/// An answer without the names behind addresses. The server gives these names only after some earlier
-/// questions.
+/// An answer without the names after addresses. The server gives these names only after certain earlier commands.
 fn without_names(answer: &str) -> String {
     let lines = answer.lines().map(|line| line.split(" <").next().unwrap_or(line));
     lines.collect::<Vec<_>>().join("\n")

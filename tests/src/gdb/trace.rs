@@ -35,26 +35,26 @@ pub struct Place {
     pub branches: u64,
     /// The values of the watched variables.
     pub values: [u64; WATCHED],
-    /// Whether the step from here makes a watched kind of access to the variable.
+    /// For each watched variable, whether the step from here makes an access of the variable's `kind`.
     pub accesses: [bool; WATCHED],
 }
 
 /// Variables that are watched in one window.
 pub const WATCHED: usize = 5;
 
-/// A variable, and the kinds of accesses that are noted.
+/// A variable, and the kind of accesses that are recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
     /// The variable's linear address.
     pub address: u64,
     /// The variable's size, at most 8 bytes.
     pub bytes: u64,
-    /// `None`: only its value.
+    /// The kind of accesses that are recorded. `None` if only the variable's value is recorded.
     pub kind: Option<WatchKind>,
 }
 
 impl Variable {
-    /// As an expression for gdb.
+    /// The variable as an expression for gdb.
     pub fn expression(&self) -> String {
         let kind = match self.bytes {
             1 => "(unsigned char *)".to_string(),
@@ -81,7 +81,7 @@ pub struct Window {
     pub places: Vec<Place>,
     /// The watched variables.
     pub variables: [Variable; WATCHED],
-    /// Runs that left history, by the step count of the change.
+    /// Runs that left the recorded history, by the step count of the debugger's change.
     pub forks: BTreeMap<usize, Fork>,
 }
 
@@ -114,9 +114,10 @@ impl Window {
 
 /// The parts of a recording that need a reference.
 pub struct Wanted<'a> {
-    /// Windows: where they begin and their lengths, in order and apart from one another.
+    /// The windows: the step count at the beginning, and the number of steps. The windows are in ascending order, and
+    /// do not touch.
     pub windows: &'a [(usize, usize)],
-    /// Which variables to watch, asked at the beginning of each window.
+    /// Returns the variables to watch. The function is called at the beginning of each window.
     pub variables: &'a dyn Fn(&Machine<Instructions>) -> [Variable; WATCHED],
     /// Step counts at which runs leave history, each within a window.
     pub forks: &'a [usize],
@@ -124,7 +125,7 @@ pub struct Wanted<'a> {
     pub rare: &'a [u64],
 }
 
-/// The trace of a replay, as the module describes.
+/// The windows of a replay, and data about the whole replay.
 pub struct Trace {
     /// The requested windows.
     pub windows: Vec<Window>,
@@ -136,9 +137,9 @@ pub struct Trace {
     pub end: usize,
 }
 
-/// Steps of each run that left history.
+/// Number of steps of each run that leaves the recorded history.
 const FORK_STEPS: usize = 300;
-/// The debugger's value for RAX where a run leaves history.
+/// The value that the debugger writes to RAX when a run leaves the recorded history.
 const FORK_RAX: u64 = 0x5eed;
 
 impl Trace {
@@ -164,7 +165,7 @@ impl Trace {
         trace
     }
 
-    /// The window that a step count lies in.
+    /// The window in which a step count lies; `None` if it lies in none.
     pub fn window_of(&self, step: usize) -> Option<&Window> {
         self.windows.iter().find(|window| window.contains(step))
     }
@@ -261,7 +262,7 @@ fn here(machine: &Machine<Instructions>) -> usize {
     machine.moment().count.number() as usize
 }
 
-/// Executes one step. Returns the address of the accessed watched variable.
+/// Executes one step. Returns the address of the watched variable that the step accessed; `None` if it accessed none.
 fn step(
     machine: &mut Machine<Instructions>,
     to: usize,

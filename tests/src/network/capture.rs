@@ -10,7 +10,7 @@ use twox_hash::XxHash3_128;
 const FIELDS: [&str; 7] =
     ["ip.src", "tcp.srcport", "ip.dst", "tcp.dstport", "tcp.stream", "tcp.seq", "tcp.payload"];
 
-/// One direction: the number of bytes, and their hash.
+/// The payload of one direction of a connection: the number of bytes, and their hash.
 type Payload = (u64, u128);
 
 /// Maps source and destination to the payload of their connections, one after the other.
@@ -57,7 +57,7 @@ fn assembled(lines: impl Iterator<Item = String>) -> Payloads {
 struct Direction {
     bytes: u64,
     hash: XxHash3_128,
-    /// Segments that arrived too early.
+    /// Segments that arrived before an earlier part of the stream.
     early: BTreeMap<u64, Vec<u8>>,
 }
 

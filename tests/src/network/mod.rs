@@ -39,9 +39,9 @@ pub struct Amounts {
 
 /// The results of a run in which everything was right.
 pub struct Done {
-    /// From power-on to power-off.
+    /// The time from power-on to power-off.
     pub elapsed: Duration,
-    /// The time of the requests.
+    /// The time that the requests took.
     pub requests: Duration,
     /// The echoed stream.
     pub echoed: Echoed,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::random::Random;
 
-/// Parts of a second in which the stream is sent.
+/// Number of parts in which a second's share of the stream is sent.
 const PARTS: u64 = 10;
 
 /// A stream before the guest has connected.
@@ -18,20 +18,20 @@ pub struct Stream {
 
 /// A stream that came back, byte for byte.
 pub struct Echoed {
-    /// Bytes each way.
+    /// Number of bytes in each direction.
     pub bytes: u64,
-    /// The time until the last of these bytes.
+    /// The time until the last of these bytes came back.
     pub elapsed: Duration,
 }
 
 impl Stream {
-    /// Waits for the guest at this address of the host.
+    /// Listens for the guest's connection at this address of the host.
     pub fn listen(host: Ipv4Addr, seconds: u64, rate: u64) -> Stream {
         let listener = TcpListener::bind((host, 0)).expect("a port is free");
         Stream { listener, parts: seconds * PARTS, part_bytes: (rate / PARTS) as usize }
     }
 
-    /// The address for the guest's connection.
+    /// The port for the guest's connection.
     pub fn port(&self) -> u16 {
         self.listener.local_addr().expect("it is bound").port()
     }

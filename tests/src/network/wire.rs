@@ -89,7 +89,7 @@ impl Wire {
         }
     }
 
-    /// Where the host reaches this port of the guest.
+    /// The host's address for connections to this port of the guest.
     pub fn guest(&self, port: u16) -> SocketAddrV4 {
         let forward = self.forwards.iter().find(|(forwarded, _)| *forwarded == port);
         forward.map_or(SocketAddrV4::new(TAP_GUEST, port), |(_, place)| *place)
@@ -114,7 +114,7 @@ impl Drop for Wire {
     }
 }
 
-/// The file in which the passt of [`Wire::user`] notes its process.
+/// The file to which the passt of [`Wire::user`] writes its process number.
 pub fn passt_process(directory: &Path) -> PathBuf {
     directory.join("passt.pid")
 }
@@ -127,7 +127,7 @@ pub fn in_own_network<R: Send>(run: impl FnOnce() -> R + Send) -> Option<R> {
     std::thread::scope(|scope| scope.spawn(in_thread).join().unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
-/// A sentence that says why there can be no TAP interface here.
+/// A sentence that says why there can be no TAP interface here; `None` if there can be one.
 pub fn why_no_tap() -> Option<String> {
     let tried = in_own_network(|| {
         let added = Command::new("ip").args(["tuntap", "add", INTERFACE, "mode", "tap"]).output();

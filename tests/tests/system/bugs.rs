@@ -1,6 +1,6 @@
 //! Kernel modules with a bug each. A run is recorded until the kernel panics. Then gdb goes backwards from the panic to
-//! the cause, by a person's script (the *walk*). The finds are compared with markers such as `/* [1] */` in the
-//! modules' sources.
+//! the cause, by a person's script (the *walk*). The places that gdb finds are compared with markers such as `/* [1]
+//! */` in the modules' sources.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -127,14 +127,14 @@ impl Bug {
         lines[0].0 + 1
     }
 
-    /// How the summary's line for a place begins.
+    /// The beginning of the summary's line for a place.
     fn expected(&self, place: &Place) -> String {
         let Place { what, function, marker, instruction } = place;
         format!("{what}: {function} {}:{} {instruction}", self.source(), self.line_of(*marker))
     }
 }
 
-/// The guest's parameters: the panic is reported early, and this is the bug.
+/// The guest's kernel parameters: the parameters of all bugs, which are in a file, and the bug's name.
 fn parameters(name: &str) -> String {
     let common = std::fs::read_to_string(repository().join("guest-images/bugs/cmdline"));
     format!("{} bug={name}", common.expect("the parameters for all bugs").trim())
@@ -153,7 +153,7 @@ fn record_panic(bug: &Bug, directory: &Path) {
     std::fs::write(directory.join("console.log"), script.output()).expect("the folder is ours");
 }
 
-/// As [`record_panic`], in the lab, whose device the guest has.
+/// As [`record_panic`], but in the lab, and the guest has a device of the lab.
 fn record_panic_with_device(bug: &Bug, directory: &Path) {
     let lab = directory.join("lab");
     let mut command = Command::new(repository().join("guest-images/bugs/with-device"));
@@ -213,8 +213,8 @@ fn type_walk(name: &str, directory: &Path) -> Vec<String> {
     terminal.lines()
 }
 
-/// The places that gdb reached: its lines of frames and instructions. Arguments are left out, because their text depends on
-/// the terminal's letters.
+/// The places that gdb reached: the lines in which gdb prints a frame or an instruction. Arguments are left out,
+/// because their text depends on the terminal's letters.
 fn places<'text>(lines: impl Iterator<Item = &'text str>) -> Vec<String> {
     let of_place = lines.filter(|line| line.starts_with("#0 ") || line.starts_with("=> "));
     let place = |line: &str| {

@@ -2,7 +2,8 @@
 //! chips the kernel then ignores. The guest reads its disk, which needs PCI, a BAR and an interrupt, and
 //! powers off.
 //!
-//! The short form boots the lines that once failed, and every twentieth other line. `TTVM_WHOLE_COMMAND_LINES=1` boots all.
+//! The short form boots the lines that once failed, and every twentieth other line. `TTVM_WHOLE_COMMAND_LINES=1` boots
+//! all.
 
 use machine::Outcome;
 use machine::config::MachineOptions;
@@ -22,9 +23,9 @@ const EVERY: usize = 20;
 enum End {
     /// The kernel powers off.
     Off,
-    /// As `Off`. The kernel failed before this table was written.
+    /// As `Off`. With this line the kernel failed until a fault of the machine was mended.
     Mended,
-    /// As `Off`, without a disk, because the line turns off everything that finds the disk.
+    /// As `Off`, but the kernel finds no disk, because the line turns off everything that could find the disk.
     NoDisk,
     /// As `Mended`, but the kernel halts, because nothing tells it how to power off.
     Halt,
@@ -44,8 +45,8 @@ const LINES: [(&str, End); 62] = [
     ("nolapic", End::Mended),
     ("noapic nolapic", End::Mended),
     // If there is no HPET, and the processor has a TSC deadline timer that never stops, Linux does not start the PIT.
-    // So Linux waits for ever on any such machine, also on QEMU's with `hpet=off`. The next line in the
-    // table is the way out.
+    // So Linux waits for ever on any such machine, also on QEMU's with `hpet=off`. The parameters in the table's next
+    // line avoid this.
     ("nolapic_timer", End::NoTimer),
     ("nolapic_timer lapic=notscdeadline", End::Off),
     ("lapic=notscdeadline", End::Off),
@@ -100,7 +101,7 @@ const LINES: [(&str, End); 62] = [
     ("threadirqs", End::Off),
     ("preempt=full", End::Off),
     ("rcutree.use_softirq=0 rcupdate.rcu_expedited=1", End::Off),
-    // Consoles and what else a distribution's loader adds.
+    // Consoles, and other parameters that a distribution's boot loader adds.
     ("earlyprintk=serial,ttyS0,115200 ignore_loglevel", End::Off),
     ("console=hvc0 console=ttyS0,115200n8 8250.nr_uarts=1", End::Off),
     ("quiet loglevel=3 audit=0 selinux=0 apparmor=0", End::Off),
@@ -116,7 +117,7 @@ fn options(line: &str, disk: &std::path::Path) -> MachineOptions {
     MachineOptions { disk: Some(disk.to_path_buf()), ..linux_options(kernel, busybox, parameters, 256) }
 }
 
-/// The fault of a boot, if there is one.
+/// Boots with this line. Returns the fault of the boot as an error.
 fn boot(line: &str, end: End, disk: &std::path::Path) -> Result<(), String> {
     let mut script = Script::silent().with_limit(LIMIT);
     let outcome = run_until(&mut Guest::new(&options(line, disk)).machine(), LIMIT, &mut script);
@@ -163,7 +164,8 @@ fn a_kernel_boots_with_any_command_line() {
     assert!(failures.is_empty(), "{} lines:\n{}", failures.len(), failures.join("\n\n"));
 }
 
-/// Users take a kernel's complaint about the machine for the bug that they look for.
+/// A kernel must not complain about the machine, because a user could take the complaint for the bug that they look
+/// for.
 #[test]
 fn newer_kernels_have_nothing_to_complain_of() {
     for [kernel, busybox] in [&TRIXIE, &SID] {

@@ -1,8 +1,9 @@
 //! Two runs of one guest are equal. A run that is saved at random instructions, restored into another machine and
 //! continued is equal, too.
 //!
-//! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: 1,000 points, each continued in a
-//! new process. Without the variable there are fewer points, and most continue on a new machine in one process.
+//! `TTVM_RESTORES=1000 cargo test --release -p tests determinism` is the full version: 1,000 points, each continued in
+//! a new process. Without the variable there are fewer points, and most runs continue on a new machine in the same
+//! process.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,11 +22,11 @@ use tests::saved::{Saved, through_bytes};
 
 const SEED: u64 = 2026;
 const SHORT_RESTORES: usize = 60;
-/// In the short version, of this number of continuations one is a new process.
+/// In the short version, one continuation of this many is a new process.
 const SHORT_PROCESS_EVERY: usize = 10;
-/// One of this number of stretches is run a second time, by a restored machine that keeps its caches.
+/// One stretch of this many is run a second time, by a restored machine that keeps its caches.
 const WARM_EVERY: usize = 4;
-/// RAM and disk are hashed at one of this number of points; the rest of the state at each.
+/// RAM and disk are hashed at one point of this many. The rest of the state is hashed at each point.
 const HASH_EVERY: usize = 8;
 
 /// Floating point, processes, page faults, signals, idling, and a file system on a disk.
@@ -150,8 +151,8 @@ fn continue_in_process(
     std::fs::read(path("console")).expect("the process wrote it")
 }
 
-/// Runs from point to point, each stretch in a new machine with empty caches or in another process. Some
-/// stretches run a second time, on a machine that the Timeline's restore brings there.
+/// Runs from point to point, each stretch in a new machine with empty caches or in another process. Some stretches run
+/// a second time, on a machine that is restored as by the Timeline, which keeps the machine's caches.
 fn run_with_restores(guest: &Guest, stops: &Stops, process_every: usize, directory: &Path) -> End {
     let (mut machine, mut warm) = (guest.machine(), guest.machine());
     let mut script = Script::silent();

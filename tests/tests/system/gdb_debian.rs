@@ -21,17 +21,17 @@ use tests::record::{open, record_with_checkpoints};
 use tests::run::last_lines;
 
 const SEED: u64 = 2;
-/// The recording's end: systemd is at work then.
+/// The step count of the recording's end. At this time systemd is at work.
 const END: Instructions = Instructions(1_500_000_000);
-/// Where windows begin, in shares of the recording.
+/// The beginnings of the windows, as shares of the recording.
 const WINDOWS: [f64; 4] = [0.55, 0.83, 0.93, 0.98];
 const WINDOW_STEPS: usize = 120_000;
-/// Functions whose calls are known along the whole recording.
+/// Functions whose calls the reference finds in the whole recording.
 const RARE: [&str; 2] = ["begin_new_exec", "__x64_sys_mount"];
-/// Random actions in each window.
+/// Number of random actions in each window.
 const ACTIONS: usize = 30;
 
-/// The variables' numbers in a window.
+/// The numbers of the watched variables in a window.
 const COUNTED: usize = 0;
 const READ: usize = 1;
 const STACK: [usize; 3] = [2, 3, 4];
@@ -97,7 +97,8 @@ fn trace(debian: &Debian, random: &mut Random) -> Trace {
     Trace::new(&debian.recording, &wanted)
 }
 
-/// The targets of movements by lines and functions, by the reference.
+/// The reference for movements by lines and functions: computes their targets from the trace. All places are step
+/// counts.
 struct Reference<'a> {
     trace: &'a Trace,
     calls: &'a Calls,
@@ -109,14 +110,16 @@ impl Reference<'_> {
         self.trace.window_of(step).expect("it lies in a window").at(step).rip
     }
 
-    /// The activation that executes this instruction, if nothing interrupts it and gdb can find its frame.
+    /// The number of the activation that executes this instruction, and the activation. `None` if it is interrupted, or
+    /// gdb cannot find its frame.
     fn activation(&self, at: usize) -> Option<(usize, &Activation)> {
         let activation = self.calls.running(at)?;
         let is_known = !activation.irregular && self.lines.has(activation.function);
         is_known.then(|| (self.calls.running_number(at).expect("it was just found"), activation))
     }
 
-    /// If a step count begins a line: the activation, and the line's number in the order of the run.
+    /// If a line begins at this step count, returns the number of the activation, the activation, and the line's number
+    /// in the activation's order. Otherwise returns `None`.
     fn line(&self, at: usize) -> Option<(usize, &Activation, usize)> {
         let (number, activation) = self.activation(at)?;
         let visit = self.lines.visits[&number].binary_search(&at).ok()?;
@@ -131,7 +134,7 @@ impl Reference<'_> {
         self.calls.activations.iter().find(|a| a.exit == Some(at))
     }
 
-    /// Behind the return from an activation, if a line of its caller begins there.
+    /// The step count after the return from an activation; `None` if no line of the caller begins there.
     fn behind(&self, activation: &Activation) -> Option<usize> {
         activation.exit.filter(|&exit| self.line(exit).is_some())
     }
@@ -139,7 +142,7 @@ impl Reference<'_> {
     fn next(&self, at: usize) -> Option<usize> {
         let (number, activation, visit) = self.line(at)?;
         match self.lines.visits[&number].get(visit + 1) {
-            // A line that jumps to its own beginning has not ended.
+            // If a line jumps to its own beginning, gdb stays in the line, and the target is not known.
             Some(&after) => (self.rip(after) != self.rip(at)).then_some(after),
             None => self.behind(activation),
         }
@@ -198,8 +201,8 @@ impl Reference<'_> {
         }
     }
 
-    /// gdb stops behind a return only if it finds the same frame of the caller as before. If nothing describes the
-    /// caller's frame, gdb may find different frames at two places, and then runs on.
+    /// gdb stops after a return only if it finds the same frame of the caller as before the call. If no debug
+    /// information describes the caller's frame, gdb may find two different frames, and then runs on.
     fn finish(&self, at: usize) -> Option<usize> {
         let exit = self.activation(at)?.1.exit?;
         self.activation(exit).map(|_| exit)
@@ -211,7 +214,7 @@ impl Reference<'_> {
     }
 }
 
-/// The session: the script so far, and where gdb must be.
+/// The session: the script so far, and the step count `at` at which gdb must be.
 struct Session<'a> {
     reference: Reference<'a>,
     script: GdbScript,
@@ -223,7 +226,7 @@ struct Session<'a> {
     taken: std::collections::BTreeMap<&'static str, usize>,
 }
 
-/// gdb's expected output at a place.
+/// The expected output of [`SHOW`] at a place.
 fn shown(step: usize, place: &Place) -> String {
     let Place { rip, gpr, flags, .. } = place;
     format!("at {step} {rip:x} {:x} {:x} {:x} {flags:x}\n", gpr[RAX], gpr[RSP], gpr[RDI])
@@ -264,20 +267,21 @@ impl<'a> Session<'a> {
         self.random.below(limit.max(1) as u64) as usize
     }
 
-    /// A place in the window with some room on both sides.
+    /// A step count in the window, not near the window's ends.
     fn anywhere(&mut self) -> usize {
         let room = (self.window.places.len() - 1) / 8;
         self.window.start + room + self.below(self.window.places.len() - 2 * room)
     }
 
-    /// Another place not far from here, earlier or later.
+    /// Another step count, not far before or after the session's place.
     fn elsewhere(&mut self, backward: bool) -> usize {
         let room = if backward { self.at - self.window.start } else { self.window.end() - self.at };
         let distance = 1 + self.below(room.min(20_000) - 1);
         if backward { self.at - distance } else { self.at + distance }
     }
 
-    /// The first step count in a direction, after this one, where a condition holds.
+    /// The first step count before or after the session's place at which a condition is true; `None` if the window has
+    /// none.
     fn find(&self, backward: bool, holds: impl Fn(usize, &Place) -> bool) -> Option<usize> {
         let holds = |&step: &usize| holds(step, self.window.at(step));
         if backward {
@@ -293,7 +297,7 @@ impl<'a> Session<'a> {
             || step > self.window.start && self.window.at(step - 1).rip == rip
     }
 
-    /// An instruction that runs not far from here and does not repeat itself.
+    /// The step count of an instruction near the session's place. The instruction does not repeat itself.
     fn instruction(&mut self, backward: bool) -> usize {
         loop {
             let step = self.elsewhere(backward);
@@ -308,10 +312,10 @@ fn run_word(backward: bool) -> &'static str {
     if backward { "reverse-continue" } else { "continue" }
 }
 
-/// The target of a movement from a step count, if the reference knows it.
+/// Returns the target of a movement from a step count; `None` if the reference does not know the target.
 type Leads<'a> = fn(&Reference<'a>, usize) -> Option<usize>;
 
-/// The kinds of actions. An action returns `false` if there was nothing to do at the session's place.
+/// The kinds of actions. An action returns `false` if it was not possible at the session's place.
 impl<'a> Session<'a> {
     fn steps(&mut self, backward: bool) -> bool {
         let count = 1 + self.below(60);
@@ -388,8 +392,8 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Where the value of a variable next changes: before the write when going backward, behind it when going
-    /// forward.
+    /// The step count of the next write that changes a variable. Going backward, the count before the write, and going
+    /// forward, the count after the write. `None` if the window has no such write.
     fn change(&self, variable: usize, backward: bool) -> Option<usize> {
         let value = |step: usize| self.window.at(step).values[variable];
         if backward {
@@ -407,7 +411,7 @@ impl<'a> Session<'a> {
         if let Some(to) = self.change(variable, backward) {
             self.moves(run_word(backward), to);
         }
-        // A step also stops where the variable changes.
+        // A step also stops at a change of the variable.
         if let Some(to) = self.change(variable, true)
             && self.at - to < 50
         {
@@ -423,7 +427,7 @@ impl<'a> Session<'a> {
         let found = if backward {
             self.find(true, |_, place| place.accesses[variable])
         } else {
-            // The next instruction may make the access.
+            // The search includes the instruction at the session's place.
             (self.at..self.window.end())
                 .find(|&step| self.window.at(step).accesses[variable])
                 .map(|step| step + 1)
@@ -456,7 +460,8 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// A place from which the reference knows the target of a movement by lines or functions.
+    /// A step count from which the reference knows the target of a movement by lines or functions; `None` if the search
+    /// finds none.
     fn place_for(&mut self, leads: impl Fn(&Reference<'a>, usize) -> Option<usize>) -> Option<usize> {
         let first = self.anywhere();
         let room = (self.window.places.len() - 1) / 8;
@@ -484,7 +489,7 @@ impl<'a> Session<'a> {
         };
         let mut done = false;
         for _ in 0..4 {
-            // All actions come equally often.
+            // Choose the movement that was made least often, so that all come equally often.
             let often =
                 |(word, _): &&(&'static str, Leads<'a>)| self.taken.get(word).copied().unwrap_or_default();
             let &(word, leads) = ways.iter().min_by_key(often).expect("there are some");
@@ -675,7 +680,8 @@ impl<'a> Session<'a> {
         ("call", Session::call),
     ];
 
-    /// Does `ACTIONS` actions in a window, each kind in turn. Skips an action that has nothing to do at its place.
+    /// Does `ACTIONS` actions in a window, each kind in turn. Skips an action that is not possible at the session's
+    /// place.
     fn look_around(&mut self, window: &'a Window) {
         self.window = window;
         for number in 0..ACTIONS {
@@ -753,7 +759,7 @@ fn a_long_session_on_debian_agrees_with_single_stepping() {
     let reference = Reference { trace: &trace, calls: &calls, lines: &lines };
     let window = &trace.windows[0];
     let mut script = GdbScript::default();
-    // Single steps as the trace has them. gdb_steps.rs compares steps that follow their thread.
+    // Single steps must follow the CPU, as in the trace. gdb_steps.rs compares steps that follow their thread.
     script.command("tt step-interrupts on");
     let taken = Default::default();
     let mut session = Session { reference, script, random, at: 0, window, marks: 0, taken };

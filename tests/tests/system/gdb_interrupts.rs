@@ -1,8 +1,8 @@
-//! ^C while a `tt` command searches. The command ends, gdb and the server agree, and the machine is at the place that they
-//! show.
+//! ^C while a `tt` command searches. The command ends. gdb and the server then agree on the place, and the machine is
+//! at this place.
 //!
-//! During a `monitor` command, gdb tells the server of a ^C only at the server's next sign of life. So a connection in
-//! between watches the packets, and the signal is sent right after a sign of life.
+//! During a `monitor` command, gdb tells the server of a ^C only at the server's next sign of life. So the test watches
+//! the packets between gdb and the server, and sends the signal right after a sign of life.
 
 use std::io::{Read, Result, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,7 +22,7 @@ use tests::record::{open, record};
 
 /// A condition that is never true: nothing is executed at this address. The search takes seconds.
 const NEVER: &str = "break:0x1234";
-/// The server's packet while it is busy.
+/// The packet that the server sends now and then while it is busy.
 const SIGN_OF_LIFE: &[u8] = b"$O#4f";
 
 /// A connection that reports the first sign of life during each `monitor` command that searches for
@@ -86,8 +86,8 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
     record(&Guest::linux(&CLOUD, &BUSYBOX, "", 128), &path, &mut Script::shell(&["poweroff -f"]));
     let mut timeline = Timeline::open(&open(&path)).unwrap_or_else(|error| panic!("{error}"));
     let end = timeline.end();
-    // A search that is interrupted early stays where it began. The commands then step from there: `begin` lies far
-    // enough before the end.
+    // A search that is interrupted early stays at its beginning, `begin`. The commands then step from there, so `begin`
+    // must be some steps before the end.
     let begin = end - 1000;
     timeline.seek(begin, &mut || false).unwrap_or_else(|error| panic!("{error}"));
 
@@ -130,7 +130,7 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
     assert_eq!(before.0, begin);
     for round in 0..2 {
         let shown = |name: &str| shown(&format!("{name}-{round}"));
-        // Questions do not move gdb.
+        // The commands `traps` and `search` do not move gdb.
         assert_eq!((shown("traps"), shown("search")), (before.clone(), before.clone()), "{said}");
         let back = shown("back");
         assert!(back.0 <= before.0, "{said}");
@@ -138,7 +138,7 @@ fn an_interrupt_ends_a_search_and_gdb_stays_in_step() {
         before = back;
     }
     assert_eq!(shown("end"), shown("begin"), "{said}");
-    // gdb's answers equal a straight replay at that place.
+    // gdb's answers must equal a straight replay at the same place.
     for name in ["back-0", "forth-0", "back-1", "forth-1"] {
         let (position, rest) = shown(name);
         timeline.seek(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));

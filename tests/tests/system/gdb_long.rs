@@ -27,7 +27,7 @@ use tests::run::last_lines;
 /// Offset of the written field in the module's table of ports: `ports[2].reply`.
 const FIELD: u64 = 2 * 32 + 8;
 
-/// The guest's time between the write and the panic, and its work meanwhile.
+/// The guest's seconds between the write and the panic, and its work during this time.
 struct Meanwhile {
     seconds: u32,
     /// Rounds of the shell's loop in every second.
@@ -55,7 +55,7 @@ struct Panicked {
     field: u64,
 }
 
-/// Closes a port of the module with the null-call bug, waits, and delivers a letter to it.
+/// Records a guest that closes a port of the module with the null-call bug, waits, and delivers a letter to the port.
 fn record_panic(directory: &Path, meanwhile: &Meanwhile) -> Panicked {
     let parameters = "nokaslr cryptomgr.notests oops=panic panic_on_warn=1 rdinit=/bin/busybox -- sh";
     let guest = Guest::new(&linux_options(&CLOUD_ELF, &BUGS, parameters, 128));
@@ -161,7 +161,7 @@ fn finds_the_write(panicked: &Panicked, timeline: &mut Timeline, directory: &Pat
         show("after", field),
         "detach".to_string(),
     ];
-    // Only the full version waits, so a progress message is certain only if each poll sends one.
+    // Only the full version takes longer than two seconds. In the short version, each poll sends a progress message.
     let every = if full { Duration::from_secs(2) } else { Duration::ZERO };
     let begun = Instant::now();
     let Walk { transcript, progress } = walk(timeline, directory, every, &commands, |_| {});
@@ -183,7 +183,7 @@ fn finds_the_write(panicked: &Panicked, timeline: &mut Timeline, directory: &Pat
 fn can_be_interrupted(panicked: &Panicked, timeline: &mut Timeline, directory: &Path) {
     let field = panicked.field;
     let commands = [
-        // The guest never writes there.
+        // The guest never writes to this address.
         format!("watch *(unsigned long *) {:#x}", field + 16),
         "reverse-continue".to_string(),
         "info program".to_string(),

@@ -59,7 +59,8 @@ impl Mi {
         result
     }
 
-    /// Sends a command that moves, and checks why gdb says that it stopped; at both ends gdb 13 gives none.
+    /// Sends a command that moves the guest, and checks gdb's reason for the stop. At both ends of the recording gdb 13
+    /// gives no reason.
     fn moves(&mut self, command: &str, reason: &str) -> u64 {
         self.ask(command);
         let stopped = self.read_to("*stopped");

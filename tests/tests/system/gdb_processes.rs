@@ -1,6 +1,6 @@
-//! gdb on a stock kernel: processes, stops in one process only, the kernel's own symbols and its vmlinux. Page tables are
-//! isolated, so programs and the kernel have different ones. The answers are compared with the guest's own `ps`, and with a
-//! search that checks each hit.
+//! gdb on a stock kernel: processes, stops in one process only, the kernel's own symbols and its vmlinux. Page tables
+//! are isolated, so programs and the kernel have different page tables. The answers are compared with the guest's own
+//! `ps`, and with a search that checks each hit.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -56,7 +56,8 @@ impl Boot<'_> {
         self.timeline.seek(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// The last places before the end where a condition held, each with its process: newest first, at most `HITS` of each.
+    /// The last places after `from` at which a condition is true, with the running process, newest first. At most eight
+    /// times `HITS` places.
     fn hits(&mut self, from: Instructions, stops: Stops) -> Vec<(Instructions, Process)> {
         self.timeline.set_stops(stops);
         let end = self.timeline.end();
@@ -77,7 +78,8 @@ impl Boot<'_> {
         gdb_says(&mut self.timeline, self.directory, commands)
     }
 
-    /// gdb's stops on the way back from the end, with points bound by `bound`.
+    /// gdb's first `count` stops on the way back from the end. `point` sets a breakpoint or watchpoint, which `tt
+    /// break-in` limits to the process `bound`.
     fn stops_of_gdb(&mut self, point: &str, bound: &str, count: usize) -> Vec<Instructions> {
         let mut commands = vec!["tt goto end".to_string(), point.to_string(), format!("tt break-in {bound}")];
         for _ in 0..count {
@@ -95,7 +97,7 @@ impl Boot<'_> {
     }
 }
 
-/// The wanted hits.
+/// The places of the first `HITS` hits in a wanted process.
 fn chosen(hits: &[(Instructions, Process)], wanted: impl Fn(&Process) -> bool) -> Vec<Instructions> {
     hits.iter().filter(|(_, process)| wanted(process)).map(|&(at, _)| at).take(HITS).collect()
 }
@@ -146,7 +148,7 @@ fn stops_are_in_one_process(boot: &mut Boot<'_>, from: Instructions) {
     let cr3 = format!("{:#x}", root | USER_ROOT_BIT | 0x805);
     assert_eq!(boot.stops_of_gdb(&at_write, &cr3, of_shell.len()), of_shell);
 
-    // The programs are one file, so their code has the same addresses.
+    // All programs are one file, busybox, so their code has the same addresses.
     boot.goto(of_ls[0]);
     boot.timeline.set_stops(Stops::system_call(Some(1)));
     boot.timeline.run_backward(&mut || false).unwrap_or_else(|error| panic!("{error}"));
@@ -185,7 +187,8 @@ fn stops_are_in_one_process(boot: &mut Boot<'_>, from: Instructions) {
     assert_eq!(said.lines().filter(|line| line.ends_with(" sleep")).count(), 2, "{said}");
 }
 
-/// `tt back-to last-syscall execve` and `last-write EXPR == VALUE` lead to where a search for the condition does.
+/// `tt back-to last-syscall execve` and `last-write EXPR == VALUE` must lead to the same places as a search for the
+/// condition.
 fn what_is_looked_for_has_names_and_values(boot: &mut Boot<'_>) {
     let end = boot.timeline.end();
     let jiffies = boot.symbols.address_of("jiffies_64").expect("it is there");
@@ -306,8 +309,8 @@ fn symbols_are_loaded_and_used(boot: &mut Boot<'_>) {
     }
 }
 
-/// The shell as a thread in gdb, while `ls` writes. The shell later continues with exactly these registers, this stack and
-/// this memory.
+/// gdb shows the sleeping shell as a thread while `ls` writes. The shell must later continue with exactly the shown
+/// registers, stack and memory.
 fn threads_wake_up_as_gdb_shows_them(boot: &mut Boot<'_>) {
     let write = boot.symbols.address_of("__x64_sys_write").expect("it is there");
     let end = boot.timeline.end();

@@ -1,5 +1,5 @@
-//! gdb on a guest with four processors: each is a thread, and a step goes to the selected processor's next or last
-//! instruction. The answers are compared with the machine's single steps.
+//! gdb on a guest with four processors. Each processor is a thread. A step goes to the next instruction of the selected
+//! processor, or back to its last instruction. The answers are compared with the machine's single steps.
 
 use cpu::Traps;
 use history::timeline::{Stops, Timeline};
@@ -11,10 +11,10 @@ use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options, repository};
 use tests::record::{open, record};
 
 const COUNT: usize = 4;
-/// Instructions around a place that are executed one by one, at most.
+/// The largest number of instructions before and after a place in which the test looks for a turn of each processor.
 const STEPS: u64 = 3_000_000;
 
-/// Where a processor stands: RIP and RSP.
+/// RIP and RSP of a processor.
 type Place = (u64, u64);
 
 fn places(timeline: &Timeline) -> Vec<Place> {
@@ -28,7 +28,7 @@ fn seek(timeline: &mut Timeline, to: Instructions) {
     timeline.seek(to, &mut || false).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Where a processor executes its next step: how many steps of the machine come before.
+/// The step count of the machine at which a processor executes its next step.
 fn next_step(timeline: &mut Timeline, processor: usize) -> Instructions {
     let end = timeline.position() + STEPS;
     while timeline.machine().cpu().seat() != processor {
@@ -40,7 +40,7 @@ fn next_step(timeline: &mut Timeline, processor: usize) -> Instructions {
     timeline.position()
 }
 
-/// Where a processor has executed its last step before a place.
+/// The step count of the machine at which a processor executed its last step before a place.
 fn last_step(timeline: &mut Timeline, processor: usize, place: Instructions) -> Instructions {
     let traps = Traps { turns: true, ..Traps::default() };
     timeline.set_stops(Stops { traps, ..Stops::default() });

@@ -34,11 +34,11 @@ fn gdb_commands(address: &str) -> Vec<String> {
         "SHOW forward",
         "delete",
         "reverse-continue",
-        // Nothing is mapped yet where the variable will be.
+        // At the start the variable's address is not mapped, so print 0 in its place.
         "printf \"start %lx 0\\n\", $rip",
         "continue",
         "SHOW end-again",
-        // A search without a hit leaves the session where it is.
+        // A search without a hit must not move the session.
         "monitor goto 50%",
         "monitor position",
         "monitor back-to call 0x1234567",
@@ -98,7 +98,7 @@ fn check(transcript: &str, start: u64, end: u64) {
     let shown = |name| shown(transcript, name);
     let (last_rip, last) = shown("end");
     assert_eq!(last_rip, end, "{transcript}");
-    // Before the last write the variable has its last value but one; behind it, the last.
+    // Before the last write the variable has its last value but one, and after this write its last value.
     let (write_rip, before) = shown("before-write");
     assert_eq!(before, last - 1, "{transcript}");
     assert_eq!(shown("after-write").1, last, "{transcript}");

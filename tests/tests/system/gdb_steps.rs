@@ -1,6 +1,6 @@
-//! Tests that steps follow their thread. gdb steps in a program that timer ticks interrupt, and in
-//! processes that take the CPU from each other. Many random steps in programs and in the kernel go forward
-//! and backward. Each step is compared with the thread's part of the whole machine's single steps.
+//! Tests that steps follow their thread. gdb steps in a program that timer ticks interrupt, and in processes that take
+//! the CPU from each other. Many random steps in programs and in the kernel go forward and backward. The reference is
+//! the whole machine's single steps, of which only the thread's own steps count.
 //!
 //! `TTVM_STEPS=10000 cargo test --release -p tests gdb_steps` is the long form.
 
@@ -25,7 +25,7 @@ use tests::traveller::Traveller;
 
 /// The default number of compared steps.
 const STEPS: u64 = 400;
-/// Compared steps in one traced stretch.
+/// Number of compared steps in one traced stretch.
 const STEPS_PER_STRETCH: u64 = 60;
 /// The number of steps in a traced stretch.
 const STRETCH: u64 = 60_000;
@@ -97,7 +97,7 @@ fn steps_of_gdb_stay_in_their_process() {
     );
 }
 
-/// `longjmp`, signals, `fork`, `exec` and the ends of threads.
+/// The program leaves functions by `longjmp`, signals, `fork`, `exec` and the ends of threads.
 #[test]
 fn steps_of_gdb_follow_what_leaves_without_a_return() {
     const EXPECTED: &str = "
@@ -168,7 +168,7 @@ no fork True
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Instruction,
-    /// The delivery of an event that no instruction asked for.
+    /// The delivery of an interrupt, a fault or a breakpoint exception.
     Event,
     Return,
 }
@@ -183,9 +183,10 @@ struct Row {
     kind: Kind,
     /// The first bytes of the instruction.
     code: [u8; 3],
-    /// The word on top of the stack.
+    /// The value on top of the stack.
     top: u64,
-    /// For a handler's return, the row of its event. For an event, the row behind its handler's return.
+    /// For a handler's return, the row of its event. For an event, the row behind its handler's return. `None` for
+    /// other rows, or if that row is not in the trace.
     twin: Option<usize>,
 }
 
@@ -223,7 +224,7 @@ impl Row {
     }
 }
 
-/// The bits of a word on the stack.
+/// The mask for a value on the stack: 64 bits in 64-bit mode, else 32 bits.
 fn mask(machine: &Machine<Instructions>) -> u64 {
     if machine.cpu().core().code_size == cpu::CodeSize::Bits64 { u64::MAX } else { u32::MAX.into() }
 }
@@ -245,7 +246,7 @@ impl Trace {
         let mut open: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         while (rows.len() as u64) < STRETCH && timeline.position() < timeline.end() {
             timeline.step_forward().unwrap_or_else(|error| panic!("{error}"));
-            // The step may have ended its processor's turn.
+            // The step may have ended the processor's turn. So look at the processor that made the step.
             let after = timeline.look_as_stepped(|machine| Row::of(machine, tasks));
             let machine = timeline.machine();
             let now = Row::of(machine, tasks);
@@ -287,7 +288,8 @@ impl Trace {
             rows[number].twin = rows[number].twin.or(twin);
             rows.push(now);
         }
-        // Other processors may run first behind a handler's return.
+        // After a handler's return, other processors may run before the interrupted thread goes on. So take the
+        // thread's next row.
         for event in 0..rows.len() {
             if rows[event].kind == Kind::Event
                 && let Some(behind) = rows[event].twin
@@ -298,8 +300,8 @@ impl Trace {
         Trace { from, rows }
     }
 
-    /// Whether the thread of a row stands at the row's place already earlier, because other processors have the seat
-    /// between the two places.
+    /// Whether the step count `found` is earlier than the row, but the row's thread is already at the row's place.
+    /// Between the two, only other processors execute steps.
     fn stands_at(&self, found: u64, row: usize) -> bool {
         let other = found.wrapping_sub(self.from.0) as usize;
         let task = self.rows[row].task;
@@ -312,8 +314,8 @@ impl Trace {
         self.from + row as u64
     }
 
-    /// Whether a place is the place of a row of the trace. A place before and behind a fault of one
-    /// instruction is the same, because a breakpoint counts once there.
+    /// Whether the step count `found` is the place of a row of the trace. The step counts before a fault of an
+    /// instruction and after the fault's handler are the same place, because a breakpoint there counts only once.
     fn is_place(&self, found: u64, row: usize) -> bool {
         let other = found.wrapping_sub(self.from.0) as usize;
         let are_twins = |event: usize, behind: usize| {
@@ -339,7 +341,7 @@ impl Trace {
         }
     }
 
-    /// The thread's place before its last instruction.
+    /// The thread's place before its last instruction, or `None` if it is not known.
     fn previous(&self, mut row: usize) -> Option<usize> {
         let task = self.rows[row].task;
         loop {
@@ -364,19 +366,19 @@ impl Trace {
         matches!(self.rows[row].code, [0x0f, 0x07, _] | [0x48, 0x0f, 0x07])
     }
 
-    /// Whether a function has just returned.
+    /// Whether the step before this row was a function's return.
     fn is_behind_return(&self, row: usize) -> bool {
         row > 0 && self.rows[row - 1].is_return()
     }
 
-    /// The first place of the thread behind a row at which this holds.
+    /// The first row of the same thread after `row` for which `holds` returns true; `None` if the trace has none.
     fn first_behind(&self, row: usize, holds: impl Fn(&Row) -> bool) -> Option<usize> {
         let task = self.rows[row].task;
         (row + 1..self.rows.len()).find(|&other| self.rows[other].task == task && holds(&self.rows[other]))
     }
 }
 
-/// A kind of step. gdb composes each from the server's steps and runs.
+/// A kind of step of gdb. gdb makes each from single steps and runs of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Forward,
@@ -388,15 +390,15 @@ enum Step {
 
 const ALL: [Step; 5] = [Step::Forward, Step::Backward, Step::OverCall, Step::BackOverCall, Step::Finish];
 
-/// A breakpoint that counts for one run, and the end of the run.
+/// A run to a breakpoint: the breakpoint's address, and the row at which the run must end.
 struct Run {
     address: u64,
     end: usize,
 }
 
 impl Step {
-    /// The target of a step from a row, and the way there: single steps, and then a run. `None` if the target is not
-    /// known, or if there is no such step.
+    /// The two parts of a step from a row: a single step to a row, and then a run to a breakpoint. `None` if the target
+    /// is not known, or if this kind of step is not possible at the row.
     fn expected(self, trace: &Trace, row: usize) -> Option<(Option<usize>, Option<Run>)> {
         let rows = &trace.rows;
         match self {
@@ -424,7 +426,7 @@ impl Step {
             Step::Finish => {
                 let rsp = rows[row].rsp;
                 let mut at = row;
-                // The frame's return, on the same stack.
+                // Look for the return of the row's frame, on the same stack.
                 while !(rows[at].is_return() && rows[at].rsp >= rsp && rows[at].rsp - rsp < 4000) {
                     at = trace.next(at)?;
                     if at > row + 5000 || rows[at].is_program != rows[row].is_program {
@@ -438,7 +440,7 @@ impl Step {
         }
     }
 
-    /// Makes the step.
+    /// Makes the step: a single step, if `steps` is true, and then the run. Returns the stops as text.
     fn make(self, target: &mut GdbTarget<'_>, steps: bool, run: Option<&Run>) -> String {
         let poll = &mut || false;
         let is_back = matches!(self, Step::Backward | Step::BackOverCall);
@@ -460,7 +462,7 @@ impl Step {
     }
 }
 
-/// Programs that begin and end, pipes, signals, faults and waits.
+/// Records a shell, with programs that begin and end, pipes, signals, faults and waits.
 fn record_shell(path: &Path) {
     let commands = [
         "n=0; trap 'n=$((n + 1))' USR1; i=0; while [ $((i += 1)) -lt 100 ]; do kill -USR1 $$; done; echo begin $n",
@@ -483,7 +485,7 @@ fn random_steps_are_those_of_the_thread_alone() {
     timeline.seek(timeline.end(), &mut || false).unwrap_or_else(|error| panic!("{error}"));
     let tasks = Tasks::of_guest(timeline.machine()).expect("it is known");
     let place = tasks.place_of_current(timeline.machine()).expect("it is there");
-    // Thread switches after the programs begin, because steps can go wrong near a switch.
+    // Take places of thread switches after the programs begin, because steps can go wrong near a switch.
     let space = AddressKind::Linear;
     let switch = Watchpoint { space, address: place, length: 8, kind: WatchKind::Write };
     timeline.set_stops(Stops { watches: vec![switch.into()], ..Stops::default() });
@@ -497,7 +499,7 @@ fn random_steps_are_those_of_the_thread_alone() {
     assert!(of_kind.len() >= 7 || wanted < STEPS, "{of_kind:?}");
 }
 
-/// Threads that wait for each other, and wander, on several processors.
+/// The threads wait for each other, and move between several processors.
 #[test]
 fn random_steps_stay_in_their_thread_across_processors() {
     let directory = tempfile::tempdir().expect("a temporary folder");
@@ -525,7 +527,7 @@ fn random_steps_stay_in_their_thread_across_processors() {
     assert!(of_kind.len() >= 7 || steps_wanted() < STEPS, "{of_kind:?}");
 }
 
-/// Without a known kernel, ttvm has only the stack pointer.
+/// Without a known kernel, ttvm knows a thread only by the stack pointer.
 #[test]
 fn random_steps_of_an_unknown_kernel_pass_interrupts() {
     let directory = tempfile::tempdir().expect("a temporary folder");
@@ -548,7 +550,7 @@ fn steps_wanted() -> u64 {
 }
 
 /// Makes a number of random steps around some of these places, and compares their targets with a trace. Returns the
-/// number of each kind, in the kernel and in programs.
+/// number of steps of each kind, in the kernel and in programs.
 fn compare(
     timeline: &mut Timeline,
     tasks: Option<&Tasks>,
@@ -578,7 +580,7 @@ fn compare(
                 row = (near + random.below(5) as usize).saturating_sub(2).min(trace.rows.len() - 1);
             }
             let step = ALL[random.below(ALL.len() as u64) as usize];
-            // Calls are rare among all instructions.
+            // Look for the next call, because few instructions are calls.
             row = match step {
                 Step::OverCall => (row..trace.rows.len()).find(|&row| trace.rows[row].is_call()),
                 Step::BackOverCall => (row..trace.rows.len()).find(|&row| trace.is_behind_return(row)),

@@ -1,5 +1,5 @@
-//! A long session of unmodified gdb with the tt commands: steps, breakpoints and searches in both directions, mixed with
-//! gotos and scratch forks. Each place is compared with a straight replay in single steps.
+//! A long session of unmodified gdb with the tt commands: steps, breakpoints and searches in both directions, mixed
+//! with gotos and scratch forks. Each place is compared with a straight replay in single steps.
 
 use history::replay;
 use machine::position::{Count, Instructions};

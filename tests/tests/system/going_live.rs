@@ -16,7 +16,7 @@ fn output(directory: &Path, arguments: &[&str], typed: &str) -> String {
     let mut command = Command::new(ttvm());
     command.args(arguments).current_dir(directory);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("ttvm can be run");
-    // The input may be in the pipe before the guest reads. A shell takes the input when it reads.
+    // Write all input at once. The input stays in the pipe until the guest's shell reads.
     child.stdin.take().expect("it was asked for").write_all(typed.as_bytes()).expect("ttvm reads");
     let output = child.wait_with_output().expect("it ends");
     assert!(output.status.success(), "{arguments:?}");

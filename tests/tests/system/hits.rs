@@ -1,4 +1,5 @@
-//! A breakpoint is hit as often as its instruction is executed: forward, backward, by a search and by counters in the guest.
+//! A breakpoint is hit as often as its instruction is executed: forward, backward, by a search and by counters in the
+//! guest.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -28,7 +29,7 @@ fn hits_of_runs(timeline: &mut Timeline, is_forward: bool) -> Vec<(Instructions,
     }
 }
 
-/// Tests this with pages of code that are not present yet, several processes, signals and timer interrupts.
+/// The guest has pages of code that are not present yet, several processes, signals and timer interrupts.
 #[test]
 fn hits_are_as_many_as_calls_whichever_way_one_counts() {
     let directory = tempfile::tempdir().expect("a temporary folder");

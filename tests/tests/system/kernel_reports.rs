@@ -40,7 +40,8 @@ fn a_panic_without_a_console_is_found_in_the_kernels_log() {
     assert!(code == Some(exit_code::USAGE) && said.contains("no exception in the kernel"), "{said}");
 }
 
-/// A call of a function at address 0: the instruction that faulted is there, whatever the report's end destroyed.
+/// The kernel calls a function at address 0. ttvm must name this place of the fault, although the stack may have
+/// changed by the end of the report.
 #[test]
 fn the_instruction_that_faulted_is_a_place() {
     if !BUGS.exists() {

@@ -10,10 +10,10 @@ use tests::run::run_to_end;
 /// The exit code of isa-debug-exit for 0x10, which the kernels write after success.
 const SUCCESS: Outcome = Outcome::DebugExit { code: 33 };
 
-/// A kernel that executes more instructions hangs.
+/// A kernel that executes more instructions counts as hanging.
 const LIMIT: Instructions = Instructions(2_000_000_000);
 
-/// (kernel, modules, memory in MiB, further command line)
+/// The cases: kernel, number of modules, memory in MiB, additional command line.
 const CASES: [(&str, usize, u64, &str); 14] = [
     ("mb1", 0, 64, ""),
     ("mb1", 2, 128, ""),

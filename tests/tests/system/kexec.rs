@@ -70,7 +70,7 @@ fn symbols_in(console: &str) -> BTreeMap<String, u64> {
     console.lines().filter_map(symbol).collect()
 }
 
-/// A search's place that names a symbol: "at 0x... <kernel_init>".
+/// The text of a search's place, with a symbol's name: "at 0x... <kernel_init>".
 fn at(symbol: &str, address: u64) -> String {
     format!("at {address:#x} <{symbol}>")
 }
@@ -93,7 +93,7 @@ fn names_mean_places_in_both_kernels_of_a_guest_that_kexecs() {
     assert!(cloud.ends_with("-cloud-amd64") && generic == cloud.replace("-cloud", ""), "{cloud} {generic}");
     assert_eq!((&in_first["kernel"]["number"], &in_second["kernel"]["number"]), (&json!(1), &json!(2)));
 
-    // The last moment of the first kernel.
+    // The last place of the first kernel: it starts the second kernel.
     let kexec = &search(directory, &["break:kernel_kexec", "comm:kexec"])[0];
     assert_eq!((&kexec["kernel"]["number"], &kexec["name"]), (&json!(1), &json!("kexec")), "{kexec}");
     assert_eq!(kexec["what"], at("kernel_kexec", first["kernel_kexec"]));
@@ -129,7 +129,7 @@ fn names_mean_places_in_both_kernels_of_a_guest_that_kexecs() {
     in_gdb(directory, &kexec["instruction"], [in_first, in_second]);
 }
 
-/// gdb stands at the recording's end, and then in the first kernel.
+/// Tests gdb at the recording's end, and then in the first kernel.
 fn in_gdb(directory: &Path, kexec: &Value, [first, second]: [&Value; 2]) {
     let mut timeline =
         Timeline::open(&open(&directory.join("r.ttvm"))).unwrap_or_else(|error| panic!("{error}"));

@@ -1,8 +1,8 @@
-//! KVM in the lab. With small programs KVM does the same as the software CPU, and lands exactly at the
-//! wanted place. A recording made under KVM replays in the lab, and, once packed, also outside on the software engine.
-//! The short form records a guest of a few instructions, and takes each fourth small program. The long form takes all
-//! small programs. This form also records a stock kernel that gets typed input and reads its disk, and then travels in
-//! the recording.
+//! KVM in the lab. On small programs KVM gives the same results as the software CPU, and stops exactly at the wanted
+//! place. A recording made under KVM replays in the lab, and, after packing, also outside of the lab on the software
+//! engine. The short form records a guest of a few instructions, and takes each fourth small program. The long form
+//! takes all small programs. This form also records a stock kernel that gets typed input and reads its disk, and then
+//! travels in the recording.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -22,8 +22,8 @@ use tests::program::ttvm;
 
 /// A replay's last message.
 const EQUAL: &str = "replayed to the end: console, counts and hashes are equal";
-/// Seconds after which a machine of the lab must be hanging. Alone on a host it is done in five minutes.
-/// Other builds at the same time make the test several times as long.
+/// Number of seconds after which a machine of the lab counts as hanging. Without other work on the host, the machine
+/// takes five minutes. Other builds at the same time make the test several times as long.
 const HANGS_S: u64 = 1_800;
 
 /// How often the long form records a stock kernel.
@@ -46,10 +46,10 @@ printf 'typed keys' | ./ttvm record -o small.ttvm --engine kvm --slow-clock 64 -
 ./ttvm pack small.ttvm -o out/small.packed
 "#;
 
-/// Records a boot with typed input and a disk, replays the recording there, and packs it: `$ROUNDS` times. The disk is
-/// small, and its contents are known. On the way the recorder is kept off the processor for seconds, and the host suspends
-/// to RAM. The recorder stops after nearly every exit, to see whether a checkpoint is due. Both engines must reach all
-/// these places.
+/// Records a boot with typed input and a disk, replays the recording in the lab, and packs it: `$ROUNDS` times. The
+/// disk is small, and its contents are known. On the way the recorder is kept off the processor for seconds, and the
+/// host suspends to RAM. The recorder stops after nearly every exit, to see whether a checkpoint is due. Both engines
+/// must reach the places of all these stops.
 const BOOT: &str = r#"
 # A driver that takes long to start throws away what fills its FIFO: sixteen keys.
 printf '\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\necho sum $((6 * 7))
@@ -87,7 +87,7 @@ for round in $(seq $ROUNDS); do
 done
 "#;
 
-/// Records a boot without ACPI's description of the PCI bus, and replays the recording there.
+/// Records a boot without ACPI's description of the PCI bus, and replays the recording in the lab.
 const WITHOUT_ACPI: &str = r#"
 ./ttvm record -o lab.ttvm --engine kvm --slow-clock 64 --kernel vmlinux --initrd initrd.gz --disk disk --memory 128M \
     --cmdline 'console=ttyS0 quiet pci=noacpi ttvm.run="md5sum /dev/vda"' </dev/null >out/console 2>out/told || exit 1
@@ -193,15 +193,15 @@ fn a_stock_kernel_reads_its_disk_without_acpi_under_kvm() {
     equal_at_home(&recording(&left, "lab"));
 }
 
-/// ttvm's output, without the parts that depend on its way to the place.
+/// ttvm's output, without the parts that depend on how ttvm came to the position.
 fn printed(json: &[u8]) -> Value {
     let mut found: Value = serde_json::from_slice(json).expect("JSON is printed");
     found.as_object_mut().expect("an object").remove("replayed");
     found
 }
 
-/// The software CPU finds a place behind a checkpoint in the first round's recording, and a breakpoint there. KVM finds the
-/// same in the lab.
+/// The software CPU finds a place behind a checkpoint in the first round's recording, and a breakpoint there. In the
+/// lab, KVM must find the same place and hit.
 fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     std::fs::rename(folder.join("lab-1.ttvm"), folder.join("lab.ttvm")).expect("both are in one folder");
     let tar = folder.join("lab.tar");
@@ -235,7 +235,7 @@ fn travels_under_kvm(ttvm: &Path, folder: &Path, way: Range<Instructions>) {
     assert!(!left.small_files().contains("going on with the software engine only"));
 }
 
-/// The software CPU does the same as KVM, and passes the same checkpoints.
+/// Replays a recording of KVM on the software CPU. The results and the checkpoints must be equal.
 fn equal_at_home(recording: &Recording<Exits>) {
     let found = verify(recording, None, |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
     if let Some(difference) = &found.difference {
@@ -269,7 +269,7 @@ fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
         assert_eq!(timeline.seek(at, &mut || false).unwrap(), TravelStop::Reached);
         assert_eq!(timeline.position(), at);
     }
-    // Two places in the part, short or long, that differ from its beginning and its end.
+    // Compare at two places in the part, which are neither its beginning nor its end.
     let length = end_only.end().number();
     for back in [length / 2, length / 4] {
         assert_eq!(end_only.seek(end_only.end() - back, &mut || false).unwrap(), TravelStop::Reached);
@@ -281,7 +281,7 @@ fn replays_at_home(recording: Recording<Exits>) -> Range<Instructions> {
     let heads = timeline.checkpoints().expect("recounting takes them").heads();
     let events: Vec<Instructions> =
         recounted.log.events().map(|record| record.expect("the log is whole").at.count).collect();
-    // The other engine goes from event to event, if they are far enough apart.
+    // On the way from a checkpoint, KVM runs from event to event, if the events are far enough apart.
     let is_for_two = |from: Instructions| {
         let on_way =
             |at: &&Instructions| (from..from + (BEHIND_CHECKPOINT - FROM_EVENT_TO_EVENT)).contains(*at);

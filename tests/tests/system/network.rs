@@ -13,7 +13,8 @@ use tests::network::{
 };
 use tests::program::{missing, ttvm};
 
-/// The page of the host's server: enough for frames of all sizes, windows and retransmissions.
+/// The page of the host's server. The page is large enough for frames of all sizes, for full windows and for
+/// retransmissions.
 pub(crate) fn page() -> Vec<u8> {
     (0..2_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }

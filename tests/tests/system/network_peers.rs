@@ -53,7 +53,7 @@ fn rubbish_from_a_peer_is_survived_and_what_is_no_frame_ends_the_network() {
         }
     }
     std::fs::write(directory.path().join("rubbish"), rubbish).unwrap();
-    // More than a frame has: 64 KiB.
+    // A frame of 64 KiB, which is too long.
     std::fs::write(directory.path().join("too-long"), [&[0, 1, 0, 0][..], &[0x5a; 0x1_0000]].concat())
         .unwrap();
     let wire = peer(
@@ -75,8 +75,9 @@ fn rubbish_from_a_peer_is_survived_and_what_is_no_frame_ends_the_network() {
 
 #[test]
 fn a_peer_that_floods_costs_no_memory_and_does_not_hold_up_the_guest() {
-    /// Frames in one piece of the flood, and pieces once the guest listens.
+    /// Number of frames in one piece of the flood.
     const FRAMES: usize = 2_000;
+    /// Number of pieces that the peer sends after the guest listens.
     const PIECES: usize = 80;
     let directory = tempfile::tempdir().unwrap();
     let mut random = Random::new(22);

@@ -16,7 +16,7 @@ use crate::network::{echo, fetch, page, serve_once, sum};
 /// The guest's port that echoes.
 const ECHO: u16 = 7;
 
-/// Runs a test with a TAP interface, or says why not.
+/// Runs a test with a TAP interface. If that is not possible, skips the test with the reason.
 fn on_tap(programs: &[&str], test: impl FnOnce(&Path, Wire) + Send) {
     if let Some(why) = missing(programs).or_else(|| missing(&["ip", "dumpcap"])).or_else(why_no_tap) {
         return skip::test(why);
@@ -46,7 +46,7 @@ fn a_tap_interface_sees_the_frames_that_the_recording_has() {
 #[test]
 fn a_tap_interface_may_go_down_and_come_back_and_be_deleted() {
     on_tap(&[], |directory, wire| {
-        // Each loop ends with a word, or the job with an error.
+        // Each loop prints a word when its condition is true. If that takes too long, the job ends with an error.
         let pinged = format!("ping -c 1 -W 1 {TAP_HOST} >/dev/null");
         let wait = |condition: &str, word: &str| {
             format!(

@@ -19,7 +19,8 @@ const LIST_SYMBOLS: [&str; 4] = [
     "for at in 1 100 400 700 1000 1300 1500; do piece $at; done",
 ];
 
-/// Boots with isolated page tables, lists, and compares with the machine's memory at power-off.
+/// Boots with isolated page tables, lists symbols and processes, and compares the lists with the machine's memory at
+/// power-off.
 fn compare(kernel: &[Artefact; 2]) {
     let [image, busybox] = kernel;
     if !image.exists() || !busybox.exists() {
@@ -45,7 +46,8 @@ fn compare(kernel: &[Artefact; 2]) {
     stacks_lead_where_threads_began(&machine, &symbols, &processes);
 }
 
-/// The saved registers of a sleeping thread lead along its stack to its program, or to the start of a kernel thread.
+/// Tests that an unwind from the saved registers of each sleeping thread ends at the thread's program, or at the start
+/// of a kernel thread.
 fn stacks_lead_where_threads_began(guest: &dyn GuestView, symbols: &Symbols, processes: &Processes) {
     let switched = SwitchFrame::of_kernel(guest, symbols).unwrap_or_else(|error| panic!("{error}"));
     let unwinder = Unwinder::of_kernel(guest, symbols).unwrap_or_else(|error| panic!("{error}"));
@@ -76,7 +78,7 @@ fn assert_same_symbols(symbols: &Symbols, console: &str) {
         assert!(line.is_in(symbols), "{line:x?}");
     }
     assert!(symbols.modules().iter().any(|name| name == "virtio_blk"), "{:?}", symbols.modules());
-    // A function lies in a section with code, whichever section of the kernel that is.
+    // Every function must lie in a section with code.
     for name in ["start_kernel", "do_syscall_64", "schedule", "virtblk_probe"] {
         let function = symbols.named(name).unwrap_or_else(|| panic!("no {name}"));
         assert!(function.is_code() && function.section.is_some() && function.size > 0, "{function:?}");

@@ -1,12 +1,12 @@
-//! Debian's newest gdb does the same as gdb 13. Runs tests of the neighbour files once more, with the newest gdb first in
-//! the path.
+//! Debian's newest gdb does the same as gdb 13. Runs tests of the other files here once more, with the newest gdb first
+//! in PATH.
 
 use std::process::Command;
 
 use tests::guests::repository;
 
-/// Short tests of a session's commands: moves in both directions, steps in a thread, symbols, other threads, interrupts,
-/// the machine interface.
+/// Short tests of a session's commands: moves in both directions, steps in a thread, symbols, other threads,
+/// interrupts, the machine interface.
 const TESTS: [&str; 6] = [
     "gdb_interrupts::an_interrupt_ends_a_search_and_gdb_stays_in_step",
     "gdb_mi::front_ends_go_both_ways",

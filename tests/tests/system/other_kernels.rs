@@ -1,11 +1,11 @@
-//! Multiboot kernels that are not Linux: GNU Mach, and Xen with Debian's kernel as the first domain. Each run is recorded and
-//! verified.
+//! Multiboot kernels that are not Linux: GNU Mach, and Xen with Debian's kernel as the first domain. Each run is
+//! recorded and verified.
 
 use machine::error::exit_code;
 use tests::guests::{Artefact, BUSYBOX_GENERIC, GENERIC_ELF, GNU_MACH, XEN};
 use tests::program::run;
 
-/// A run that takes longer hangs.
+/// A run that takes longer counts as hanging.
 const LIMIT: [&str; 2] = ["--max-time", "40s"];
 /// The beginning of the disk.
 const MARK: &str = "the disk is read";

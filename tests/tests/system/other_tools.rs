@@ -23,7 +23,7 @@ fn kernels() -> impl Iterator<Item = [&'static Artefact; 2]> {
     [[&CLOUD, &BUSYBOX]].into_iter().chain(newer)
 }
 
-/// Tests a boot of each kernel: `r.ttvm` in a folder, with the console's text.
+/// Calls `look` for a boot of each kernel, with a folder that has the recording `r.ttvm`, and the console's text.
 fn at_each_kernel(look: impl Fn(&Path, &str)) {
     static BOOTS: [Shared; 3] = [const { Shared::new() }; 3];
     for ([kernel, busybox], boot) in kernels().zip(&BOOTS) {
@@ -71,13 +71,13 @@ fn without_size(function: &str) -> String {
     rest.split_once(' ').map_or(name.to_string(), |(_, module)| format!("{name} {module}"))
 }
 
-/// The functions in the kernel's last printed call trace, without the uncertain ones (`?`).
+/// The functions in the kernel's last printed call trace, without the uncertain functions (`?`).
 fn printed_trace(console: &str) -> Vec<String> {
     let begin = console.rfind("Call Trace:").expect("the report has a call trace");
     let lines =
         console[begin..].lines().skip(1).map(|line| line.split_once("] ").map_or(line, |(_, text)| text));
     let inside = lines.take_while(|line| !line.contains("</TASK>") && !line.contains("RIP: 0033"));
-    // The kernel prints the interrupted place of an interrupt or exception with its registers.
+    // For an interrupt or exception, the kernel prints the interrupted place as RIP with the registers.
     let function = |line: &str| {
         let text = line.strip_prefix("RIP: 0010:").or_else(|| line.strip_prefix(' '))?.trim();
         (text.contains("+0x") && !text.starts_with("? ")).then(|| without_size(text))
@@ -99,7 +99,7 @@ fn backtraces_at_a_panic_are_those_that_the_kernel_printed() {
         let console = record_panic(name, directory.path());
         let state = json(directory.path(), &["state", "r.ttvm", "--at", "panic", "--backtrace"]);
         let found = functions(&state["backtrace"]);
-        // The guest printed the callers of the printing function.
+        // The guest's trace begins with the callers of the function that prints the trace.
         let printed = printed_trace(&console);
         let reporting = |function: &String| {
             ["panic+", "dump_stack_lvl+", "__schedule_bug"].iter().any(|name| function.starts_with(name))
@@ -113,7 +113,7 @@ fn backtraces_at_a_panic_are_those_that_the_kernel_printed() {
     }
 }
 
-/// gdb's commands say the same, and the last message.
+/// Tests that gdb's commands print the same backtrace and the kernel's last message.
 fn in_gdb(directory: &Path, told: &Value) {
     let mut gdb = Command::new(ttvm());
     gdb.current_dir(directory).args(["debug", "r.ttvm", "--at", "panic", "--gdb", "--", "--nx", "--batch"]);
@@ -280,7 +280,8 @@ fn a_part_of_a_recording_is_traced_as_in_the_whole() {
     }
 }
 
-/// Without debug information drgn reads physical memory, and virtual memory through the page tables that VMCOREINFO names.
+/// Without debug information drgn reads physical memory, and virtual memory through the page tables that VMCOREINFO
+/// names.
 const DRGN_READS: &str = r#"
 import json, sys
 import drgn
@@ -328,7 +329,7 @@ fn drgn_reads_a_core_file_without_debug_information() {
     assert!(report["kernel"].as_str().is_some_and(|release| release.ends_with("-cloud-amd64")), "{report}");
 }
 
-/// The processes, and the running process's stack.
+/// Prints the processes, and the running process's stack.
 const DRGN_LISTS: &str = r#"
 import json, sys
 import drgn
@@ -372,7 +373,7 @@ fn drgn_and_crash_find_the_processes_and_the_stack_of_a_panic() {
         .map(|frame| &frame["address"])
         .collect();
     let drgns: Vec<&Value> = found["stack"].as_array().expect("a stack").iter().collect();
-    // The last frame is the program's.
+    // drgn shows one more frame, which is the program's.
     assert_eq!(drgns[..ours.len()], ours, "{found:#}");
 
     if let Some(why) = missing(&["crash"]) {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use tests::guests::{BUSYBOX_GENERIC, GENERIC_ELF, repository};
 use tests::program::ttvm;
 
-/// Bytes on the NVMe disk.
+/// Size of the NVMe disk in bytes.
 const DISK_BYTES: usize = 4 << 20;
 
 /// A guest's work with its devices, in one line. The `edu` device in slot 3 writes to memory that the guest
@@ -52,7 +52,7 @@ sync; echo 3 >/proc/sys/vm/drop_caches
 dd if=/dev/nvme0n1 bs=4096 skip=9 count=4 2>/dev/null | cmp - /a && echo stored
 "#;
 
-/// A guest that reads its `edu` device until the device is gone.
+/// The commands of a guest that reads its `edu` device until the device is gone.
 const LOOKING: &str = r#"
 B=$(head -n 1 /sys/bus/pci/devices/0000:00:03.0/resource | cut -d' ' -f1)
 echo looking
@@ -60,8 +60,8 @@ n=0; while [ $(devmem $B 32) = 0x010000ED ] && [ $n -lt 6000 ]; do sleep 0.1; n=
 echo edu $(devmem $B 32)
 "#;
 
-/// A guest that reads its NVMe disk while the host resets the disk. The driver misses an answer, sets the disk up again,
-/// and continues.
+/// The commands of a guest that reads its NVMe disk while the host resets the disk. The driver misses an answer, sets
+/// the disk up again, and continues.
 const RESETTING: &str = r#"
 while read m; do insmod /lib/modules/$m 2>/dev/null; done </lib/modules/nvme
 n=0; while [ ! -e /dev/nvme0n1 ] && [ $n -lt 6000 ]; do sleep 0.1; n=$((n+1)); done
@@ -166,7 +166,7 @@ fn md5(path: &Path) -> String {
     String::from_utf8_lossy(&output.stdout)[..32].to_string()
 }
 
-/// KiB that go through each serial port, which is slow: `TTVM_TEST_SERIAL_KIB`.
+/// Number of KiB that go through each serial port. Serial ports are slow, so `TTVM_TEST_SERIAL_KIB` can set the number.
 fn serial_kib(long: bool) -> usize {
     let usual = if long { 16 } else { 1 };
     std::env::var("TTVM_TEST_SERIAL_KIB").map_or(usual, |kib| kib.parse().expect("a number of KiB"))

@@ -40,7 +40,7 @@ fn shown(console: &str, word: &str) -> Vec<String> {
     rests.map(|rest| rest.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Records a kernel with this topology, and compares what it says with what it must say.
+/// Records a kernel on processors with this topology. Compares the topology and the APIC ids that the kernel prints.
 fn sees(kernel: [&Artefact; 2], (sockets, cores, threads): (u8, u8, u8), ids: &[u8]) {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let count = sockets * cores * threads;
@@ -74,7 +74,7 @@ fn sees(kernel: [&Artefact; 2], (sockets, cores, threads): (u8, u8, u8), ids: &[
 
 #[test]
 fn a_kernel_sees_sockets_cores_and_threads() {
-    // Three cores take the numbers of four.
+    // The ids of three cores are spaced as for four cores.
     sees([&CLOUD, &BUSYBOX], (2, 3, 2), &[0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13]);
 }
 
@@ -105,7 +105,8 @@ fn processors_are_switched_off_and_on() {
 #[test]
 fn messages_reach_all_processors() {
     let directory = tempfile::tempdir().expect("a temporary folder");
-    // Three processors are busy when the fourth asks all for a backtrace. Then the kernel crashes, and stops the others.
+    // Three processors are busy when the fourth asks all for a backtrace. Then the kernel crashes, and stops the
+    // others.
     let command = "
         for i in 1 2 3; do (while :; do :; done) & done; sleep 0.1;
         echo l >/proc/sysrq-trigger; sleep 0.1; echo c >/proc/sysrq-trigger";

@@ -1,4 +1,4 @@
-//! What ttvm and other tools show of a guest with four processors that are all busy.
+//! Tests what ttvm and other tools show of a guest whose four processors are all busy.
 
 use std::path::Path;
 use std::process::Command;
@@ -134,7 +134,7 @@ fn a_trace_has_the_turns_of_all_processors_and_their_switches() {
     }
 }
 
-/// The task and the first address on the stack of each processor.
+/// Prints the task and the first address on the stack of each processor.
 const DRGN: &str = r#"
 import json, sys
 import drgn

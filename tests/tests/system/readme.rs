@@ -10,8 +10,8 @@ use tests::program::{missing, serve, ttvm};
 use tests::terminal::Terminal;
 use tests::tools;
 
-/// The commands of README and the guide: exit codes and arguments, in an order in which each finds its files. The directory
-/// has `vmlinuz`, `initrd.gz`, `bench.gz`, `disk.img` and the recording of the first page.
+/// The commands of README and the guide: exit codes and arguments, in an order in which each finds its files. The
+/// directory has `vmlinuz`, `initrd.gz`, `bench.gz`, `disk.img` and the recording of the first page.
 const COMMANDS: &[(i32, &str)] = &[
     (0, "run --kernel vmlinuz --initrd bench.gz --cmdline CMDLINE --disk disk.img --memory 128M --net user"),
     (5, "run --kernel vmlinuz --passthrough pci:ffff:ff:1f.7"),
@@ -51,7 +51,8 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "search R.ttvm break:schedule --backtrace"),
     (0, "search R.ttvm break:tick_* --all --limit 20"),
     (0, "search R.ttvm syscall:open* --all"),
-    // The page shows 10ms. How long the shell waits for a key depends on the host, so this time is one that any fork takes.
+    // The page shows 10ms. How long the shell waits for a key depends on the host. So the command here has a time that
+    // any fork takes.
     (0, "search R.ttvm syscall longer:10us comm:sh --all"),
     (0, "search R.ttvm vector:14 --all --limit 20"),
     (0, "state R.ttvm --at last-syscall --memory 0:16 --processes --backtrace --dmesg"),
@@ -130,7 +131,7 @@ fn commands_of(page: &str) -> String {
     commands
 }
 
-/// The verbs of a text, each with the options that the text uses. `None` is the verb by itself.
+/// Pairs of a verb and an option that a text uses with the verb. The option is `None` for the verb itself.
 fn used(text: &str) -> BTreeSet<(String, Option<String>)> {
     let mut used = BTreeSet::new();
     let text = text.replace(".ttvm", "");
@@ -150,7 +151,7 @@ fn each_command_of_readme_and_guide_is_run_below() {
     let examples = COMMANDS.iter().map(|(_, command)| *command).chain([DRGN, SERVE, DEBUG, PRINTED]);
     let run: String = examples.map(|command| format!("ttvm {command}\n")).collect();
     let run = used(&run);
-    // A placeholder for any verb.
+    // VERB stands for any verb, so leave it out.
     let not_run: Vec<_> =
         shown.difference(&run).filter(|(verb, _)| !matches!(&**verb, "VERB" | "--help")).collect();
     assert!(shown.len() > 40 && not_run.is_empty(), "{not_run:?}");
@@ -167,7 +168,7 @@ fn comparable(line: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Types the transcript's commands, each at its prompt, and compares the rest.
+/// Types the transcript's commands, each at its prompt, and compares the terminal's output with the transcript.
 fn type_transcript(terminal: &Terminal, transcript: &str) {
     const PROMPTS: [&str; 3] = ["$", "/ #", "(gdb)"];
     for line in transcript.lines() {

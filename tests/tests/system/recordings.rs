@@ -1,4 +1,5 @@
-//! Recordings: an unchanged one replays equal, a changed one diverges or is refused, and nothing panics.
+//! Tests that an unchanged recording replays equal, that a changed recording diverges or is refused, and that no
+//! recording makes ttvm panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -54,7 +55,7 @@ fn two_recordings_of_the_same_inputs_are_the_same_bytes() {
     assert_eq!(replay_quietly(&second).unwrap(), ReplayEnd::Verified);
 }
 
-/// Replays with one bit of RAM changed in the middle.
+/// Replays a recording, and changes one bit of RAM in the middle. Returns whether the hashes at the end are equal.
 fn replay_with_flipped_bit(traveller: &Traveller, address: u64, bit: u32) -> Result<bool, Error> {
     let recording = open(&traveller.path);
     let (mut machine, mut player) = replay::open(&recording)?;
@@ -70,11 +71,12 @@ fn replay_with_flipped_bit(traveller: &Traveller, address: u64, bit: u32) -> Res
 fn one_wrong_bit_of_ram_does_not_go_unnoticed() {
     let (_directory, traveller) = traveller();
     for bit in 0..8 {
-        // Memory that the guest computes with changes its path, and the next event notices.
+        // A change of memory that the guest computes with changes the guest's path. The replay notices this at the next
+        // event.
         let error = replay_with_flipped_bit(&traveller, traveller.counter, bit).expect_err("it must diverge");
         assert!(matches!(&error, Error::Divergence(_)), "{error}");
         assert_eq!(error.exit_code(), exit_code::DIVERGED);
-        // Memory that the guest never reads shows in the hashes at the end.
+        // A change of memory that the guest never reads shows in the hashes at the end.
         assert!(!replay_with_flipped_bit(&traveller, 7 << 20, bit).unwrap());
     }
 }
@@ -158,7 +160,7 @@ fn a_recording_that_was_cut_off_replays_to_its_last_event() {
     }
 }
 
-/// Opens and replays any recording. Fails if that panics, or if the exit code fits no recording.
+/// Opens and replays a damaged recording. Fails if that panics, or if the exit code is not one for recordings.
 fn survives(path: &Path, what: &str) {
     let result = catch_unwind(AssertUnwindSafe(|| replay_quietly(path)));
     match result {
@@ -196,7 +198,7 @@ fn damaged_files_never_cause_a_panic() {
     }
 }
 
-/// (what, text in the manifest, its replacement)
+/// The changes of a manifest: the change's name, a text in the manifest, and its replacement.
 const FOREIGN: [(&str, &str, &str); 6] = [
     ("a later format", "\"format_version\": ", "\"format_version\": 9"),
     ("no memory", "\"memory_bytes\": 8388608", "\"memory_bytes\": 0"),
@@ -255,8 +257,8 @@ fn a_panic_of_a_kernel_that_reboots_is_a_panic() {
     assert_eq!((code, state), (Some(exit_code::DONE), Some(exit_code::USAGE)), "{said}");
 }
 
-/// Runs for the oldest and the newest kernel here, with a disk. The whole recording and its images are
-/// removed before the end is replayed.
+/// Tests the oldest and the newest kernel that is installed, with a disk. The test removes the whole recording and its
+/// images, and then replays the end.
 #[test]
 fn the_end_of_a_crash_is_small_and_replays_alone() {
     let images = [[CLOUD, BUSYBOX], SID];
@@ -307,7 +309,7 @@ fn the_end_of_a_crash_is_small_and_replays_alone() {
     }
 }
 
-/// The test uses the command that the guide shows.
+/// The guest uses the command that the guide shows.
 #[test]
 fn a_shell_in_the_guest_asks_for_its_recording_to_be_kept() {
     let page =

@@ -37,7 +37,7 @@ const MAX_POINTS: usize = 250;
 /// Distance of the checkpoints, in guest time. Checkpoints are close together, so most of the time goes into the seeks.
 const CHECKPOINT_NS: u64 = 100_000_000;
 
-/// Whether this is the full version, and its number of pairs.
+/// The number of pairs in the full version; `None` in the short version.
 fn full_pairs() -> Option<usize> {
     let wanted = std::env::var("TTVM_PAIRS").ok()?;
     Some(wanted.parse().expect("TTVM_PAIRS is a number of pairs"))
@@ -67,7 +67,7 @@ fn record(guest: &Guest, directory: &Path, script: &mut Script) -> Recording<Ins
     open(&path)
 }
 
-/// The straight replay at each point.
+/// The state of a straight replay at each point.
 fn straight(recording: &Recording<Instructions>, points: &[Instructions]) -> Vec<Seen> {
     let (mut machine, mut player) = replay::open(recording).unwrap_or_else(|error| panic!("{error}"));
     let mut seen = Vec::new();
@@ -210,19 +210,19 @@ fn in_the_workload_rd() {
     check(&recording, pairs - 2 * (pairs / 3));
 }
 
-/// Limit of steps for a replay to the end of a boot, where a debugger opens the recording.
+/// The largest number of steps that a debugger may replay to open a recording of a boot at its end.
 const TO_THE_END: u64 = 400_000_000;
-/// Limit of steps for a replay to a place in the first second, before the early checkpoint. All code in the first
-/// second is new, and slow.
+/// The largest number of steps that may be replayed to reach a place in the first second, before the early checkpoint.
+/// All code in the first second runs for the first time, so the replay is slow.
 const EARLY: u64 = 420_000_000;
-/// Limit of steps for a replay to a place behind that checkpoint.
+/// The largest number of steps that may be replayed to reach a place in the first second, after the early checkpoint.
 const FIRST: u64 = 620_000_000;
-/// Limit of steps that a seek to a time takes beyond the replay up to its place, to find the instruction of that time.
+/// The largest number of additional steps that a seek to a time may replay to find the time's instruction.
 const FINDING: u64 = 24_000_000;
-/// Limit of steps for a seek in a session that has passed the place before.
+/// The largest number of steps that may be replayed to reach a place that the session has passed before.
 const NEAR: u64 = 48_000_000;
 
-/// Steps that a seek to a time replays.
+/// Seeks to a time. Returns the number of replayed steps.
 fn steps_to(timeline: &mut Timeline, ns: u64) -> u64 {
     let before = timeline.replayed_steps();
     let spec = PositionSpec::Nanoseconds(ns);
@@ -231,8 +231,8 @@ fn steps_to(timeline: &mut Timeline, ns: u64) -> u64 {
     timeline.replayed_steps() - before
 }
 
-/// The first second of a boot has a checkpoint. The replay up to it, and the replay from it, take less than a second of the
-/// host. A session that has passed a place, like a debugger at the end, takes far less.
+/// The first second of a boot has a checkpoint. The replay up to this checkpoint, and the replay from it, take less
+/// than a second on the host. A session that has passed a place, like a debugger at the end, takes far less.
 fn first_second([kernel, busybox]: [&Artefact; 2]) {
     let directory = tempfile::tempdir().expect("a temporary folder");
     let path = directory.path().join("r.ttvm");

@@ -16,7 +16,7 @@ use tests::record::{open, record};
 /// The kernel's address without KASLR.
 const LINKED_AT: u64 = 0xffff_ffff_8100_0000;
 
-/// The guest's list: code, data, dropped init code, per-CPU variables, modules.
+/// Prints symbols from the guest's list: code, data, dropped init code, per-CPU variables, modules.
 const LISTED: &str = "grep -w -e _text -e _end -e start_kernel -e do_syscall_64 -e jiffies -e init_task -e modules \
                       -e cpu_hw_events -e __start_BTF -e virtio_init -e virtqueue_add_sgs -e virtblk_probe \
                       -e vp_modern_probe -e __this_module /proc/kallsyms";
@@ -46,7 +46,7 @@ fn gdb_says(timeline: &mut Timeline, file: &Path, commands: &[&str]) -> String {
     })
 }
 
-/// A disk that is full after a hundred KiB, and a file that exists already.
+/// Writes symbol files to a disk that is full after a hundred KiB, and to a file that exists already.
 fn files_are_whole_or_not_there(directory: &Path) {
     std::fs::create_dir(directory.join("for files")).expect("the folder is ours");
     let run = |limit_kib: u32, to: &str| {

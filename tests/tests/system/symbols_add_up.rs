@@ -60,7 +60,7 @@ struct Boot {
     directory: tempfile::TempDir,
 }
 
-/// A guest that runs the programs and then powers off, and the programs' folder.
+/// Makes a guest that runs the programs and then powers off. Returns the guest, and the programs' folder.
 fn guest(directory: &Path, kernel: &Artefact, busybox: &Artefact) -> (Guest, PathBuf) {
     let (initrd, root) = with_programs(directory, busybox);
     let options = linux_options(kernel, busybox, "pti=on ttvm.run=\"sh /go\"", 256);
@@ -86,7 +86,7 @@ impl Boot {
         self.root.join(name).display().to_string()
     }
 
-    /// gdb's output, with the tt commands loaded, and optionally a file before them.
+    /// gdb's output, with the tt commands loaded. gdb first loads `file`, if given.
     fn gdb(&mut self, file: Option<&Path>, commands: &[&str]) -> String {
         let directory = self.directory.path().to_path_buf();
         batch::serve(&mut self.timeline, &directory, |socket| {
@@ -103,7 +103,7 @@ impl Boot {
     }
 }
 
-/// The text behind a word on a line of the console.
+/// The rest of each line of the console that begins with `word`.
 fn printed<'a>(console: &'a str, word: &str) -> Vec<&'a str> {
     console.lines().filter_map(|line| line.strip_prefix(word)?.strip_prefix(' ')).collect()
 }
@@ -147,7 +147,7 @@ fn sections_are_those_that_the_guest_lists(
         let line = format!("{name} {address:#018x}");
         assert!(listed.contains(&line.as_str()), "no {line} in {listed:?}");
     }
-    // These sections are gone when the module runs.
+    // The kernel frees these sections before the module runs.
     let is_kept = |line: &&&str| ![".init", ".symtab", ".strtab"].iter().any(|gone| line.starts_with(gone));
     assert_eq!(listed.iter().filter(is_kept).count(), found.len(), "{listed:?} {found:?}");
 }
@@ -177,7 +177,8 @@ fn symbols_of_programs_and_modules_add_to_the_kernels() {
     an_unmoved_kernel_goes(&mut boot);
 }
 
-/// A program at fixed addresses, loaded before the kernel's symbols and after them.
+/// Tests backtraces into a program at fixed addresses, whose symbols are loaded before the kernel's symbols and after
+/// them.
 fn backtraces_lead_into_programs(boot: &mut Boot) {
     let fixed = boot.file("fixed");
     let (load, add) = (format!("tt symbols {fixed}"), format!("add-symbol-file {fixed}"));
@@ -224,7 +225,7 @@ fn backtraces_lead_into_programs(boot: &mut Boot) {
         assert!(!backtrace.contains("Backtrace stopped"), "{said}");
     }
     expect(between(&said, "\nwith\n", "\nagain\n"), &["\"swapper/0\\000", " = 47\n"]);
-    // gdb has no symbols of the program: it shows one frame there, and does not guess more.
+    // Without the program's symbols, gdb must show one frame of the program, and guess no others.
     for (from, to) in [("\nwithout\n", "\nwith\n"), ("\nnone\n", "\nadded\n")] {
         let backtrace = between(&said, from, to);
         let (_, program) = backtrace.split_once("in entry_SYSCALL_64").unwrap_or_else(|| panic!("{said}"));
@@ -234,7 +235,7 @@ fn backtraces_lead_into_programs(boot: &mut Boot) {
     }
 }
 
-/// A program and a library that may be anywhere, by name and by folder.
+/// Tests a relocatable program and library, given by name and by folder.
 fn programs_are_placed(boot: &mut Boot) {
     let (pid, listed) = listed_mappings(&boot.console);
     let start = |file: &str| {
@@ -335,7 +336,7 @@ fn modules_are_placed(boot: &mut Boot) {
     assert!(!between(&(said.clone() + "end"), "\nnone\n", "end").contains(&module), "{said}");
 }
 
-/// A kernel's file that gdb has loaded before it connects, at an address without KASLR.
+/// Tests a kernel's file that gdb has loaded before it connects, at the addresses without KASLR.
 fn an_unmoved_kernel_goes(boot: &mut Boot) {
     let text = boot.address("_text");
     let mut file = elf::file(&boot.symbols);

@@ -145,8 +145,8 @@ fn steps_back_from_the_end_are_near_when_nothing_was_replayed_yet() {
     let heads: Vec<Instructions> = timeline.checkpoints().unwrap().heads().keys().copied().collect();
     let end = timeline.end();
     let distances: Vec<u64> = heads.iter().rev().map(|&at| end - at).collect();
-    // The recorder looks at fixed distances, and at the end stores its last look. These places do not follow the rhythm
-    // of checkpoints.
+    // The recorder stops every `SLICE_STEPS` steps, and at the end stores the state of its last stop. The places of
+    // such states do not follow the distance of checkpoints.
     assert!(distances[0] == 0 && distances[1] < SLICE_STEPS, "{heads:?}");
     assert!((SLICE_STEPS..2 * SLICE_STEPS).contains(&distances[2]), "{heads:?}");
     assert!(distances[3] > 2 * SLICE_STEPS, "{heads:?}");
@@ -201,7 +201,8 @@ fn check_runs(traveller: &Traveller, walk: &Walk) {
 
         timeline.seek(from, &mut on()).unwrap();
         let stop = timeline.run_forward(&mut on()).unwrap();
-        // A breakpoint at the current place has been reported. A write ahead stops behind the write.
+        // A breakpoint at the current place has been reported already, so it does not count. At a write, a run stops
+        // after the write.
         let first = hits.partition_point(|&hit| if is_break { hit <= from } else { hit < from });
         let expected = hits.get(first).map(|&hit| if is_break { hit } else { hit + 1 });
         assert_eq!(timeline.position(), expected.unwrap_or(end), "forward from {from}: {stop:?}");
@@ -218,7 +219,7 @@ fn check_stop(stop: TravelStop, hit: bool, is_break: bool, otherwise: TravelStop
     assert_eq!(stop, expected);
 }
 
-/// String instructions take many steps inside a block, so a budget that ends there is easily overrun.
+/// String instructions take many steps inside a block, so a run could easily pass the end of its budget in the block.
 #[test]
 fn a_run_stops_exactly_at_every_step_count() {
     let (_directory, traveller, walk) = prepare(1);
@@ -301,7 +302,7 @@ fn all_hits_are_found_whatever_the_number_of_cores() {
         let found = timeline.hits(half.start, half.end, usize::MAX, &mut on()).unwrap().found;
         let between: Vec<_> = walk.writes.iter().copied().filter(|at| half.contains(at)).collect();
         assert_eq!(found.iter().map(|hit| hit.before).collect::<Vec<_>>(), between, "{threads} threads");
-        // Something that happens only once, near the start. The search begins at the end.
+        // Search from the end for a call that happens only once, near the start.
         let first_call = calls[0];
         timeline.seek(end, &mut on()).unwrap();
         timeline.set_watchpoints(Vec::new());
@@ -326,7 +327,8 @@ fn whoever_interrupts_stands_at_some_place_of_the_run() {
     let (_directory, traveller, walk) = prepare_with_checkpoints(1);
     let end = traveller.end.at.count;
     let mut random = Random::new(SEED);
-    // The number of polls of a search on several cores depends on the cores. So only searches on one core are counted.
+    // The number of polls of a search on several cores depends on the cores. So the test counts only the interruptions
+    // of searches on one core.
     let mut interrupted = [0_u32; 4];
     for round in 0..60 {
         let threads = 1 + round % 3;
@@ -350,7 +352,7 @@ fn whoever_interrupts_stands_at_some_place_of_the_run() {
         };
         interrupted[round % 4] += u32::from(threads == 1 && stop == TravelStop::Interrupted);
         let here = timeline.position();
-        // The walk does not look at the very end.
+        // The walk has no RIP for the end.
         let expected = walk.rips.get(here.number() as usize).copied();
         let rip = timeline.machine().cpu().rip();
         assert!(

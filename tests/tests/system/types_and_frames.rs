@@ -16,7 +16,7 @@ use tests::tools::output;
 
 /// The number of places where backtraces are compared, evenly from the beginning of user space to the end.
 const PLACES: u64 = 60;
-/// The structures that are compared.
+/// Number of structures that are compared.
 const STRUCTURES: usize = 1000;
 /// Prints the sizes of structures and the offsets of their members, as gdb knows them.
 const IN_GDB: &str = "python
@@ -206,7 +206,8 @@ fn types_of_gdb_are_those_that_pahole_reads() {
     assert!(compare(directory.path(), &file, &own) > 20);
 }
 
-/// Whether gdb with a file has these structures, with all these members at their places, and how many members that were.
+/// Compares structures and the offsets of their members with the structures that gdb reads from a file. Returns the
+/// number of compared members.
 fn compare(directory: &Path, file: &[u8], expected: &[Structure]) -> usize {
     let write = |name: &str, bytes: &[u8]| {
         std::fs::write(directory.join(name), bytes).expect("the folder is ours");
@@ -243,7 +244,7 @@ fn compare(directory: &Path, file: &[u8], expected: &[Structure]) -> usize {
 struct Structure {
     name: String,
     size: u64,
-    /// Names and bit offsets of the members that have a line of their own.
+    /// Names and bit offsets of the members that pahole prints on a line of their own.
     members: Vec<(String, u64)>,
 }
 
@@ -270,7 +271,8 @@ fn structures(text: &str) -> Vec<Structure> {
     all
 }
 
-/// `\tint flags:3;  /*  24: 5  4 */`: name and offset. No functions, and no parts without a name.
+/// The name and the bit offset of a member, from a line such as `\tint flags:3;  /*  24: 5  4 */`. `None` for functions
+/// and for parts without a name.
 fn member(line: &str) -> Option<(String, u64)> {
     let line = line.strip_prefix('\t').filter(|line| !line.starts_with(['\t', '/', '}']))?;
     let (declaration, comment) = line.split_once(';')?;

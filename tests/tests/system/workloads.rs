@@ -1,5 +1,5 @@
-//! The benchmark workloads. The guest must print the same checksums as the same static binaries on the host. `TTVM_FULL=1`
-//! runs them at their full scale.
+//! The benchmark workloads. The guest must print the same checksums as the same static binaries on the host.
+//! `TTVM_FULL=1` runs the workloads at their full scale.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -96,7 +96,8 @@ fn disk() {
     run_workload("disk", None);
 }
 
-/// Numbers of disk blocks that a machine holds in memory, and of blocks in checkpoints.
+/// The number of disk blocks that a machine holds in memory, and the number of its blocks that are stored in
+/// checkpoints.
 fn blocks_held_and_stored(machine: &mut Machine<Instructions>) -> (usize, usize) {
     let version = machine.disk_version();
     let count = |is: fn(&PageRef) -> bool| version.iter_not_base().filter(|(_, at)| is(at)).count();
@@ -122,7 +123,7 @@ fn a_replay_needs_no_memory_for_disk_blocks_that_lie_in_checkpoints() {
     let (held, stored) = replayed(1000);
     assert!(held < 1000 && stored > 4000, "{held} held, {stored} stored");
 
-    // If checkpoints cannot be read, the log is enough.
+    // Without readable checkpoints, the log is enough for the replay.
     for file in std::fs::read_dir(path.join("checkpoints")).unwrap() {
         let file = file.unwrap().path();
         if file.extension().is_none_or(|extension| extension != "ckpt") {

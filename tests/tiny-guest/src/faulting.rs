@@ -14,12 +14,12 @@ use crate::{DENSE, STIRRED, STIRRED_BYTES, Script, end_the_run, image_of_64_bits
 pub const REPORT: &str = "Kernel panic - not syncing: at the end\r\n";
 /// The bytes that the guest leaves unwritten on its stack.
 const GAP_BYTES: i32 = 0x100;
-/// The guest's table of exceptions, and what LIDT reads.
+/// The addresses of the guest's interrupt table, and of LIDT's operand.
 const INTERRUPTS: i32 = STIRRED as i32;
 const INTERRUPT_REGISTER: i32 = INTERRUPTS + 0x1000;
 const STACK: i32 = (STIRRED + STIRRED_BYTES) as i32;
 
-/// How the panic comes about.
+/// The cause of the panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The guest announces the panic by itself.

@@ -2,7 +2,8 @@
 //! recordings, or that know every instruction.
 //!
 //! The guest stirs a megabyte of memory for a given number of rounds, mixes in and echoes typed text, and ends the run.
-//! Every register and byte of memory depends on everything before. A timer ticks, but the guest never takes its interrupt.
+//! Every register and byte of memory depends on all earlier steps. A timer ticks, but the guest never takes its
+//! interrupt.
 
 #![forbid(unsafe_code)]
 
@@ -37,15 +38,15 @@ pub const STIRRED: u64 = 0x20_0000;
 pub const STIRRED_BYTES: u64 = 1 << 20;
 /// The power-on event of every guest here.
 pub const POWER_ON: PowerOn = PowerOn { unix_seconds: 1_700_000_000, seed: [1; 32], columns: 80, rows: 25 };
-/// Steps of one round, roughly.
+/// The approximate number of steps in a round.
 pub const ROUND_STEPS: u64 = 10;
-/// Between two ticks of its timer: some 50,000 steps.
+/// The PIT's counts between two ticks of the guest's timer: some 50,000 steps.
 const TICK_PIT_COUNTS: i32 = 60;
 
 /// Bytes of a Multiboot header with addresses.
 const HEADER_BYTES: u32 = 32;
 
-/// A kernel of this code.
+/// A Multiboot kernel with this code.
 fn image(code: &[u8]) -> Vec<u8> {
     let (magic, flags) = (0x1bad_b002_u32, 1_u32 << 16);
     let end = LOAD + HEADER_BYTES + code.len() as u32;
@@ -68,11 +69,11 @@ fn code(rounds: u32, address: u32) -> Vec<u8> {
     let assemble = || -> Result<Vec<u8>, IcedError> {
         let mut a = CodeAssembler::new(32)?;
         let (mut top, mut quiet) = (a.create_label(), a.create_label());
-        // The serial port listens.
+        // Let the serial port report received bytes.
         a.mov(edx, 0x3f9)?;
         a.mov(eax, 1)?;
         a.out(dx, al)?;
-        // A timer ticks, and the guest ignores the ticks.
+        // Start the timer. The guest ignores its ticks.
         for (port, value) in [(0x43, 0x34), (0x40, TICK_PIT_COUNTS), (0x40, 0)] {
             a.mov(al, value)?;
             a.out(port, al)?;
@@ -125,7 +126,7 @@ pub fn write_kernel(directory: &Path, rounds: u32) -> PathBuf {
     path
 }
 
-/// Events at counts, in the machine's unit.
+/// Events, each with the count at which it happens, in the unit of the machine's positions.
 pub struct Script(pub Vec<(u64, Event)>);
 
 impl<C: Count> Inputs<C> for Script {
@@ -148,17 +149,17 @@ pub fn typed(keys: &[(u64, &str)]) -> Vec<(u64, Event)> {
     keys.iter().map(|(steps, text)| (*steps, Event::ConsoleInput(text.as_bytes().to_vec()))).collect()
 }
 
-/// Text typed from a step count on, a byte at a time: the guest's serial port holds one.
+/// Text typed from a step count on, one byte at a time, because the guest's serial port holds one byte.
 pub fn typed_bytes(from: u64, text: &str) -> Vec<(u64, Event)> {
     let places = (0_u64..).map(|number| from + number * 6_000);
     places.zip(text.bytes()).map(|(steps, byte)| (steps, Event::ConsoleInput(vec![byte]))).collect()
 }
 
-/// Short distances between two checks of the registers, of the devices, and of RAM.
+/// Short intervals between two checks of the registers, of the devices, and of RAM.
 pub const DENSE: Intervals =
     Intervals { registers: 20_000, registers_ns: 1 << 40, devices: 50_000, ram: 100_000 };
 
-/// Records the guest.
+/// Records the guest. Returns the recording, and its last record.
 pub fn record(
     directory: &Path,
     name: &str,
@@ -208,8 +209,8 @@ pub fn add_checkpoints(recording: &Recording<Instructions>, places: &[u64]) {
     }
 }
 
-/// Replays a recording to its end, and compares everything. Returns the output from a place on, the machine, and how the
-/// replay ended.
+/// Replays a recording to its end, and compares everything. Returns the output from a place on, the machine, and how
+/// the replay ended.
 pub fn replayed_from(
     recording: &Recording<Instructions>,
     from: Instructions,
@@ -290,7 +291,7 @@ fn code_of_calls(calls: u32) -> Vec<u8> {
         a.set_label(&mut begin)?;
         a.pop(ebx)?;
         a.xor(edx, edx)?;
-        // SYSENTER's code segment (any but none), stack and instruction.
+        // SYSENTER's code segment (any selector but 0), stack pointer and instruction pointer.
         for (register, value) in [(0x174, eax), (0x175, esp), (0x176, ebx)] {
             a.mov(ecx, register)?;
             a.mov(eax, 8)?;
@@ -313,7 +314,7 @@ fn code_of_calls(calls: u32) -> Vec<u8> {
 
 /// Iterations of the empty loop in each round of [`record_long`]'s guest.
 const LONG_ROUND_LOOPS: u32 = 500_000;
-/// Steps of one of its rounds.
+/// Number of steps in a round of this guest.
 pub const LONG_ROUND_STEPS: u64 = 2 * LONG_ROUND_LOOPS as u64 + 4;
 
 /// Records a guest that makes many steps in little time. At the end of each round it writes the number of rounds that
@@ -388,7 +389,7 @@ fn to_64_bits() -> Result<Vec<u8>, IcedError> {
     a.assemble((LOAD + HEADER_BYTES).into())
 }
 
-/// Events at guest times.
+/// Events, each with the guest time in nanoseconds at which it happens.
 struct ByTime(Vec<(u64, Event)>);
 
 impl Inputs<Instructions> for ByTime {
@@ -451,7 +452,7 @@ pub fn event_of<C>(records: &mut [LogRecord<C>], number: usize) -> &mut EventRec
     events.into_iter().nth(number).unwrap()
 }
 
-/// Numbers that are the same in every run.
+/// A generator of pseudo-random numbers that are the same in every run.
 pub struct Numbers(pub u64);
 
 impl Numbers {

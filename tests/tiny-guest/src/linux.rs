@@ -2,12 +2,12 @@
 //! system calls. The tests of views use this guest, because a real kernel takes seconds to boot.
 //!
 //! The kernel has three processes: 0 (`swapper`), the kernel thread 2 (`worker`), and 5 (`alpha`) with the thread 6
-//! (`beta`). The program of 5 makes system calls, `write` and `read` in turn. In each call the kernel meets a breakpoint
-//! exception and a page fault, switches to 6 and back, and prints a line. All code runs in ring 0, but the saved state
-//! of a system call says that a program made the call.
+//! (`beta`). The program of 5 makes system calls, `write` and `read` in turn. In each call the kernel meets a
+//! breakpoint exception and a page fault, switches to 6 and back, and prints a line. All code runs in ring 0, but the
+//! saved state of a system call says that a program made the call.
 //!
-//! In a machine with several processors, the kernel starts the processor 1, which runs 2 (`worker`) and counts. The
-//! kernel gives it a turn in each system call, by PAUSE. The other processors never start.
+//! In a machine with several processors, the kernel starts the processor 1, which runs 2 (`worker`) and counts. In each
+//! system call the kernel executes PAUSE, which gives a turn to the processor 1. The other processors never start.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 pub const RELEASE: &str = "6.1.0-tiny";
 /// The address of the text that the program writes, in the program's own memory.
 pub const TEXT: u64 = 0x15_0000;
-/// The text.
+/// The text that the program writes.
 pub const WRITTEN: &[u8] = b"hello";
 /// The address where the page fault happens.
 pub const UNMAPPED: u64 = 0x7fff_0000;
@@ -48,7 +48,7 @@ const INIT: i32 = 0x4500;
 const START_UP: i32 = 0x4600;
 /// Where the processor 1 starts, in real mode.
 const START: u64 = 0x8000;
-/// The instructions of its loop that count.
+/// The number of instructions in the loop of the processor 1 that increment the word.
 const COUNTING: usize = 15;
 
 /// Physical addresses of the kernel's parts.
@@ -71,7 +71,7 @@ const END: u64 = 0x15_2000;
 /// The stack that the kernel runs on.
 const STACK: u64 = 0x18_0000;
 
-/// The number of functions with no other purpose.
+/// The number of functions that only make the list of symbols longer.
 const FILLERS: u64 = 100;
 /// The processes and threads, with the process of each.
 const THREADS: [(u64, u64, &str); 4] = [(0, 0, "swapper"), (2, 2, "worker"), (5, 5, "alpha"), (6, 5, "beta")];
@@ -306,7 +306,7 @@ impl Kernel {
 
     /// The tables of symbols, in the form of Linux 6.15.
     fn write_symbols(&mut self) {
-        // Labels that only the tables of this file need.
+        // Leave out labels that only the tables in this file need.
         self.symbols
             .retain(|name, _| !name.starts_with("entry_SYSCALL_64_before_call") && !name.ends_with("_body"));
         let mut symbols: Vec<(u64, &String, char)> =

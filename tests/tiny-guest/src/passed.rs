@@ -98,9 +98,9 @@ fn code(rounds: u32) -> Vec<u8> {
 /// Devices under the control of pseudo-random numbers.
 pub struct Devices {
     numbers: Cell<u64>,
-    /// Writes that the devices were told.
+    /// Number of the guest's writes that reached the devices.
     pub told: u64,
-    /// Answers that the devices gave.
+    /// Number of answers that the devices gave.
     pub answered: u64,
     came: bool,
 }

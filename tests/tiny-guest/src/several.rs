@@ -1,8 +1,8 @@
 //! A guest of several processors, which race for one word of memory.
 //!
-//! The first processor starts the others with INIT and a start-up message. Then the first processor stirs memory, echoes
-//! typed text, and sends an NMI to the others now and then. The others run in real mode: they change the same word, yield, and sleep until the
-//! next NMI. The word depends on every turn before.
+//! The first processor starts the others with INIT and a start-up message. Then the first processor stirs memory,
+//! echoes typed text, and sends an NMI to the others now and then. The others run in real mode: they change the same
+//! word, yield, and sleep until the next NMI. The word depends on every turn before.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ const STARTED: u64 = 0x5004;
 pub const NMIS: u64 = 0x5008;
 /// The first stack of the others.
 const STACKS: i32 = 0x6100;
-/// The code of the others, and its page.
+/// The address and the page number of the code of the others.
 const OTHERS: u64 = 0x8000;
 const OTHERS_PAGE: i32 = 8;
 /// Where the handler of NMIs lies in the code of the others.

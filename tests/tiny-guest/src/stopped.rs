@@ -22,7 +22,7 @@ const KEYS: [(u64, &str); 2] = [(5, "a"), (20, "bc")];
 /// A clock and a keyboard under the control of pseudo-random numbers.
 struct Host {
     numbers: Cell<u64>,
-    /// Upper limit, not reached, of the time that passes at once.
+    /// The time in nanoseconds that passes at once is less than this number.
     most_ns: u64,
     told: bool,
     /// Other input, by exit counts.
@@ -65,7 +65,7 @@ impl Inputs<Exits> for Host {
     }
 }
 
-/// Records the tiny guest, stopping it at places that `seed` chooses.
+/// Records the tiny guest, and stops it at places that `seed` chooses. Returns the recording, and its last record.
 pub fn record(directory: &Path, seed: u64) -> (Recording<Exits>, EndRecord<Exits>) {
     record_with(directory, seed, ROUNDS, 200_000, typed(&KEYS), None)
 }
@@ -114,8 +114,8 @@ fn record_with(
     (open(&path), end)
 }
 
-/// Records a guest that makes three exits and then spins without any more: only stops count from there. The run ends at exit
-/// `end`.
+/// Records a guest that makes three exits and then spins without exits. From then on only stops count. The run ends at
+/// exit `end`.
 pub fn record_spinning(directory: &Path, end: u64) -> Recording<Exits> {
     // out 0x80, al, three times; then inc eax, sixty times, and a jump back to the first INC.
     let code = [&[0xe6, 0x80, 0xe6, 0x80, 0xe6, 0x80][..], &[0x40; 60], &[0xeb, 0xc2]].concat();
@@ -135,7 +135,7 @@ pub fn record_spinning(directory: &Path, end: u64) -> Recording<Exits> {
     open(&path)
 }
 
-/// Replaces the events in a recording's file; checks and end go.
+/// Replaces the events in a recording's file. Removes the checks and the end.
 pub fn rewrite(recording: &Recording<Exits>, events: &[EventRecord<Exits>]) {
     let path = recording.path.join(EVENTS);
     std::fs::remove_file(&path).unwrap();

@@ -1,5 +1,5 @@
-/* Functions that count their calls, each on a page of its own: its first call in each process fetches from a page that is not there
- * yet. Several processes run at once, and a timer's signals come between. */
+/* Functions that count their calls. Each function is on a page of its own, which is not present at the first call in a
+ * process. Several processes run at the same time, and a timer's signals interrupt them. */
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -15,14 +15,14 @@ static unsigned *counts;
 #define F(n)                                                                                                                      \
     __attribute__((noinline, aligned(4096))) static void f##n(void) { __atomic_fetch_add(&counts[n], 1, __ATOMIC_RELAXED); }
 #define TEN(n) F(n##0) F(n##1) F(n##2) F(n##3) F(n##4) F(n##5) F(n##6) F(n##7) F(n##8) F(n##9)
-/* A leading zero would be octal. */
+/* TEN(0) is left out, because a number with a leading zero would be octal. */
 TEN(1) TEN(2) TEN(3) TEN(4) TEN(5)
 
 #define NAMES(n) f##n##0, f##n##1, f##n##2, f##n##3, f##n##4, f##n##5, f##n##6, f##n##7, f##n##8, f##n##9
 static void (*const functions[])(void) = {NAMES(1), NAMES(2), NAMES(3), NAMES(4), NAMES(5)};
 #define FUNCTIONS (sizeof functions / sizeof *functions)
 
-/* Signals call one, too. */
+/* The signal handler calls a function, too. */
 static void on_signal(int number) {
     (void)number;
     f10();

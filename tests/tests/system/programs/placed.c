@@ -1,4 +1,4 @@
-/* Calls a library, writes, and waits: built for any address with the library beside it, and for fixed ones with all in it. */
+/* Calls a library, writes, and waits. Built twice: relocatable with a shared library, and static at fixed addresses. */
 #include <unistd.h>
 
 int twice(int number);

@@ -1,4 +1,4 @@
-"""Steps in a program of the guest, with the kernel's symbols: where they lead is printed."""
+"""Makes steps in a program of the guest, with the kernel's symbols, and prints where each step ends."""
 import gdb
 
 
@@ -15,7 +15,7 @@ def value(name):
 
 
 def count(command, times):
-    """In which functions so many steps end."""
+    """Makes this many steps. Returns how many of the steps ended in each function."""
     names = {}
     for _ in range(times):
         quiet(command)
@@ -26,7 +26,7 @@ def count(command, times):
 quiet("tt back-to last-write x == 100")
 begin = value("$_tt_position()")
 print("next", count("next", 400), value("x"))
-# A tick of the timer comes some four million instructions after the one before.
+# Two ticks of the timer are some four million instructions apart.
 steps = value("$_tt_position()") - begin
 print("enough for ticks", steps > 5000000)
 
@@ -47,7 +47,7 @@ for round in range(3):
         print("reverse-finish", frame(), value("me") == process)
     quiet("tt goto insn:%d" % place)
     if round == 0:
-        # It is the last call in its process: what follows leads out of it, and to its end.
+        # This is the last call in its process. The next steps lead out of the function, and to the process's end.
         quiet("finish")
         for _ in range(8):
             quiet("next")
@@ -55,7 +55,7 @@ for round in range(3):
                 break
         print("end", frame())
 
-# A breakpoint of the user's stops in any process, and one in a handler stops a step.
+# A breakpoint of the user stops a run in any process. A breakpoint in a handler stops a step.
 quiet("tt goto insn:%d" % place)
 tick = quiet("tt search break:asm_sysvec_apic_timer_interrupt").split("after: insn:")[1].split()[0]
 quiet("tt goto insn:%d" % (int(tick) - 20))

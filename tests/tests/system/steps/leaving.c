@@ -1,4 +1,4 @@
-/* How a program leaves what is stepped through otherwise than by a return: longjmp, signals, fork, exec, and the end of a thread.
+/* A program that leaves functions in other ways than by a return: longjmp, signals, fork, exec, the end of a thread.
    Each part begins with a write to `part`. */
 #include <pthread.h>
 #include <setjmp.h>

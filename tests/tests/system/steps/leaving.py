@@ -1,4 +1,4 @@
-"""What a program leaves otherwise than by a return, stepped through: where steps lead is printed."""
+"""Makes steps in a program that leaves functions in other ways than by a return, and prints where each step ends."""
 import re
 
 import gdb
@@ -11,7 +11,8 @@ def quiet(command):
 
 
 def place():
-    """What the program's source says of the line, or the function."""
+    """The comment in the source line of the current place. Without a comment, the source line, and without a source
+    line, the function."""
     at = gdb.newest_frame().find_sal()
     if at.symtab is None:
         return gdb.newest_frame().name()
@@ -88,7 +89,7 @@ quiet("tt goto insn:%d" % begin)
 
 
 def until(command, wanted):
-    """So many steps that one of them ends there; where that depends on where the signal comes."""
+    """Repeats a step until it ends at the place `wanted`. The number of steps depends on when the signal comes."""
     for _ in range(9):
         quiet(command)
         if place() == wanted:

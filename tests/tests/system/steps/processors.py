@@ -1,4 +1,4 @@
-"""Threads of a guest with four processors: what gdb shows of them, and where steps lead."""
+"""Prints what gdb shows of the threads of a guest with four processors, and where steps end."""
 import gdb
 
 
@@ -23,7 +23,7 @@ def selected():
 
 
 def places():
-    """The place of each processor, and the stop's thread stays selected."""
+    """The RIP and RSP of each processor. The selected thread stays the same."""
     before = gdb.selected_thread()
     found = []
     for thread in threads():
@@ -38,7 +38,7 @@ def choose(wanted):
     thread.switch()
 
 
-# Each step is the selected processor's, also where an interrupt comes.
+# Each step is a step of the selected processor, also if an interrupt comes.
 quiet("tt step-interrupts on")
 for share in (70, 80, 90, 95):
     quiet("tt goto %d%%" % share)

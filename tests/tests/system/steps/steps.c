@@ -1,5 +1,5 @@
-/* What steps have to stay in: a loop that timer ticks interrupt, and three processes of one program that take the CPU from each
-   other at the same addresses. */
+/* For tests that steps stay in their thread: a loop that timer ticks interrupt, and three processes of one program,
+   which take the CPU from each other at the same addresses. */
 #include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
