@@ -32,7 +32,7 @@ pub struct CheckpointDraft<'a> {
     number: u32,
     position: u64,
     time_ns: u64,
-    /// The maps at the previous checkpoint.
+    /// The stored version of each page at the previous checkpoint.
     previous: Maps,
     /// The check of `previous`.
     previous_check: u64,

@@ -1,5 +1,5 @@
 //! The processors of a [`Cpu`](super::Cpu). The processor whose turn it is has the *seat*, and its registers are in the
-//! [`Core`](crate::core::Core). The other processors are *parked*. Translated addresses and code belong to all
+//! [`Core`]. The other processors are *parked*. Translated addresses and code belong to all
 //! processors.
 
 use translator::Frame;

@@ -1,5 +1,5 @@
 //! Instruction handlers by family. Each family has a `lower` that turns a decoded instruction into an
-//! [`Op`](crate::op::Op), or declines.
+//! [`Op`], or declines.
 
 pub(crate) mod integer;
 pub(crate) mod simd;

@@ -25,7 +25,9 @@ pub struct Plan<'a> {
 /// Runs the branches 1 to `count`. `body` runs in each branch, with the branch's number and the time of the fork.
 /// `ended` runs in this process when a branch has ended. Returns the number of branches that began.
 ///
-/// # Errors If a branch cannot begin. The function then waits for the running branches, and begins no more.
+/// # Errors
+///
+/// If a branch cannot begin. The function then waits for the running branches, and begins no more.
 pub fn run_all(
     one_thread: &OneThread,
     plan: &Plan<'_>,

@@ -21,7 +21,9 @@ impl OneThread {
     /// Waits until the calling thread is the process's only thread. The kernel may count a thread for a moment after it
     /// was joined.
     ///
-    /// # Errors If other threads still exist after some time.
+    /// # Errors
+    ///
+    /// If other threads still exist after some time.
     pub fn wait(&self) -> Result<(), Error> {
         const MOST_WAITS: u32 = 200;
         const WAIT: Duration = Duration::from_millis(5);

@@ -67,7 +67,9 @@ const FIXED_FLAG: u64 = 1 << 1;
 
 /// Changes the registers of `state` that differ from [`to_gdb`]'s result.
 ///
-/// # Errors If a register cannot be changed, or not to this value.
+/// # Errors
+///
+/// If a register cannot be changed, or not to this value.
 pub(super) fn from_gdb(state: &CpuState, new: &Registers) -> Result<CpuState, Refusal> {
     let old = to_gdb(state);
     let fixed = |what: &str| Err(Refusal::new(format!("{what} cannot be changed from here")));

@@ -42,7 +42,7 @@
 //! - [`messages`] reads the kernel's log, and [`reports`] finds panics, oopses and warnings in it.
 //! - [`vmcoreinfo`] reads the note in which the kernel describes itself to other tools.
 //! - [`boot`] distinguishes the kernels that a guest starts one after the other by kexec.
-//! - [`free_pages`] finds unused memory.
+//! - [`free_pages()`] finds unused memory.
 //!
 //! This crate parses kallsyms, BTF and ORC itself, because these tables are in a guest's memory and not in files. The
 //! crate `object` writes ELF files, and `gimli` writes DWARF.

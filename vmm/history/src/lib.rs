@@ -17,7 +17,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Start with [`open`] and [`timeline`], which is time travel. [`replay`] runs a recording again and compares the run
+//! Start with [`open()`] and [`timeline`], which is time travel. [`replay`] runs a recording again and compares the run
 //! with the log. A timeline needs positions in instructions. [`recount`] makes a log with such positions for a
 //! recording that counts exits. [`cut`] makes a small recording of a recording's end. [`recording::Recordable`] makes
 //! recordings. `TRAVEL.md` has the design.

@@ -31,7 +31,9 @@ const WITHOUT_WAITING: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 
 /// Opens a file for reading.
 ///
-/// # Errors If the file cannot be opened, or is not a plain file.
+/// # Errors
+///
+/// If the file cannot be opened, or is not a plain file.
 pub fn open(path: &Path) -> io::Result<File> {
     // Check first, because opening a device may already act.
     check(&std::fs::metadata(path)?)?;
@@ -41,7 +43,9 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// The start and the end of the first range of a file's data that ends after offset `at`. After the last range of data,
 /// the result is an empty range at the file's end. A file system without holes reports that the whole file is data.
 ///
-/// # Errors If the file's size or its holes cannot be read.
+/// # Errors
+///
+/// If the file's size or its holes cannot be read.
 pub fn next_data(file: &File, at: u64) -> io::Result<(u64, u64)> {
     let size_bytes = file.metadata()?.len().max(at);
     let seek = |at: u64, whence| lseek(file, at as i64, whence).map(|found| found as u64);
@@ -55,14 +59,18 @@ pub fn next_data(file: &File, at: u64) -> io::Result<(u64, u64)> {
 
 /// The contents of a file of at most `most_bytes`.
 ///
-/// # Errors The errors of [`open`], or if the file is larger.
+/// # Errors
+///
+/// The errors of [`open`], or if the file is larger.
 pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
     read_opened(open(path)?, most_bytes)
 }
 
 /// The contents of an open file from its position on, at most `most_bytes`.
 ///
-/// # Errors If the file cannot be read, or has more than `most_bytes`.
+/// # Errors
+///
+/// If the file cannot be read, or has more than `most_bytes`.
 pub fn read_opened(file: File, most_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -74,7 +82,9 @@ pub fn read_opened(file: File, most_bytes: u64) -> io::Result<Vec<u8>> {
 
 /// Opens a file for locking, or creates it. The file's contents do not change. A symbolic link is not followed.
 ///
-/// # Errors The errors of [`open`].
+/// # Errors
+///
+/// The errors of [`open`].
 pub fn lock_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create(true).truncate(false).custom_flags(WITHOUT_WAITING | libc::O_NOFOLLOW);

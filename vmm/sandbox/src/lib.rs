@@ -55,7 +55,9 @@ pub struct Locked {
 /// Locks the process in. The process must have one thread; later threads are locked in too. A lock that the host lacks
 /// is left out without an error.
 ///
-/// # Errors If the process has several threads, or if a lock that the host has fails.
+/// # Errors
+///
+/// If the process has several threads, or if a lock that the host has fails.
 pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
     let threads = lasting_threads();
     if threads != 1 {
@@ -71,7 +73,9 @@ pub fn lock_in(needs: &Needs) -> Result<Locked, Error> {
 /// Allows the calling thread, and threads that it starts later, only the system calls for `needs`. Does nothing in a
 /// process that is not locked in.
 ///
-/// # Errors If the host has seccomp and it fails.
+/// # Errors
+///
+/// If the host has seccomp and it fails.
 pub fn narrow(needs: &Needs) -> Result<(), Error> {
     if LOCKED_IN.get().is_some() {
         calls::restrict_thread(needs)?;
@@ -82,7 +86,9 @@ pub fn narrow(needs: &Needs) -> Result<(), Error> {
 /// Allows the calling thread, and threads that it starts later, only the system calls of its kind. A thread calls this
 /// function at its start. Does nothing in a process that is not locked in.
 ///
-/// # Panics If the kernel has no memory for the list of calls.
+/// # Panics
+///
+/// If the kernel has no memory for the list of calls.
 pub fn enter(kind: ThreadKind) {
     if let Some(needs) = LOCKED_IN.get() {
         let taken = kinds::restrict_thread(kind, needs);

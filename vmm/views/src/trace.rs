@@ -1057,7 +1057,7 @@ mod tests {
             let (at, moment) = (Instructions(count - 1), moment(count, time_ns));
             trace.add(Note { at, moment, processor, next, thread, what }).unwrap();
         }
-        // All are halted at the end, since 450 steps.
+        // At the end, after instruction 450, all processors are halted.
         let counts = trace.finish(moment(450, 7_000)).unwrap();
         let packets = crate::perfetto::read(&bytes);
         let events =

@@ -32,8 +32,9 @@ fn boots_differ_by_place_release_and_loader() {
         (memory(0x20_0000, BANNER, &[0xff]), false),
         (memory(0, other, &[0xff]), false),
         (Pages::default(), false),
-        // A kernel of this release without KASLR, started by kexec; and a starting kernel.
+        // A kernel of this release without KASLR, which kexec started.
         (memory(0, BANNER, &[0xd0]), true),
+        // A kernel that has just begun to start.
         (memory(0, BANNER, &[0]), true),
     ] {
         assert!(!boot.is_here(&guest));
