@@ -30,7 +30,7 @@ const OPERAND_BYTES: usize = 1024;
 /// A SIB byte: RSP without an index.
 const SIB: u8 = 0x24;
 
-/// What the processor did with the bytes of one encoding.
+/// The result of executing the bytes of one encoding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum End {
     /// The instruction was executed, and has this many bytes.
