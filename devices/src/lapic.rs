@@ -284,7 +284,7 @@ impl LocalApic {
         self.id
     }
 
-    /// Whether the processor waits for a start-up message.
+    /// Whether the processor waits for a start-up message, has got one, or has started.
     pub fn startup(&self) -> StartupV1 {
         self.startup
     }

@@ -250,7 +250,7 @@ fn clients_come_and_go_on_both_kinds_of_socket() {
             &["break *0x1010", "continue", "monitor where", "detach"],
             &["monitor where", "stepi", "monitor where", "kill"],
             &["monitor where", "continue", "disconnect"],
-            // gdb ends after this command, and does not tell the server.
+            // After this command gdb's script ends, without `detach`, `kill` or `disconnect`.
             &["monitor where"],
         ];
         let Some(sessions) = run_gdb(address, Toy::new(), &scripts) else { return };

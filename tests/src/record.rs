@@ -1,4 +1,4 @@
-//! Recordings made through the library.
+//! Functions with which tests record a guest through the library `recording`, and open the recording.
 
 use std::path::Path;
 

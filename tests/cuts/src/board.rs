@@ -33,7 +33,7 @@ pub struct Requests {
     pub interrupt: Option<u8>,
     /// Whether an NMI waits.
     pub nmi: bool,
-    /// Whether the processor waits for a start-up message.
+    /// Whether the processor waits for a start-up message, has got one, or has started.
     pub startup: Startup,
     /// The page number in the start-up message: the processor starts at this page.
     pub page: u8,

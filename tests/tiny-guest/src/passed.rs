@@ -106,7 +106,8 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// The devices that `seed` chooses.
+    /// Makes the devices. Pseudo-random numbers from `seed` choose their answers, their writes to memory and their
+    /// interrupts.
     pub fn new(seed: u64) -> Devices {
         Devices { numbers: Cell::new(seed), told: 0, answered: 0, came: false }
     }

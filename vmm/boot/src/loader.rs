@@ -26,7 +26,7 @@ pub(super) struct Loader<'a> {
     pub(super) rsdp: u64,
 }
 
-/// A Multiboot module that the loader has put into guest memory.
+/// The initial RAM disk or a boot module, which the loader has put into guest memory.
 pub(super) struct LoadedModule {
     pub(super) start: u64,
     pub(super) size: u64,

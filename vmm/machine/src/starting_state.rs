@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 use checkpoint::{Maps, PAGE_BYTES, Page, PageMap, PageRef};
 use cpu::TurnState;
+use lzma_rust2::{FilterType, XzOptions, XzReader, XzWriter};
 
 use crate::error::Error;
 use crate::format::Format;
@@ -36,9 +37,14 @@ use crate::processors::Processors;
 
 /// The first bytes of the file. The version follows, outside of the compressed part.
 const MAGIC: &[u8; 8] = b"TTVMFROM";
-const VERSION: u32 = 1;
-/// The base-2 logarithm of the largest window, in bytes, that decompressing may use.
+/// The base-2 logarithm of the largest window, in bytes, that decompressing Zstandard may use.
 const WINDOW_LOG_MAX: u32 = 24;
+/// The most memory that decompressing XZ may use.
+const XZ_MEMORY_KIB: u32 = 32 << 10;
+/// The preset of XZ. A megabyte takes a third of a second.
+const XZ_PRESET: u32 = 6;
+/// The number of low bits of a byte's position that XZ's model uses. Memory is full of words of eight bytes.
+const XZ_POSITION_BITS: u32 = 3;
 /// The largest size in bytes of a machine's state without RAM and disk.
 const MAX_STATE_BYTES: u32 = 16 << 20;
 /// This number in place of a page's number ends the list of pages.
@@ -47,19 +53,23 @@ const NO_PAGE: u64 = u64::MAX;
 /// How well a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Compressing takes a fraction of a second, and saves most of the space.
+    /// Zstandard at its fastest level: compressing takes a fraction of a second, and saves most of the space.
     Fast,
-    /// Compressing takes some seconds. For a file that is sent to others.
+    /// XZ: compressing takes a third of a second for each megabyte. For a file that is sent to others.
     Small,
 }
 
 impl Effort {
-    /// Zstandard's level.
-    fn level(self) -> i32 {
+    /// The version of a file that is compressed so.
+    fn version(self) -> u32 {
         match self {
             Effort::Fast => 1,
-            Effort::Small => 12,
+            Effort::Small => 2,
         }
+    }
+
+    fn of_version(version: u32) -> Option<Effort> {
+        [Effort::Fast, Effort::Small].into_iter().find(|effort| effort.version() == version)
     }
 }
 
@@ -110,16 +120,32 @@ impl StartingState {
 
     fn write_to(&self, mut out: impl Write, format: Format, effort: Effort) -> std::io::Result<()> {
         out.write_all(MAGIC)?;
-        out.write_all(&VERSION.to_le_bytes())?;
-        let mut encoder = zstd::Encoder::new(out, effort.level())?;
-        encoder.include_checksum(true)?;
-        let state = self.state.to_bytes(format);
-        encoder.write_all(&(state.len() as u32).to_le_bytes())?;
-        encoder.write_all(&state)?;
-        for (map, left_out) in [(&self.maps.ram, &PageRef::Zero), (&self.maps.disk, &PageRef::Base)] {
-            write_pages(map, left_out, &mut encoder)?;
+        out.write_all(&effort.version().to_le_bytes())?;
+        match effort {
+            Effort::Fast => {
+                let mut encoder = zstd::Encoder::new(out, 1)?;
+                encoder.include_checksum(true)?;
+                self.write_body(format, &mut encoder)?;
+                encoder.finish()?.flush()
+            }
+            Effort::Small => {
+                let mut options = XzOptions::with_preset(XZ_PRESET);
+                options.lzma_options.pb = XZ_POSITION_BITS;
+                // A call of a function has the same target in all places where it is called.
+                options.prepend_pre_filter(FilterType::BcjX86, 0);
+                let mut encoder = XzWriter::new(out, options)?;
+                self.write_body(format, &mut encoder)?;
+                encoder.finish()?.flush()
+            }
         }
-        encoder.finish()?.flush()
+    }
+
+    fn write_body(&self, format: Format, out: &mut impl Write) -> std::io::Result<()> {
+        let state = self.state.to_bytes(format);
+        out.write_all(&(state.len() as u32).to_le_bytes())?;
+        out.write_all(&state)?;
+        write_pages(&self.maps.ram, &PageRef::Zero, out)?;
+        write_pages(&self.maps.disk, &PageRef::Base, out)
     }
 
     /// Reads a starting state of this format, for a machine with this many pages of RAM and disk blocks. Never
@@ -135,13 +161,23 @@ impl StartingState {
         if magic != MAGIC {
             return Err("is no starting state (wrong magic bytes)".to_string());
         }
-        if u32::from_le_bytes(*version) != VERSION {
-            let version = u32::from_le_bytes(*version);
+        let version = u32::from_le_bytes(*version);
+        let Some(effort) = Effort::of_version(version) else {
             return Err(format!(
-                "has version {version} of starting states; this ttvm reads version {VERSION}"
+                "has version {version} of starting states; this ttvm reads versions 1 and 2"
             ));
-        }
-        parse_body(rest, format, ram_pages, disk_blocks).map_err(|why| format!("is damaged: {why}"))
+        };
+        let parse = |mut from: &mut dyn Read| parse_body(&mut from, format, ram_pages, disk_blocks);
+        let parsed = match effort {
+            Effort::Fast => zstd::Decoder::with_buffer(rest)
+                .and_then(|mut decoder| {
+                    decoder.window_log_max(WINDOW_LOG_MAX).map(|()| decoder.single_frame())
+                })
+                .map_err(|error| error.to_string())
+                .and_then(|mut decoder| parse(&mut decoder)),
+            Effort::Small => parse(&mut XzReader::new_mem_limit(rest, false, XZ_MEMORY_KIB)),
+        };
+        parsed.map_err(|why| format!("is damaged: {why}"))
     }
 }
 
@@ -167,15 +203,13 @@ fn write_pages(map: &PageMap, left_out: &PageRef, out: &mut impl Write) -> std::
 }
 
 fn parse_body(
-    bytes: &[u8],
+    from: &mut impl Read,
     format: Format,
     ram_pages: u64,
     disk_blocks: u64,
 ) -> Result<StartingState, String> {
     let text = |error: std::io::Error| error.to_string();
-    let mut from = zstd::Decoder::with_buffer(bytes).map_err(text)?.single_frame();
-    from.window_log_max(WINDOW_LOG_MAX).map_err(text)?;
-    let length = u32::from_le_bytes(exact(&mut from)?);
+    let length = u32::from_le_bytes(exact(from)?);
     if length > MAX_STATE_BYTES {
         return Err(format!("its state claims {length} bytes"));
     }
@@ -184,8 +218,8 @@ fn parse_body(
     let state = MachineState::from_bytes(format, &state)
         .filter(|state| state.outcome.is_none() && state.counts.steps == 0)
         .ok_or("no machine starts in its state")?;
-    let ram = parse_pages(&mut from, PageMap::zeroed(ram_pages), "memory")?;
-    let disk = parse_pages(&mut from, PageMap::new(disk_blocks), "disk")?;
+    let ram = parse_pages(from, PageMap::zeroed(ram_pages), "memory")?;
+    let disk = parse_pages(from, PageMap::new(disk_blocks), "disk")?;
     match from.read(&mut [0]).map_err(text)? {
         0 => Ok(StartingState { state, maps: Maps { ram, disk } }),
         _ => Err("something follows its last page".to_string()),

@@ -198,7 +198,8 @@ fn comparisons_that_pop() {
     });
 }
 
-/// An instruction with a memory operand of type `T` as its second operand.
+/// Compares `software` with the processor's `instruction` on random operands. The second operand, of type `T`, is in
+/// memory.
 fn memory_operand<T: Copy + Debug>(
     name: &str,
     instruction: Instruction,

@@ -68,6 +68,7 @@ fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
     let temporary = temporary.map_err(Error::file("make a folder in", beside))?;
     let folder = temporary.path().join("end.ttvm");
     say("ttvm: replaying the end twice, to find the memory that it needs and to record it; ^C stops this");
+    say("ttvm: then compressing the memory, which takes a third of a second for each megabyte");
     let CutOut { cut, length, disk_blocks } = cut_out(args, &recording, last_ns, &folder)?;
     say(&format!(
         "ttvm: packing the run's last {length} instructions, from instruction {} on",

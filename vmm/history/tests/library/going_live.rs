@@ -269,26 +269,8 @@ fn nothing_goes_on_from_where_a_machine_has_ended_by_itself() {
 fn a_damaged_starting_state_is_refused_and_never_panics() {
     let directory = tempfile::tempdir().unwrap();
     let (recording, _) = calls(directory.path());
-    let file = directory.path().join("start");
-    start_at(&recording, Instructions(5_000)).unwrap().write(&file, Format::default(), Effort::Fast).unwrap();
-    let bytes = std::fs::read(&file).unwrap();
-    let pages = 4 << 20 >> 12;
-    assert!(StartingState::parse(&bytes, Format::default(), pages, 0).is_ok());
-    for (ram, disk) in [(pages - 1, 0), (pages + 1, 0), (pages, 1)] {
-        assert!(StartingState::parse(&bytes, Format::default(), ram, disk).unwrap_err().contains("pages"));
-    }
-    for length in [0, 7, 11, 12, bytes.len() / 2, bytes.len() - 1] {
-        assert!(StartingState::parse(&bytes[..length], Format::default(), pages, 0).is_err(), "{length}");
-    }
-    let mut numbers = Numbers(1);
-    for _ in 0..2_000 {
-        // Some changed bits do not change the unpacked contents, so some states can still be parsed.
-        if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), Format::default(), pages, 0) {
-            let again = tempfile::tempdir().unwrap();
-            let again = again.path().join("start");
-            start.write(&again, Format::default(), Effort::Fast).unwrap();
-            assert!(std::fs::read(again).unwrap() == bytes);
-        }
+    for (effort, damages) in [(Effort::Fast, 2_000), (Effort::Small, 500)] {
+        damage_starting_state(&recording, effort, damages);
     }
     let to = directory.path().join("new.ttvm");
     go_on(&recording, Instructions(5_000), &to, Script(Vec::new()));
@@ -299,4 +281,30 @@ fn a_damaged_starting_state_is_refused_and_never_panics() {
     let error = history::replay::open(&open(&to)).err().unwrap();
     assert_eq!(error.exit_code(), exit_code::UNREADABLE_RECORDING);
     assert!(error.to_string().contains("starting state has changed"), "{error}");
+}
+
+fn damage_starting_state(recording: &Recording<Instructions>, effort: Effort, damages: u32) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("start");
+    start_at(recording, Instructions(5_000)).unwrap().write(&file, Format::default(), effort).unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    assert_eq!(bytes[8..12], if effort == Effort::Fast { [1, 0, 0, 0] } else { [2, 0, 0, 0] }, "the version");
+    let pages = 4 << 20 >> 12;
+    assert!(StartingState::parse(&bytes, Format::default(), pages, 0).is_ok());
+    for (ram, disk) in [(pages - 1, 0), (pages + 1, 0), (pages, 1)] {
+        assert!(StartingState::parse(&bytes, Format::default(), ram, disk).unwrap_err().contains("pages"));
+    }
+    for length in [0, 7, 11, 12, bytes.len() / 2, bytes.len() - 1] {
+        assert!(StartingState::parse(&bytes[..length], Format::default(), pages, 0).is_err(), "{length}");
+    }
+    let mut numbers = Numbers(1);
+    for _ in 0..damages {
+        // Some changed bits do not change the unpacked contents, so some states can still be parsed.
+        if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), Format::default(), pages, 0) {
+            let again = tempfile::tempdir().unwrap();
+            let again = again.path().join("start");
+            start.write(&again, Format::default(), effort).unwrap();
+            assert!(std::fs::read(again).unwrap() == bytes);
+        }
+    }
 }
