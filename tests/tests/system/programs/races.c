@@ -1,6 +1,7 @@
 // Four threads that race: for a counter without a lock, for a lock that spins without PAUSE, for a mutex with a
 // condition, and for a pipe. How many counts get lost depends on every turn of the processors.
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -16,7 +17,11 @@ static int pipes[2];
 static void *race(void *argument) {
     long own = (long)argument;
     for (int round = 0; round < ROUNDS; round++) {
-        unlocked++;
+        // Another thread may count between the load and the store.
+        long seen = unlocked;
+        if (round % 8 == own)
+            sched_yield();
+        unlocked = seen + 1;
         while (atomic_exchange(&spinning, 1))
             ;
         guarded++;
