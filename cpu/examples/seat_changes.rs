@@ -16,6 +16,7 @@ const STEPS: u64 = 20_000_000;
 const ROUND_STEPS: u64 = 4;
 
 /// Seconds for [`STEPS`] steps.
+#[allow(clippy::disallowed_methods, reason = "a benchmark reads the host's clock")]
 fn run(pauses: bool) -> f64 {
     let machine = Machine::long();
     machine.code_at(64, CODE, CODE, |a| {

@@ -89,6 +89,16 @@ impl MachineState {
     }
 }
 
+/// Parses a value at the start of these bytes, and returns the bytes behind it. There is no value where no bytes are left.
+/// Returns `None` if the bytes are no such value.
+fn next_if_any<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<(Option<T>, &'a [u8])> {
+    if bytes.is_empty() {
+        return Some((None, bytes));
+    }
+    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
+    Some((Some(value), rest))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,14 +110,4 @@ mod tests {
         }
         assert_eq!([4, 7].map(Format::of_version), [None, None]);
     }
-}
-
-/// Parses a value at the start of these bytes, and returns the bytes behind it. There is no value where no bytes are left.
-/// Returns `None` if the bytes are no such value.
-fn next_if_any<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<(Option<T>, &'a [u8])> {
-    if bytes.is_empty() {
-        return Some((None, bytes));
-    }
-    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
-    Some((Some(value), rest))
 }
