@@ -46,10 +46,12 @@ class Guest:
         return Typist(self.session) if self.session else None
 
 
-def guest_of(name, disk, full):
-    """The guest with this name, at its full scale or at a smaller scale. `disk` is an empty disk."""
+def guest_of(name, disk, full=False):
+    """The guest with this name, at its full scale or at a smaller scale. `disk` is an empty disk. NAME=SCALE is a workload at
+    this scale."""
+    name, _, scale = name.partition("=")
     if name in WORKLOADS:
-        scale = "" if full else SHORT_SCALES.get(name, "")
+        scale = scale or ("" if full else SHORT_SCALES.get(name, ""))
         return Guest(name, machine_options(name, scale, disk), 256 * MIB, LAST_MARK.encode())
     options = ["--engine", "soft", "--kernel", KERNEL, "--initrd", BUSYBOX, "--cmdline"]
     if name == "idle":
