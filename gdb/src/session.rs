@@ -127,6 +127,8 @@ const NO_ACKS_REQUEST: &[u8] = b"QStartNoAckMode";
 const TRACE_REQUEST: &[u8] = b"qTStatus";
 /// gdb chooses the thread of the next movement. Newer requests to move name their thread.
 const CHOICE_REQUEST: &[u8] = b"Hc";
+/// gdb chooses the thread whose registers and memory it reads.
+const SHOWN_REQUEST: &[u8] = b"Hg";
 /// gdb asks why the target stands still.
 const STATUS_REQUEST: &[u8] = b"?";
 /// A request that is answered with the word that follows it.
@@ -208,8 +210,19 @@ impl<'t> Session<'t> {
             adapter.choose_mover(chosen_thread(thread));
         }
         if body == STATUS_REQUEST {
-            // Answer here, because the library would always name the first CPU.
+            // Answer here, because the library would always name the first CPU. gdb then reads registers without choosing a
+            // thread.
+            self.choose_shown(adapter);
             self.reply_status(adapter.selected_cpu());
+            self.send(adapter)?;
+            return Ok(None);
+        }
+        if let Some(thread) = body.strip_prefix(SHOWN_REQUEST)
+            && is_any_thread(thread)
+        {
+            // The library would take the first CPU.
+            self.choose_shown(adapter);
+            self.reply(b"OK");
             self.send(adapter)?;
             return Ok(None);
         }
@@ -227,6 +240,15 @@ impl<'t> Session<'t> {
         }
         self.send(adapter)?;
         Ok(end)
+    }
+
+    /// Chooses the selected CPU for requests that read registers and memory. The library's reply is dropped.
+    fn choose_shown(&mut self, adapter: &mut Adapter<'t>) {
+        let body = [SHOWN_REQUEST, format!("{:x}", adapter.selected_cpu()).as_bytes()].concat();
+        let idle = self.library.take().expect("the library is idle between packets");
+        let outcome = feed(idle, adapter, &body);
+        self.settle(outcome, &body, adapter);
+        self.outgoing.0.borrow_mut().clear();
     }
 
     /// Answers ttvm's own requests, and returns false for all others. With these requests, a client that stopped
@@ -380,6 +402,11 @@ fn chosen_thread(text: &[u8]) -> Option<Thread> {
     let text = str::from_utf8(text).ok()?;
     let number = text.rsplit_once('.').map_or(text, |(_, number)| number);
     Thread::from_str_radix(number, 16).ok().filter(|&thread| thread != 0)
+}
+
+/// Whether gdb leaves the choice of a thread to the server: `0`, or `p` and a process and `.0`.
+fn is_any_thread(text: &[u8]) -> bool {
+    text.rsplit(|&byte| byte == b'.').next() == Some(b"0")
 }
 
 fn start_library<'t>(outgoing: &Outgoing, adapter: &mut Adapter<'t>) -> Idle<'t> {

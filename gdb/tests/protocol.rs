@@ -317,6 +317,27 @@ fn sleeping_threads_are_looked_at_and_never_changed_or_moved() {
     assert_eq!((toy.position, toy.thread_lists), (1, 1), "one list for the questions before the step");
 }
 
+/// gdb asks for the status, chooses no thread, and then reads the registers of the thread in the answer.
+#[test]
+fn the_first_registers_are_those_of_the_cpu_that_the_status_names() {
+    for choice in [None, Some("Hgp0.0"), Some("Hg0")] {
+        let mut toy = Toy::new();
+        (toy.cpus, toy.stopped) = (3, 3);
+        let mut client = Client::connect_without_acks(toy);
+        if let Some(choice) = choice {
+            assert_eq!(client.request("?"), "T05thread:p01.03;");
+            assert_eq!(client.request("Hg1"), "OK");
+            assert_eq!(client.request(choice), "OK");
+        } else {
+            assert_eq!(client.request("Hg0"), "OK");
+            assert_eq!(client.request("?"), "T05thread:p01.03;");
+        }
+        assert_eq!(client.rip(), 3, "{choice:?}");
+        assert_eq!(client.request("Hg2"), "OK");
+        assert_eq!(client.rip(), 2);
+    }
+}
+
 #[test]
 fn each_cpu_is_a_thread_and_stops_name_theirs() {
     let mut toy = Toy::new();
