@@ -246,7 +246,7 @@ fn existing(source: std::io::Error) -> std::io::Error {
     if source.kind() != std::io::ErrorKind::AlreadyExists {
         return source;
     }
-    let why = "exists already, and ttvm never overwrites a recording; remove it or choose another name";
+    let why = "exists already, and ttvm never overwrites files; remove it or choose another name";
     std::io::Error::new(source.kind(), why)
 }
 

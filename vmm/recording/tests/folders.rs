@@ -187,7 +187,7 @@ fn what_is_no_recording_is_refused_with_the_reason() {
     );
     assert!(Opened::open(&directory.path().join("kernel")).is_err());
     let error = create_folder(&directory.path().join("good")).unwrap_err().to_string();
-    assert!(error.contains("ttvm never overwrites a recording"), "{error}");
+    assert!(error.contains("ttvm never overwrites files"), "{error}");
     let error = create_folder(&directory.path().join("not there").join("r")).unwrap_err().to_string();
     assert!(!error.contains("never overwrites"), "{error}");
 }

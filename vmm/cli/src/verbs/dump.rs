@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use machine::error::{Error, exit_code};
+use machine::new_file::NewFile;
 use machine::position::Count;
 use serde::Serialize;
 use views::core_file::{self, Written};
@@ -43,6 +44,8 @@ struct Report<'a> {
 }
 
 pub fn run(args: &Args) -> Result<i32, Error> {
+    // Tests now whether the file can be made, because going to the position may take long.
+    drop(NewFile::begin(&args.output)?);
     let timeline = args.place.open()?;
     let written = core_file::write(timeline.machine(), &args.output)?;
     if written.kernel.is_none() {

@@ -70,10 +70,14 @@ fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
     say("ttvm: replaying the end twice, to find the memory that it needs and to record it; ^C stops this");
     say("ttvm: then compressing the memory, which takes a third of a second for each megabyte");
     let CutOut { cut, length, disk_blocks } = cut_out(args, &recording, last_ns, &folder)?;
-    say(&format!(
-        "ttvm: packing the run's last {length} instructions, from instruction {} on",
-        cut.instructions
-    ));
+    say(&if cut.instructions == 0 {
+        "ttvm: the run is shorter than --last, so the whole run is packed".to_string()
+    } else {
+        format!(
+            "ttvm: packing the run's last {length} instructions, from instruction {} on",
+            cut.instructions
+        )
+    });
     if cut.free_pages > 0 {
         say(&format!(
             "ttvm: {} pages of memory are left out, because the guest's kernel does not use them",
