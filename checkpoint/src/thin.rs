@@ -64,7 +64,8 @@ impl Store {
         self.thin_from(policy, 1, Some(end_ns))
     }
 
-    /// As [`Store::thin`], but removes checkpoints that are too old only if there are at least `patience` of them.
+    /// As [`Store::thin`], but old checkpoints may stay for a while. This function removes them only once `patience`
+    /// checkpoints are too old.
     pub(crate) fn thin_lazily(&self, policy: &Policy, patience: usize) -> Result<Vec<Entry>> {
         self.thin_from(policy, patience, None)
     }

@@ -47,7 +47,7 @@ printf 'typed keys' | ./ttvm record -o small.ttvm --engine kvm --slow-clock 64 -
 "#;
 
 /// Records a boot with typed input and a disk, replays the recording in the lab, and packs it: `$ROUNDS` times. The
-/// disk is small, and its contents are known. On the way the recorder is kept off the processor for seconds, and the
+/// disk is small, and its contents are known. During the run, SIGSTOP stops the recorder for seconds, and the
 /// host suspends to RAM. The recorder stops after nearly every exit, to see whether a checkpoint is due. Both engines
 /// must reach the places of all these stops.
 const BOOT: &str = r#"

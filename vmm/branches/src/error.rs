@@ -6,7 +6,7 @@ pub enum Error {
     /// The threads of this process cannot be counted.
     #[error("cannot count this program's threads in /proc/self/task: {0}")]
     Threads(#[source] std::io::Error),
-    /// This process has several threads, and a branch would have only one of them. The field is the number of threads.
+    /// This process has several threads, but fork copies one thread only. The field is the number of threads.
     #[error("{0} threads run, and a branch would have only one of them")]
     SeveralThreads(u64),
     /// The host cannot make a pipe for the branch's report.

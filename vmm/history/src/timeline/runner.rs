@@ -162,7 +162,7 @@ impl Runner {
         let last = self.log.counts_while(|at| at.count <= limit)?.0.checked_sub(1);
         let last = last.map_or(Ok(None), |last| self.place_of(last))?;
         let (Some(begin), Some(end)) = (self.place_of(first)?, last) else { return Ok(None) };
-        // If several events come in at one place, the stretch ends at the first of them.
+        // Several events can have the same position. The stretch ends at the first of these events.
         let last = self.log.counts_while(|at| at.count < end)?.0;
         let stretch = Stretch { first, last, begin, end };
         Ok((last > first && stretch.length() >= self.options.least_steps).then_some(stretch))
