@@ -255,7 +255,7 @@ Examples:
 Positions:
   start, end               the ends of the recording
   panic, oops              where the kernel reported its panic, or its first oops
-  report:N                 the first line of the kernel's report number N (see "help tt reports")
+  report:N                 where the first line of report N of the kernel is complete
   fault                    the instruction whose exception led to the last oops or panic before here
   insn:N, N                after N instructions; 1_000_000, 1e6, 10k, 3M and 1.5G work
   branch:N                 after N conditional branches

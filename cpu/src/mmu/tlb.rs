@@ -37,7 +37,7 @@ const CONTEXTS_PER_PROCESSOR: usize = 4;
 /// other data.
 const COLD_PAGE_TABLE_WRITES: u32 = 64;
 
-/// The position of a table in a walk.
+/// The level of a page table: its place in the order in which a walk reads tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     /// The first table in 4-level paging.

@@ -72,7 +72,8 @@ impl<'a> Elf<'a> {
 
     /// Reads the file header, the program headers and the section headers.
     pub(super) fn parse(image: Image<'a>) -> Result<Elf<'a>, BootError> {
-        // A file that is neither 32-bit nor 64-bit is refused with the name of its machine.
+        // A file with an unknown class byte is read as 64-bit. `check_machine` then refuses the file and names its
+        // machine.
         if image.bytes.get(4) == Some(&ELFCLASS32.0) {
             Elf::of_class::<FileHeader32<Endianness>>(image, Sections::Elf32)
         } else {

@@ -64,7 +64,7 @@ pub struct BranchArgs {
     /// How the branches differ from one another
     #[arg(long, help_heading = "Branches", value_name = "WHAT", requires = "branches", value_enum, default_value_t = Vary::Entropy)]
     vary: Vary,
-    /// Also print a hash of each branch's last state: equal hashes mean equal states
+    /// Also print a hash of each branch's last state: equal hashes mean equal states. For one run, say --branches 1
     #[arg(long, help_heading = "Branches", requires = "branches")]
     state_hash: bool,
     /// Print JSON

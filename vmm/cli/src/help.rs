@@ -5,7 +5,7 @@ pub const POSITIONS: &str = "\
 Positions:
   start, end               the ends of the recording
   panic, oops              where the kernel reported its panic, or its first oops
-  report:N                 the first line of the kernel's report number N (`ttvm reports`)
+  report:N                 where the first line of report N of the kernel is complete
   fault                    the instruction whose exception led to the last oops or panic
   insn:N, N                after N instructions; 1_000_000, 1e9, 10k, 3M and 1.5G work
   branch:N                 after N conditional branches

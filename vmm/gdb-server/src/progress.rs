@@ -47,7 +47,7 @@ fn sentence((done, at_most): (u64, u64), elapsed: Duration) -> String {
     let (done, at_most) = (done as f64, at_most as f64);
     let speed = done / elapsed.as_secs_f64().max(1e-3);
     let left =
-        if speed > 0.0 { format!(", at most {:.0} s left", (at_most - done) / speed) } else { String::new() };
+        if speed > 0.0 { format!(", about {:.0} s left", (at_most - done) / speed) } else { String::new() };
     format!(
         "{:.0} of at most {:.0} million instructions replayed, {:.0} %{left}",
         done / MILLION,
@@ -68,12 +68,12 @@ mod tests {
             (
                 (350_000_000, 25_000_000_000),
                 2,
-                "350 of at most 25000 million instructions replayed, 1 %, at most 141 s left",
+                "350 of at most 25000 million instructions replayed, 1 %, about 141 s left",
             ),
             (
                 (4_000_000, 4_000_000),
                 1,
-                "4 of at most 4 million instructions replayed, 100 %, at most 0 s left",
+                "4 of at most 4 million instructions replayed, 100 %, about 0 s left",
             ),
         ];
         for (progress, seconds, expected) in table {

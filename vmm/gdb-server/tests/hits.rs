@@ -64,7 +64,7 @@ fn changes_are_found_in_the_whole_of_a_range() {
     let mut timeline = Timeline::open_with(&recording, 1).unwrap();
     let written = all(&mut timeline, watching(&[writes(STIRRED, STIRRED_BYTES)]));
     assert!(written.len() > 10_000);
-    // The guest's memory begins more than a megabyte after the start of the range.
+    // The guest changes only the memory at `STIRRED`, more than a megabyte after the start of these ranges.
     for range in [writes(0, STIRRED + STIRRED_BYTES), writes(0, 0x7fff_ffff_ffff_ffff)] {
         let changes = Watch { changes_only: true, ..range };
         assert_eq!(places(&all(&mut timeline, watching(&[changes]))), places(&written));

@@ -190,7 +190,8 @@ mod tests {
             writes.iter().for_each(|&(sector, byte, count)| write(&mut machine, sector, byte, count));
             let file = directory.path().join("start");
             let _ = std::fs::remove_file(&file);
-            StartingState::of(&mut machine).unwrap().write(&file, Format::default(), Effort::Fast).unwrap();
+            let start = StartingState::of(&mut machine).unwrap();
+            start.write(&file, Format::default(), Effort::Fast, &mut |_, _| false).unwrap();
             let (pages, blocks) = machine.page_counts();
             let start =
                 StartingState::parse(&std::fs::read(&file).unwrap(), Format::default(), pages, blocks)

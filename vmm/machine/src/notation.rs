@@ -21,7 +21,7 @@ pub enum PositionSpec {
     Fault,
     /// The N-th recorded event, counted from 0.
     Event(u64),
-    /// After N instructions.
+    /// N instructions after the start of the recording.
     Instruction(u64),
     /// After N retired conditional branches.
     Branch(u64),

@@ -73,6 +73,13 @@ impl Effort {
     }
 }
 
+/// A function that [`StartingState::write`] calls before each page. The arguments are the written bytes of pages and the
+/// bytes of all pages, before compression. The function returns whether to stop.
+pub type WriteProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+/// As [`WriteProgress`], inside this module: an error stops the writing.
+type NotePage<'a> = dyn FnMut() -> std::io::Result<()> + 'a;
+
 /// A machine's state, from which another machine starts.
 #[derive(Clone, Debug)]
 pub struct StartingState {
@@ -107,25 +114,46 @@ impl StartingState {
         disk.for_each(|block| self.maps.disk.set(block, PageRef::Base));
     }
 
-    /// Writes the state to a new file, in this format. Removes the file if writing fails.
-    pub fn write(&self, path: &Path, format: Format, effort: Effort) -> Result<(), Error> {
+    /// Writes the state to a new file, in this format. Removes the file if writing fails, or if `progress` says to stop.
+    pub fn write(
+        &self,
+        path: &Path,
+        format: Format,
+        effort: Effort,
+        progress: &mut WriteProgress<'_>,
+    ) -> Result<(), Error> {
         let file = File::create_new(path).map_err(Error::file("create", path))?;
-        if let Err(error) = self.write_to(BufWriter::new(file), format, effort) {
+        let [ram, disk] = self.written_maps().map(|(map, left_out)| written_pages(map, left_out).count());
+        let total_bytes = ((ram + disk) * PAGE_BYTES) as u64;
+        let (mut done_bytes, mut is_stopped) = (0, false);
+        let mut note_page = || {
+            is_stopped = progress(done_bytes, total_bytes);
+            done_bytes += PAGE_BYTES as u64;
+            if is_stopped { Err(std::io::Error::other("stopped")) } else { Ok(()) }
+        };
+        let written = self.write_to(BufWriter::new(file), format, effort, &mut note_page);
+        if let Err(error) = written {
             // If the file cannot be removed either, the caller still gets the first error.
             let _ = std::fs::remove_file(path);
-            return Err(Error::file("write", path)(error));
+            return Err(if is_stopped { Error::Interrupted } else { Error::file("write", path)(error) });
         }
         Ok(())
     }
 
-    fn write_to(&self, mut out: impl Write, format: Format, effort: Effort) -> std::io::Result<()> {
+    fn write_to(
+        &self,
+        mut out: impl Write,
+        format: Format,
+        effort: Effort,
+        note_page: &mut NotePage<'_>,
+    ) -> std::io::Result<()> {
         out.write_all(MAGIC)?;
         out.write_all(&effort.version().to_le_bytes())?;
         match effort {
             Effort::Fast => {
                 let mut encoder = zstd::Encoder::new(out, 1)?;
                 encoder.include_checksum(true)?;
-                self.write_body(format, &mut encoder)?;
+                self.write_body(format, &mut encoder, note_page)?;
                 encoder.finish()?.flush()
             }
             Effort::Small => {
@@ -134,18 +162,30 @@ impl StartingState {
                 // A call of a function has the same target in all places where it is called.
                 options.prepend_pre_filter(FilterType::BcjX86, 0);
                 let mut encoder = XzWriter::new(out, options)?;
-                self.write_body(format, &mut encoder)?;
+                self.write_body(format, &mut encoder, note_page)?;
                 encoder.finish()?.flush()
             }
         }
     }
 
-    fn write_body(&self, format: Format, out: &mut impl Write) -> std::io::Result<()> {
+    fn write_body(
+        &self,
+        format: Format,
+        out: &mut impl Write,
+        note_page: &mut NotePage<'_>,
+    ) -> std::io::Result<()> {
         let state = self.state.to_bytes(format);
         out.write_all(&(state.len() as u32).to_le_bytes())?;
         out.write_all(&state)?;
-        write_pages(&self.maps.ram, &PageRef::Zero, out)?;
-        write_pages(&self.maps.disk, &PageRef::Base, out)
+        for (map, left_out) in self.written_maps() {
+            write_pages(map, left_out, out, note_page)?;
+        }
+        Ok(())
+    }
+
+    /// The maps that are written, each with the contents that a page has if the file does not have the page.
+    fn written_maps(&self) -> [(&PageMap, &PageRef); 2] {
+        [(&self.maps.ram, &PageRef::Zero), (&self.maps.disk, &PageRef::Base)]
     }
 
     /// Reads a starting state of this format, for a machine with this many pages of RAM and disk blocks. Never
@@ -186,13 +226,23 @@ pub(super) fn held(contents: &Page) -> PageRef {
     if *contents == [0; PAGE_BYTES] { PageRef::Zero } else { PageRef::Held(Arc::new(*contents)) }
 }
 
+/// The pages of a map that do not equal `left_out`.
+fn written_pages<'a>(map: &'a PageMap, left_out: &'a PageRef) -> impl Iterator<Item = (u64, &'a PageRef)> {
+    map.iter_not_base().filter(|(_, version)| !version.same_as(left_out))
+}
+
 /// Writes the number of pages in the map. Then writes each page's number and contents, and an end mark. Leaves out
 /// pages that equal `left_out`.
-fn write_pages(map: &PageMap, left_out: &PageRef, out: &mut impl Write) -> std::io::Result<()> {
+fn write_pages(
+    map: &PageMap,
+    left_out: &PageRef,
+    out: &mut impl Write,
+    note_page: &mut NotePage<'_>,
+) -> std::io::Result<()> {
     out.write_all(&map.len().to_le_bytes())?;
-    for (page, version) in map.iter_not_base() {
+    for (page, version) in written_pages(map, left_out) {
+        note_page()?;
         let contents = match version {
-            _ if version.same_as(left_out) => continue,
             PageRef::Held(contents) => contents,
             _ => &[0; PAGE_BYTES],
         };

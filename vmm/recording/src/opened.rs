@@ -20,7 +20,7 @@ use machine::error::Error;
 use machine::position::{Count, Exits, Instructions};
 use machine::start::Images;
 use machine::start::Start;
-use machine::starting_state::{Effort, StartingState};
+use machine::starting_state::{Effort, StartingState, WriteProgress};
 use machine::unit::Unit;
 
 /// An opened recording whose positions are counted in `C`.
@@ -81,18 +81,19 @@ impl<C: Unit> Recording<C> {
 
     /// As [`Recording::create`], for a machine that starts from a starting state, in an existing empty folder. If the
     /// new recording is cut out of a longer recording, `cut` describes the part that the new recording lacks. The
-    /// starting state is then compressed with [`Effort::Small`].
+    /// starting state is then compressed with [`Effort::Small`]. `progress` is told how much of the state is written.
     pub fn begin_from(
         path: &Path,
         machine: &MachineConfig,
         state: &StartingState,
         cut: Option<Cut>,
+        progress: &mut WriteProgress<'_>,
     ) -> Result<LogWriter, Error> {
         create_images(path)?;
         let file = path.join(inside(START));
         let mut manifest = Manifest { cut, ..Manifest::new(machine.clone()) };
         let effort = if cut.is_some() { Effort::Small } else { Effort::Fast };
-        state.write(&file, manifest.format, effort)?;
+        state.write(&file, manifest.format, effort, progress)?;
         let inside = ImageFile { path: inside(START), ..hash_image(&file, Scheme::Whole)? };
         manifest.machine.start = Start::State { state: inside, booted: machine.start.booted().clone() };
         Recording::<C>::begin_as(path, &manifest)

@@ -17,6 +17,7 @@ use machine::error::Error;
 use machine::inputs::{Event, PowerOn};
 use machine::position::Instructions;
 use machine::start::Images;
+use machine::starting_state::WriteProgress;
 use machine::unit::Unit;
 use machine::{Machine, Start, StartingState};
 
@@ -43,7 +44,7 @@ enum Beginning {
     /// The machine was built at power-on.
     PowerOn,
     /// The machine starts from this state, which was taken from a replay of another recording.
-    State(Box<StartingState>, Option<Cut>),
+    State(Box<StartingState>),
     /// No recording can begin any more. Either a recording has begun, or the caller called
     /// [`Recordable::forget_beginning`].
     Gone,
@@ -119,16 +120,8 @@ impl<U: Unit> Recordable<U> {
         };
         let mut machine = Machine::build(&config, &Images::of_state(start.clone()), &power_on, engine)?;
         machine.begin_written()?;
-        let beginning = Beginning::State(Box::new(start), None);
+        let beginning = Beginning::State(Box::new(start));
         Ok(Recordable { machine, config, power_on, beginning, carried: None })
-    }
-
-    /// Marks the new recording as a part that was cut out of a longer recording.
-    pub fn cut_out(mut self, cut: Cut) -> Self {
-        if let Beginning::State(_, noted) = &mut self.beginning {
-            *noted = Some(cut);
-        }
-        self
     }
 
     /// The machine's description.
@@ -161,10 +154,31 @@ impl<U: Unit> Recordable<U> {
 
     /// As [`Recordable::record_in`], in an existing empty folder.
     pub fn record_in_empty(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
+        self.record_part_in_empty(folder.as_ref(), None, &mut |_, _| false)
+    }
+
+    /// As [`Recordable::record_in_empty`], for a machine that starts from a state. `cut` describes the part of a longer
+    /// recording that the new recording lacks. `progress` is told how much of the state is written.
+    pub fn record_cut_in_empty(
+        &mut self,
+        folder: &Path,
+        cut: Cut,
+        progress: &mut WriteProgress<'_>,
+    ) -> Result<NewRecording<'_, U>, Error> {
+        self.record_part_in_empty(folder, Some(cut), progress)
+    }
+
+    fn record_part_in_empty(
+        &mut self,
+        folder: &Path,
+        cut: Option<Cut>,
+        progress: &mut WriteProgress<'_>,
+    ) -> Result<NewRecording<'_, U>, Error> {
         self.must_stand_at_its_beginning()?;
-        let folder = folder.as_ref();
         let log = match &self.beginning {
-            Beginning::State(start, cut) => Recording::<U>::begin_from(folder, &self.config, start, *cut)?,
+            Beginning::State(start) => {
+                Recording::<U>::begin_from(folder, &self.config, start, cut, progress)?
+            }
             Beginning::PowerOn | Beginning::Gone => Recording::<U>::begin(folder, &self.config_in(folder))?,
         };
         self.forget_beginning();
@@ -184,7 +198,7 @@ impl<U: Unit> Recordable<U> {
     /// and the machine counts from zero from there on. If the function fails, the machine can continue as before.
     pub fn record_from_here(&mut self, folder: impl AsRef<Path>) -> Result<NewRecording<'_, U>, Error> {
         let start = StartingState::of(&mut self.machine)?;
-        let log = Recording::<U>::begin_from(folder.as_ref(), &self.config, &start, None)?;
+        let log = Recording::<U>::begin_from(folder.as_ref(), &self.config, &start, None, &mut |_, _| false)?;
         self.machine.begin_at(&start)?;
         // The new file has the starting state's RAM and disk, so the copies in memory can be freed.
         self.machine.begin_written()?;

@@ -20,7 +20,7 @@ use recording::log::{Log, LogWriter, read_log};
 use recording::pace::CheckpointOptions;
 use recording::player::Player;
 use recording::recorder::Recorder;
-use recording::{CHECKPOINTS, Cut, EVENTS, Opened, Recordable};
+use recording::{CHECKPOINTS, Cut, EVENTS, Opened, Recordable, create_folder};
 use tiny_guest::{DENSE, options, record, typed, write_kernel};
 
 fn at<C: Count>(number: u64) -> Moment<C> {
@@ -291,15 +291,27 @@ fn the_end_of_a_recording_can_be_recorded_as_one_of_its_own() {
     machine.run(Instructions(50_000), &mut player).unwrap();
     let start = StartingState::of(&mut machine).unwrap();
     let cut = Cut { instructions: 50_000, free_pages: 3 };
-    let mut guest: Recordable<Instructions> =
-        Recordable::going_on(EngineKind::SOFT, &from, start).unwrap().cut_out(cut);
+    let mut guest: Recordable<Instructions> = Recordable::going_on(EngineKind::SOFT, &from, start).unwrap();
     let Start::Kernel(files) = &guest.config().start else {
         panic!("its own start is no part of the description")
     };
     assert!(files.kernel.path.is_absolute());
     let path = directory.path().join("to.ttvm");
-    let went_on =
-        guest.record_in(&path).unwrap().checks(DENSE).run(machine::script::Script::silent()).unwrap();
+    let stopped = directory.path().join("stopped.ttvm");
+    create_folder(&stopped).unwrap();
+    let error = guest.record_cut_in_empty(&stopped, cut, &mut |done, _| done == 3 * 4096).err().unwrap();
+    assert!(matches!(error, Error::Interrupted), "{error}");
+    assert!(!stopped.join("images/start").exists());
+    create_folder(&path).unwrap();
+    let mut pages = Vec::new();
+    let mut count_pages = |done, of| {
+        pages.push((done, of));
+        false
+    };
+    let new = guest.record_cut_in_empty(&path, cut, &mut count_pages).unwrap();
+    let went_on = new.checks(DENSE).run(machine::script::Script::silent()).unwrap();
+    assert!(pages.iter().enumerate().all(|(at, page)| page.0 == at as u64 * 4096), "{pages:?}");
+    assert!(pages.iter().all(|&(_, of)| of >= 4096 * pages.len() as u64 && of < 4 << 20), "{pages:?}");
     assert_eq!(went_on.at.count + 50_000, end.at.count);
     assert_eq!((went_on.at.time_ns, went_on.hashes.ram), (end.at.time_ns, end.hashes.ram));
     let Opened::ByInstructions(recording) = Opened::open(&path).unwrap() else { panic!() };

@@ -222,7 +222,7 @@ fn segments<U: Unit>(machine: &Machine<U>, symbols: Option<&Symbols>) -> Vec<Seg
     ram.chain(image).collect()
 }
 
-/// The segment of the kernel's image, if the image is contiguous.
+/// The core file's segment for the kernel's image, if the image is contiguous in physical memory.
 fn image<U: Unit>(machine: &Machine<U>, symbols: &Symbols) -> Option<Segment> {
     let (start, end) = (symbols.address_of("_text")?, symbols.address_of("_end")?);
     let physical = KernelView::all(machine).find_map(|view| view.physical(start))?;

@@ -678,7 +678,7 @@ impl BlockWriter<'_> {
         self.asm.sized(size, 0xf7, if signed { 5 } else { 4 }, from, false);
         self.set_all(GUEST_RAX, RAX);
         self.set_all(GUEST_RDX, RDX);
-        // The code for the flags needs RAX.
+        // The code for the flags overwrites RAX, so it gets the low half of the product in RDX.
         self.asm.load(B8, RDX, RAX);
         self.product_flags(size, RDX, effect);
         Ok(())

@@ -341,7 +341,7 @@ fn shift(instruction: &Instruction, which: u8) -> Option<Kind> {
         return (is_register(instruction, 0) && size >= Size::B4).then_some(Kind::ShiftByCl(which));
     }
     let count = masked_count(instruction, 1, size)?;
-    // Narrow operands that are shifted out completely have special flags.
+    // A shift by at least the width of an 8-bit or 16-bit operand has special flags, so the interpreter executes it.
     (i32::from(count) < 8 * size.bytes()).then_some(Kind::ShiftBy(which, count))
 }
 

@@ -222,12 +222,15 @@ fn text(info: &Info<'_>) -> String {
         ));
     }
     let booted = machine.start.booted();
-    lines.push(format!("kernel        {}", path(&booted.kernel.path)));
+    // A machine that begins with a state needs no file of the boot, and the files may not be there.
+    let unneeded = if matches!(machine.start, Start::State { .. }) { " (not needed)" } else { "" };
+    lines.push(format!("kernel        {}{unneeded}", path(&booted.kernel.path)));
     if let Some(initrd) = &booted.initrd {
-        lines.push(format!("initrd        {}", path(&initrd.path)));
+        lines.push(format!("initrd        {}{unneeded}", path(&initrd.path)));
     }
     for module in &booted.modules {
-        lines.push(format!("module        {} {}", path(&module.file.path), in_a_line(&module.cmdline)));
+        let (file, cmdline) = (path(&module.file.path), in_a_line(&module.cmdline));
+        lines.push(format!("module        {file}{unneeded} {cmdline}"));
     }
     if let Some(disk) = &machine.disk {
         lines.push(format!("disk          {}", path(&disk.path)));

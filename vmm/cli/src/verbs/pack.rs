@@ -12,6 +12,7 @@ use recording::{Opened, Recording, with_recording};
 
 use crate::interrupt::Interrupt;
 use crate::output::say;
+use crate::progress;
 
 /// Pack a recording and its images into one file
 ///
@@ -68,7 +69,9 @@ fn pack_end(args: &Args, opened: Opened, last_ns: u64) -> Result<u64, Error> {
     let temporary = temporary.map_err(Error::file("make a folder in", beside))?;
     let folder = temporary.path().join("end.ttvm");
     say("ttvm: replaying the end twice, to find the memory that it needs and to record it; ^C stops this");
-    say("ttvm: then compressing the memory, which takes a third of a second for each megabyte");
+    say(
+        "ttvm: then compressing the memory, which takes a third of a second for each megabyte; ^C stops this, too",
+    );
     let CutOut { cut, length, disk_blocks } = cut_out(args, &recording, last_ns, &folder)?;
     say(&if cut.instructions == 0 {
         "ttvm: the run is shorter than --last, so the whole run is packed".to_string()
@@ -99,6 +102,17 @@ fn cut_out(
     last_ns: u64,
     folder: &Path,
 ) -> Result<CutOut, Error> {
-    let mut interrupt = Interrupt::catch()?;
-    cut_out_end(recording, last_ns, args.free_memory, folder, &mut || interrupt.poll())
+    let interrupt = Interrupt::catch()?;
+    let mut bar = None;
+    let mut compressing = |done_bytes, total_bytes| {
+        let bar = bar.get_or_insert_with(|| progress::bytes_bar("compressing memory", total_bytes));
+        progress::show(bar, done_bytes);
+        interrupt.poll()
+    };
+    let cut =
+        cut_out_end(recording, last_ns, args.free_memory, folder, &mut || interrupt.poll(), &mut compressing);
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    cut
 }

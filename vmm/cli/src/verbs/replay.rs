@@ -141,7 +141,7 @@ fn play(
         return Err(Error::Position("--to is before --from: give a later position".to_string()));
     }
     let mut stop = timeline.seek(begin, &mut || wait.poll())?;
-    let mut interrupt = wait.over();
+    let interrupt = wait.over();
     if stop != TravelStop::Interrupted {
         stop = timeline.play(end, printer(Shown::of(args), marks.clone()), &mut || interrupt.poll())?;
     }

@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     timeline.use_engine(engine)?;
     let mut wait = Wait::on(&timeline)?;
     let (from, to) = stretch(&mut timeline, args.from, args.to, &mut wait)?;
-    let mut interrupt = wait.over();
+    let interrupt = wait.over();
     let bar = progress::bar(to.saturating_since(from), std::io::stderr().is_terminal());
     bar.set_message("tracing");
     let at = |place: Instructions| bar.set_position(place.saturating_since(from));

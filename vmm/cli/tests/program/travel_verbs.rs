@@ -7,6 +7,7 @@ use std::process::Command;
 use crate::common::ttvm;
 use machine::inputs::Event;
 use machine::position::Count;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use tiny_guest::{STIRRED, record_asleep, record_long, record_with_checkpoints, typed};
 
@@ -332,24 +333,24 @@ fn memory_that_is_not_mapped_is_said_to_be_unmapped() {
     }
 }
 
-/// Waits until a process handles ^C, and sends it. Does nothing if the process has already ended.
-fn interrupt(child: &std::process::Child) {
+/// Waits until a process handles a signal, and sends it. Does nothing if the process has already ended.
+fn interrupt(child: &std::process::Child, signal: Signal) {
     let pid = child.id();
     let catches_or_has_ended = || {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
         let mask = u64::from_str_radix(field("SigCgt:"), 16).unwrap();
-        mask & 1 << (nix::libc::SIGINT - 1) != 0 || field("State:").starts_with('Z')
+        mask & 1 << (signal as i32 - 1) != 0 || field("State:").starts_with('Z')
     };
     while !catches_or_has_ended() {
         std::thread::yield_now();
     }
     let pid = nix::unistd::Pid::from_raw(pid as i32);
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    nix::sys::signal::kill(pid, signal).unwrap();
 }
 
-/// Runs ttvm, and presses ^C as soon as ttvm handles it. Returns the exit code and the output.
-fn interrupted(directory: &Path, arguments: &[&str]) -> (Option<i32>, String) {
+/// Runs ttvm, and sends the signal as soon as ttvm handles it. Returns the exit code and the output.
+fn interrupted(directory: &Path, arguments: &[&str], signal: Signal) -> (Option<i32>, String) {
     let child = std::process::Command::new(env!("CARGO_BIN_EXE_ttvm"))
         .current_dir(directory)
         .args(arguments)
@@ -357,7 +358,7 @@ fn interrupted(directory: &Path, arguments: &[&str]) -> (Option<i32>, String) {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    interrupt(&child);
+    interrupt(&child, signal);
     let output = child.wait_with_output().unwrap();
     (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -372,10 +373,12 @@ fn an_interrupted_search_says_so_and_where_it_goes_on() {
     let (code, _, told) =
         ttvm(directory.path(), &[&record[..], &["--max-instructions", &length.to_string()]].concat());
     assert_eq!(code, 0, "{told}");
-    for options in [&[][..], &["--forward"], &["--all"]] {
+    let ways: [(&[&str], Signal); 3] =
+        [(&[], Signal::SIGINT), (&["--forward"], Signal::SIGTERM), (&["--all"], Signal::SIGHUP)];
+    for (options, signal) in ways {
         let search = [&["search", "r.ttvm", "break:0x12345"][..], options].concat();
         // On a busy host, a search may end before ^C comes, so the test tries several times.
-        let mut attempts = (0..20).map(|_| interrupted(directory.path(), &search));
+        let mut attempts = (0..20).map(|_| interrupted(directory.path(), &search, signal));
         let (code, out) = attempts.find(|(code, _)| *code != Some(1)).expect("one of them is in time");
         assert_eq!(code, Some(130), "{options:?}: {out}");
         let from = out.trim().strip_prefix("interrupted: go on with --from ");

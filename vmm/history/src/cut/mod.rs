@@ -37,6 +37,7 @@ use machine::engine::EngineKind;
 use machine::error::Error;
 use machine::notation::{Distance, PositionSpec};
 use machine::position::{Count, Instructions};
+use machine::starting_state::WriteProgress;
 use machine::{Machine, StartingState};
 use recording::{Cut, Recordable, Recording};
 
@@ -59,13 +60,15 @@ pub struct CutOut {
 }
 
 /// Makes a new recording of the last `last_ns` of guest time of `recording`, which does not change. The new folder must
-/// not exist. If `all_memory` is true, free pages are not left out. `poll` returns true to stop.
+/// not exist. If `all_memory` is true, free pages are not left out. `poll` returns true to stop the replays, and
+/// `compressing` to stop the writing of the starting state.
 pub fn cut_out_end(
     recording: &Recording<Instructions>,
     last_ns: u64,
     all_memory: bool,
     folder: &Path,
     poll: &mut Poll<'_>,
+    compressing: &mut WriteProgress<'_>,
 ) -> Result<CutOut, Error> {
     if !recording.manifest.machine.passthrough.is_empty() {
         let why = "the guest has devices of the host, whose state cannot be restored: the recording cannot begin in \
@@ -107,9 +110,9 @@ pub fn cut_out_end(
     let unread: Vec<u64> = start.disk_blocks().filter(|block| !blocks.contains(block)).collect();
     start.leave_out(free.iter().copied(), unread.into_iter());
     let cut = Cut { instructions: from.number(), free_pages: free.len() as u64 };
-    let mut again = Recordable::<Instructions>::going_on(EngineKind::SOFT, &small, start)?.cut_out(cut);
+    let mut again = Recordable::<Instructions>::going_on(EngineKind::SOFT, &small, start)?;
     let inputs = Remaining::new(recording, &snapshot, end)?;
-    again.record_in_empty(folder)?.run(inputs)?;
+    again.record_cut_in_empty(folder, cut, compressing)?.run(inputs)?;
     must_be_equal(&mut whole.machine, &mut again.machine, &free)?;
     let length = again.machine.moment().count;
     Ok(CutOut { cut, length, disk_blocks: blocks.len() as u64 })

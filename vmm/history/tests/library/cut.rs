@@ -16,7 +16,8 @@ use tiny_guest::{open, record, record_calls, replayed_from, typed};
 const ROUNDS: u32 = 30_000;
 
 fn cut(recording: &Recording<Instructions>, last_ns: u64, folder: &Path) -> CutOut {
-    cut_out_end(recording, last_ns, false, folder, &mut || false).unwrap_or_else(|error| panic!("{error}"))
+    cut_out_end(recording, last_ns, false, folder, &mut || false, &mut |_, _| false)
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The console output of a replay from `from` on. Checks that the replay is equal up to the recording's end.
@@ -100,7 +101,9 @@ fn what_is_cut_out_needs_no_image_and_takes_no_folder_that_is_there() {
     let (whole, _) = record(directory.path(), "r.ttvm", ROUNDS, Vec::new());
     let folder = directory.path().join("last.ttvm");
     cut(&whole, 50_000, &folder);
-    let again = cut_out_end(&whole, 50_000, false, &folder, &mut || false).unwrap_err().to_string();
+    let again = cut_out_end(&whole, 50_000, false, &folder, &mut || false, &mut |_, _| false)
+        .unwrap_err()
+        .to_string();
     assert!(again.contains("never overwrites"), "{again}");
     let Start::State { booted, .. } = &open(&folder).manifest.machine.start else {
         panic!("it starts in a state")
@@ -109,7 +112,8 @@ fn what_is_cut_out_needs_no_image_and_takes_no_folder_that_is_there() {
     printed(&open(&folder), Instructions(0));
 
     let stopped = directory.path().join("stopped.ttvm");
-    let error = cut_out_end(&open(&folder), 50_000, false, &stopped, &mut || true).unwrap_err();
+    let error =
+        cut_out_end(&open(&folder), 50_000, false, &stopped, &mut || true, &mut |_, _| false).unwrap_err();
     assert!(matches!(error, Error::Interrupted), "{error}");
     assert!(!stopped.exists());
 }

@@ -286,7 +286,8 @@ fn a_damaged_starting_state_is_refused_and_never_panics() {
 fn damage_starting_state(recording: &Recording<Instructions>, effort: Effort, damages: u32) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("start");
-    start_at(recording, Instructions(5_000)).unwrap().write(&file, Format::default(), effort).unwrap();
+    let start = start_at(recording, Instructions(5_000)).unwrap();
+    start.write(&file, Format::default(), effort, &mut |_, _| false).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     assert_eq!(bytes[8..12], if effort == Effort::Fast { [1, 0, 0, 0] } else { [2, 0, 0, 0] }, "the version");
     let pages = 4 << 20 >> 12;
@@ -303,7 +304,7 @@ fn damage_starting_state(recording: &Recording<Instructions>, effort: Effort, da
         if let Ok(start) = StartingState::parse(&change(&bytes, &mut numbers), Format::default(), pages, 0) {
             let again = tempfile::tempdir().unwrap();
             let again = again.path().join("start");
-            start.write(&again, Format::default(), effort).unwrap();
+            start.write(&again, Format::default(), effort, &mut |_, _| false).unwrap();
             assert!(std::fs::read(again).unwrap() == bytes);
         }
     }

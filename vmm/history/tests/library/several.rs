@@ -162,7 +162,8 @@ fn the_end_of_a_recording_takes_the_same_turns() {
         let (recording, end) = record(directory.path(), "r.ttvm", policy, random_turns(9, 500, 300));
         let folder = directory.path().join("end.ttvm");
         for last_ns in [40_000, 150_000] {
-            let cut = cut_out_end(&recording, last_ns, true, &folder, &mut || false).unwrap();
+            let cut =
+                cut_out_end(&recording, last_ns, true, &folder, &mut || false, &mut |_, _| false).unwrap();
             let cut_out = tiny_guest::open(&folder);
             let found = cut_out.log.end.clone().unwrap();
             assert_eq!(found.hashes.ram, end.hashes.ram, "{policy:?}, the last {last_ns} ns");
