@@ -188,6 +188,21 @@ fn refuse(tree: &Path, message: &Value, refused: &mut BTreeMap<u32, String>) -> 
             return Ok(());
         }
     }
+    // A `match` without one of its arms is wrong at its beginning. The compiler proposes an arm at its end.
+    if code == "E0004"
+        && let (Some(begin), Some(end)) = (spans.first(), proposal(message))
+    {
+        let name = begin["file_name"].as_str().context("a place is in a file")?;
+        let text = fs::read_to_string(tree.join(name))?;
+        let offset = |span: &Value| span["byte_start"].as_u64().map(|at| at as usize);
+        let part =
+            offset(begin).context("a place has an offset")?..offset(end).context("a place has an offset")?;
+        let found = rewrite::arms_within(&text, part);
+        if !found.is_empty() {
+            refused.extend(found.into_iter().map(|number| (number, code.to_owned())));
+            return Ok(());
+        }
+    }
     if code == "syntax" && spans.is_empty() {
         return Ok(()); // "aborting due to 3 previous errors"
     }
@@ -195,6 +210,12 @@ fn refuse(tree: &Path, message: &Value, refused: &mut BTreeMap<u32, String>) -> 
         "no mutant is where the compiler sees an error:\n{}",
         message["rendered"].as_str().unwrap_or_default()
     )
+}
+
+/// The place where the compiler proposes a change.
+fn proposal(message: &Value) -> Option<&Value> {
+    let notes = message["children"].as_array()?;
+    notes.iter().filter(|note| note["level"] == "help").find_map(|note| note["spans"].as_array()?.last())
 }
 
 fn programs(messages: &[Value]) -> Result<Vec<Program>> {

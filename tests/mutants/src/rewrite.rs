@@ -340,6 +340,16 @@ pub fn enclosing(text: &str, offset: usize) -> Vec<u32> {
     Vec::new()
 }
 
+/// The mutants that switch off an arm of a `match` in this part of the text.
+pub fn arms_within(text: &str, part: Range<usize>) -> Vec<u32> {
+    let part = &text[part];
+    let begins = part.match_indices("/*{").map(|(at, marker)| &part[at + marker.len()..]);
+    let arms = begins
+        .filter_map(|rest| rest.split_once("*/"))
+        .filter(|(_, code)| code.starts_with(" if crate::mutation"));
+    arms.flat_map(|(numbers, _)| numbers.split(',')).filter_map(|number| number.parse().ok()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -433,6 +443,21 @@ mod tests {
     fn a_chain_with_let_stays_as_it_is() {
         let body = "if let Some(a) = b && c {}";
         assert_eq!(rewritten(body, "BinaryOperator", "||", 20), format!("fn f() {{\n{body}\n}}"));
+    }
+
+    #[test]
+    fn arms_that_a_mutant_switches_off_are_found_in_a_part() {
+        let text = rewrite_two_arms();
+        let at = |what: &str| text.find(what).expect("it is there");
+        for (from, to, expected) in
+            [("match", "end", vec![7]), ("match", "a()", vec![]), ("b()", "end", vec![])]
+        {
+            assert_eq!(arms_within(&text, at(from)..at(to)), expected, "{from} {to}");
+        }
+    }
+
+    fn rewrite_two_arms() -> String {
+        rewritten("match a() { 1 => b(), _ => c }; end", "MatchArm", "", 13)
     }
 
     #[test]
