@@ -47,8 +47,8 @@ use refused_memory::SpokenRefusals;
 use views::visible::visible;
 
 use crate::verbs::{
-    checkpoints, completions, control, debug, doctor, drgn, dump, export_pcap, info, log, ls, man, pack,
-    record, relink, replay, reports, rm, run, search, state, symbols, trace, unpack, verify,
+    calls, checkpoints, completions, control, debug, doctor, drgn, dump, export_pcap, info, log, ls, man,
+    pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, unpack, values, verify,
 };
 
 #[global_allocator]
@@ -94,6 +94,8 @@ enum Verb {
     State(state::Args),
     Symbols(symbols::Args),
     Search(search::Args),
+    Calls(calls::Args),
+    Values(values::Args),
     Reports(reports::Args),
     Checkpoints(checkpoints::Args),
     Verify(verify::Args),
@@ -156,6 +158,8 @@ fn main() -> ExitCode {
         Verb::State(args) => state::run(args),
         Verb::Symbols(args) => symbols::run(args),
         Verb::Search(args) => search::run(args),
+        Verb::Calls(args) => calls::run(args),
+        Verb::Values(args) => values::run(args),
         Verb::Reports(args) => reports::run(args),
         Verb::Checkpoints(args) => checkpoints::run(args),
         Verb::Verify(args) => verify::run(args),

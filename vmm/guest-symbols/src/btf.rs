@@ -211,6 +211,11 @@ impl<'a> Btf<'a> {
         self.base_count() + 1..=self.base_count().saturating_add(self.records.len() as u32)
     }
 
+    /// Whether a type has this name.
+    pub(crate) fn has_name(&self, number: u32, name: &str) -> bool {
+        self.record(number).is_some_and(|record| self.is_named(record.name, name))
+    }
+
     /// A complete type. `None` if no type has this number.
     pub fn full(&self, number: u32) -> Option<Type<'a>> {
         let record = self.record(number)?;

@@ -42,6 +42,7 @@
 //! - [`messages`] reads the kernel's log, and [`reports`] finds panics, oopses and warnings in it.
 //! - [`vmcoreinfo`] reads the note in which the kernel describes itself to other tools.
 //! - [`boot`] distinguishes the kernels that a guest starts one after the other by kexec.
+//! - [`typed`] shows values of variables and arguments by their types.
 //! - [`free_pages()`] finds unused memory.
 //!
 //! This crate parses kallsyms, BTF and ORC itself, because these tables are in a guest's memory and not in files. The
@@ -71,6 +72,7 @@ mod symbols;
 pub mod tasks;
 #[cfg(test)]
 mod tests;
+pub mod typed;
 pub mod vmcoreinfo;
 pub mod vmlinux;
 

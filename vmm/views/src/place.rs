@@ -58,6 +58,12 @@ pub struct OfKernel {
     text: String,
 }
 
+impl std::fmt::Display for OfKernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
 impl From<KernelName> for OfKernel {
     fn from(name: KernelName) -> OfKernel {
         let text = name.to_string();

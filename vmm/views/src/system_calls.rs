@@ -226,7 +226,8 @@ fn text(address: u64, length: Option<u64>, read: &dyn Fn(u64, &mut [u8]) -> usiz
     format!("\"{}\"{rest}", bytes[..end.unwrap_or(count)].escape_ascii())
 }
 
-fn result_in_words(result: u64, is_address: bool) -> String {
+/// A result in words: the name of an error, or a number.
+pub(crate) fn result_in_words(result: u64, is_address: bool) -> String {
     let value = result as i64;
     if (LOWEST_ERROR..0).contains(&value) {
         let name = Errno::new(-value as i32).name();

@@ -1,5 +1,6 @@
 //! The verbs of the command line. Each file has a verb's arguments, and `run`, which executes it.
 
+pub mod calls;
 pub mod checkpoints;
 pub mod completions;
 pub mod control;
@@ -24,4 +25,5 @@ pub mod state;
 pub mod symbols;
 pub mod trace;
 pub mod unpack;
+pub mod values;
 pub mod verify;

@@ -1,0 +1,323 @@
+//! Lists all values that a variable had in a part of a recording: when each value was written, and by whom.
+//!
+//! A variable is a symbol or an address, with a type of the guest's kernel or a length. Fields, elements and pointers are
+//! followed once, at the end of the part. So the list is about one place in memory, also if a pointer changes.
+
+use std::fmt::{Display, Formatter, Result as Written};
+use std::ops::Range;
+use std::sync::Arc;
+
+use cpu::{AddressKind, WatchKind, Watchpoint};
+use guest_symbols::Symbols;
+use guest_symbols::btf::Btf;
+use guest_symbols::typed::{Describe, MOST_VALUE_BYTES, NamedType, TypeBytes, Variable};
+use history::timeline::{Filter, Hit, Poll, Stops, Timeline, TravelStop, Watch};
+use machine::error::Error;
+use machine::position::{Count, Instructions};
+use machine::{Machine, Processor};
+use serde::Serialize;
+
+use crate::filters::Filters;
+use crate::guest_kernel::{GuestKernel, GuestKernels};
+
+/// The length in bytes of a variable without a type and without a length, if its symbol is not smaller.
+const DEFAULT_BYTES: u64 = 8;
+
+/// The syntax of a variable.
+pub const VARIABLES: &str = "\
+Variables:
+  SYMBOL, ADDRESS          eight bytes, or a smaller symbol's size, as a number
+  ADDRESS:16               this number of bytes
+  (TYPE)SYMBOL.FIELD       a type of the guest's kernel, then .FIELD, ->FIELD and [NUMBER] as in C, as in
+                           (struct task_struct)init_task.comm or (struct list_head)modules.next";
+
+/// The variable whose values to list.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// The variable, in the notation of [`VARIABLES`].
+    pub variable: &'a str,
+    /// The filters of the writes.
+    pub filters: &'a Filters,
+    /// Whether to list writes that leave the value as it is, too.
+    pub all_writes: bool,
+    /// The largest number of writes in the list.
+    pub limit: usize,
+}
+
+/// The values of a variable.
+#[derive(Clone, Debug, Serialize)]
+pub struct Values {
+    /// The variable as the question named it.
+    pub variable: String,
+    /// The variable's address in hex.
+    pub address: String,
+    /// The variable's type, if known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// The value before the first write of the list. `None` if the variable's memory was not mapped.
+    pub first: Option<String>,
+    /// The writes, in the order of the run.
+    pub writes: Vec<Write>,
+    /// Steps executed to find the writes.
+    pub replayed: u64,
+    /// Whether there may be more writes than the limit.
+    pub is_cut: bool,
+    /// Whether the poll function ended the search.
+    pub interrupted: bool,
+    /// The position where an interrupted search can continue. The search has found all writes before this position.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub goes_on_at: Option<u64>,
+}
+
+/// A write of the variable.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Write {
+    /// The number of instructions executed before the writing instruction.
+    pub instruction: u64,
+    /// The guest's time after the write.
+    pub guest_seconds: f64,
+    /// The thread's number, if known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// The thread's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The number of the processor that wrote, if the machine has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processor: Option<usize>,
+    /// The function that wrote, with the offset of the next instruction, or the address of this instruction.
+    pub place: String,
+    /// The value after the write.
+    pub value: String,
+}
+
+/// A variable with its type, ready to be shown.
+struct Known<'a> {
+    variable: Variable,
+    types: Option<&'a Btf<'a>>,
+}
+
+impl Question<'_> {
+    /// Lists the values in this part of the recording. The timeline's position does not change, but its stops do.
+    pub fn answer(
+        &self,
+        timeline: &mut Timeline,
+        part: Range<Instructions>,
+        poll: &mut Poll<'_>,
+    ) -> Result<Values, Error> {
+        self.filters.check(timeline.machine())?;
+        if self.filters.longer_ns.is_some() {
+            return Err(Error::Usage("longer: is a filter for system calls only".to_string()));
+        }
+        let before = timeline.replayed_steps();
+        if timeline.seek(part.end, poll)? == TravelStop::Interrupted {
+            return Err(Error::Interrupted);
+        }
+        let kernels = Arc::new(GuestKernels::of(timeline, part.end, poll)?);
+        let machine = timeline.machine();
+        let kernel = kernels.at(machine);
+        let bytes = kernel.and_then(|kernel| TypeBytes::of_guest(machine, &kernel.symbols).ok());
+        let types = bytes.as_ref().and_then(|bytes| bytes.kernel().ok());
+        let known = self.known(&machine.running_processor(), kernel, types.as_ref())?;
+        let Variable { address, size, .. } = known.variable;
+        let size = u32::try_from(size).ok().filter(|&size| size > 0 && u64::from(size) <= MOST_VALUE_BYTES);
+        let size = size.ok_or_else(|| {
+            Error::Position(format!(
+                "'{}' has no bytes, or more than {MOST_VALUE_BYTES}: name a part",
+                self.variable
+            ))
+        })?;
+
+        timeline.seek(part.start, poll)?.unless_interrupted()?;
+        let kernel = kernels.at(timeline.machine()).or(kernels.all().last());
+        let first = known.shown(&timeline.machine().running_processor(), kernel);
+        let point = Watchpoint { space: AddressKind::Linear, address, length: size.into(), kind: WatchKind::Write };
+        let watch = Watch { point, changes_only: !self.all_writes, comparison: None };
+        timeline.set_stops(Stops {
+            watches: vec![watch],
+            only: self.only(kernels.clone()),
+            ..Stops::default()
+        });
+        let look = |machine: &Machine<Instructions>, hit: Hit| {
+            let processor =
+                machine.processor_at(hit.processor).unwrap_or_else(|| machine.running_processor());
+            self.write(&processor, hit, &known, &kernels)
+        };
+        let mut writes = Vec::new();
+        let mut hand_on = |mut rows: Vec<Write>| {
+            writes.append(&mut rows);
+            Ok(())
+        };
+        let rows = self.limit.saturating_add(1);
+        let edge = timeline.each_hit(part, rows, &look, &mut hand_on, poll)?.map(Count::number);
+        timeline.set_stops(Stops::default());
+        let is_cut = writes.len() > self.limit;
+        writes.truncate(self.limit);
+        Ok(Values {
+            variable: self.variable.to_string(),
+            address: format!("{address:#x}"),
+            kind: known.types.map(|types| types.spelled(known.variable.kind)),
+            first,
+            writes,
+            replayed: timeline.replayed_steps() - before,
+            is_cut,
+            interrupted: edge.is_some(),
+            goes_on_at: edge,
+        })
+    }
+
+    fn only(&self, kernels: Arc<GuestKernels>) -> Option<Filter> {
+        let filters = self.filters.clone();
+        if !filters.choose_threads() && !filters.choose_processors() {
+            return None;
+        }
+        Some(Filter::new(move |machine: &Machine<Instructions>| {
+            filters.admit_processor(machine.cpu().seat())
+                && (!filters.choose_threads() || filters.admit(kernels.thread(machine).as_ref()))
+        }))
+    }
+
+    fn write(
+        &self,
+        processor: &Processor<'_, Instructions>,
+        hit: Hit,
+        known: &Known<'_>,
+        kernels: &GuestKernels,
+    ) -> Write {
+        let machine = processor.machine();
+        let kernel = kernels.at(machine);
+        let thread = kernel.and_then(|kernel| kernel.thread(processor));
+        let rip = processor.linear_rip();
+        let place = kernel.and_then(|kernel| kernel.symbols.name_of(rip));
+        Write {
+            instruction: hit.before.number(),
+            guest_seconds: machine.moment().time_ns as f64 / 1e9,
+            pid: thread.as_ref().map(|thread| thread.id),
+            name: thread.map(|thread| thread.name),
+            processor: (machine.processors() > 1).then(|| processor.number()),
+            place: place.map_or_else(|| format!("{rip:#x}"), |(name, offset)| format!("{name}+{offset:#x}")),
+            value: known.shown(processor, kernel).unwrap_or_else(|| "not mapped".to_string()),
+        }
+    }
+
+    /// Parses the variable, and follows its fields and pointers in the machine's present state.
+    fn known<'a>(
+        &self,
+        processor: &Processor<'_, Instructions>,
+        kernel: Option<&GuestKernel>,
+        types: Option<&'a Btf<'a>>,
+    ) -> Result<Known<'a>, Error> {
+        let symbols = kernel.map(|kernel| &*kernel.symbols);
+        let text = self.variable.trim();
+        let wrong = |why: String| Error::Position(format!("'{text}': {why}"));
+        let Some(inner) = text.strip_prefix('(') else {
+            let variable = untyped(text, symbols).ok_or_else(|| wrong(unknown(text)))?;
+            return Ok(Known { variable, types: None });
+        };
+        let no_close = || wrong("a '(' has no ')'".to_string());
+        let (name, rest) = inner.split_once(')').ok_or_else(no_close)?;
+        let types = types.ok_or_else(|| {
+            wrong(
+                "the guest's kernel has no type information (CONFIG_DEBUG_INFO_BTF): write ADDRESS:LENGTH"
+                    .to_string(),
+            )
+        })?;
+        let kind = types
+            .type_named(name)
+            .ok_or_else(|| wrong(format!("the guest's kernel has no type '{name}'")))?;
+        let end = rest.find(|letter| ".[-".contains(letter)).unwrap_or(rest.len());
+        let (base, path) = rest.trim().split_at(end.min(rest.trim().len()));
+        let (address, _) = place(base, symbols).ok_or_else(|| wrong(unknown(base)))?;
+        // A type that is only declared has no size, but a pointer or a field may follow.
+        let size = types.size_of(kind).unwrap_or(0);
+        let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
+        let variable =
+            types.follow(Variable { address, size, kind, bits: None }, path, &read).map_err(wrong)?;
+        Ok(Known { variable, types: Some(types) })
+    }
+}
+
+fn unknown(name: &str) -> String {
+    format!("'{name}' is neither an address nor a symbol of the guest's kernel")
+}
+
+/// The address of a symbol or of a number, and the symbol's size if there is one.
+fn place(text: &str, symbols: Option<&Symbols>) -> Option<(u64, Option<u64>)> {
+    if let Some(address) = history::timeline::number(text) {
+        return Some((address, None));
+    }
+    let symbol = symbols?.named(text)?;
+    Some((symbol.address, Some(symbol.size)))
+}
+
+/// A variable without a type: a place with or without a length.
+fn untyped(text: &str, symbols: Option<&Symbols>) -> Option<Variable> {
+    let (base, length) = match text.split_once(':') {
+        Some((base, length)) => (base, Some(history::timeline::number(length)?)),
+        None => (text, None),
+    };
+    let (address, symbol_size) = place(base, symbols)?;
+    let size = length.unwrap_or_else(|| {
+        symbol_size.filter(|&size| size > 0).map_or(DEFAULT_BYTES, |size| size.min(DEFAULT_BYTES))
+    });
+    Some(Variable { address, size, kind: NamedType { number: 0, pointers: 0 }, bits: None })
+}
+
+impl Known<'_> {
+    /// The present value in words. `None` if the variable's memory is not mapped.
+    fn shown(&self, processor: &Processor<'_, Instructions>, kernel: Option<&GuestKernel>) -> Option<String> {
+        let mut bytes = vec![0; self.variable.size.min(MOST_VALUE_BYTES) as usize];
+        if processor.peek(self.variable.address, &mut bytes) != bytes.len() {
+            return None;
+        }
+        let symbol = |address| {
+            let (name, offset) = kernel?.symbols.name_of(address)?;
+            Some(if offset == 0 { name.to_string() } else { format!("{name}+{offset:#x}") })
+        };
+        let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
+        Some(match self.types {
+            Some(types) => types.shown(&self.variable, &bytes, &Describe { read: &read, symbol: &symbol }),
+            None => in_hex(&bytes),
+        })
+    }
+}
+
+/// At most eight bytes as a number, and more bytes as digits in the order of memory.
+fn in_hex(bytes: &[u8]) -> String {
+    if bytes.len() <= 8 {
+        let number = bytes.iter().rev().fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
+        return format!("{number:#x}");
+    }
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Display for Write {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Written {
+        write!(f, "insn:{}  {:.9} s", self.instruction, self.guest_seconds)?;
+        if let (Some(pid), Some(name)) = (self.pid, &self.name) {
+            write!(f, "  {pid} ({name})")?;
+        }
+        if let Some(processor) = self.processor {
+            write!(f, "  on processor {processor}")?;
+        }
+        write!(f, "  {}  {}", self.place, self.value)
+    }
+}
+
+/// The text for people.
+impl Display for Values {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Written {
+        let kind = self.kind.as_ref().map(|kind| format!("{kind} ")).unwrap_or_default();
+        let first = self.first.as_deref().unwrap_or("not mapped");
+        let mut lines = vec![format!("{kind}{} at {}, at first {first}", self.variable, self.address)];
+        lines.extend(self.writes.iter().map(Write::to_string));
+        if let Some(at) = self.goes_on_at {
+            lines.push(format!("interrupted: go on with --from insn:{at}"));
+        } else if self.writes.is_empty() {
+            lines.push("not written in that part of the recording".to_string());
+        } else if self.is_cut {
+            lines.push(format!("these are the first {} writes: use --limit for more", self.writes.len()));
+        }
+        f.write_str(&lines.join("\n"))
+    }
+}
