@@ -19,7 +19,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use nix::sys::resource::{Resource, setrlimit};
 
-use crate::build::Built;
+use crate::build::{Built, Program};
 use crate::list::{Genre, Mutant};
 use crate::run::Verdict;
 
@@ -43,6 +43,9 @@ struct Arguments {
     /// Packages whose tests are run too. The tests of a mutant's own package always run.
     #[arg(long, value_delimiter = ',')]
     also: Vec<String>,
+    /// Of the packages of --also, only tests whose names contain this text.
+    #[arg(long, default_value = "")]
+    also_tests: String,
     /// Processes that run tests at the same time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -127,7 +130,10 @@ fn judge(
     let (package, jobs) = (&mutants[0].1.package, arguments.jobs);
     let is_tried = |of: &String| of == package || arguments.also.contains(of);
     let programs = built.programs.iter().filter(|program| is_tried(&program.package));
-    let tests = run::tests(work, &programs.collect::<Vec<_>>(), jobs)?;
+    let is_wanted = |program: &Program, name: &str| {
+        program.package == *package || name.contains(arguments.also_tests.as_str())
+    };
+    let tests = run::tests(work, &programs.collect::<Vec<_>>(), &is_wanted, jobs)?;
     eprintln!("{package}: {} mutants, {} tests", mutants.len(), tests.len());
     let done = AtomicUsize::new(0);
     let judged = run::in_parallel(jobs, mutants, |worker, &(number, mutant)| {

@@ -65,13 +65,20 @@ pub fn in_parallel<T: Sync, R: Send>(
     results.into_inner().expect("no job panics").into_values().collect()
 }
 
-/// Runs every test of the programs in a process of its own, twice. The first run measures its time, and the second
+/// Runs every wanted test of the programs in a process of its own, twice. The first run measures its time, and the second
 /// finds the places that it reaches.
-pub fn tests<'a>(work: &Path, programs: &[&'a Program], jobs: usize) -> Result<Vec<Test<'a>>> {
+pub fn tests<'a>(
+    work: &Path,
+    programs: &[&'a Program],
+    is_wanted: &dyn Fn(&Program, &str) -> bool,
+    jobs: usize,
+) -> Result<Vec<Test<'a>>> {
     let mut names = Vec::new();
     for &program in programs {
         let ignored = list(program, &["--ignored"])?;
-        names.extend(list(program, &[])?.difference(&ignored).map(|name| (program, name.clone())));
+        let all = list(program, &[])?;
+        let wanted = all.difference(&ignored).filter(|name| is_wanted(program, name));
+        names.extend(wanted.map(|name| (program, name.clone())));
     }
     let tests = in_parallel(jobs, &names, |worker, (program, name)| first_run(work, worker, program, name));
     let tests = tests.into_iter().collect::<Result<Vec<_>>>()?;
@@ -86,7 +93,7 @@ fn list(program: &Program, options: &[&str]) -> Result<BTreeSet<String>> {
 }
 
 fn first_run<'a>(work: &Path, worker: usize, program: &'a Program, name: &str) -> Result<Option<Test<'a>>> {
-    let patience = Duration::from_secs(30);
+    let patience = Duration::from_secs(120);
     let started = Instant::now();
     let outcome = run(work, worker, program, &[name], ("MUTANT", "0".as_ref()), patience)?;
     let time = started.elapsed();

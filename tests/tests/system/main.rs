@@ -31,6 +31,7 @@ mod other_tools;
 mod passthrough;
 mod processors;
 mod processors_shown;
+mod questions;
 mod readme;
 mod recordings;
 mod seeks;

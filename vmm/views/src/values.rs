@@ -131,7 +131,8 @@ impl Question<'_> {
         timeline.seek(part.start, poll)?.unless_interrupted()?;
         let kernel = kernels.at(timeline.machine()).or(kernels.all().last());
         let first = known.shown(&timeline.machine().running_processor(), kernel);
-        let point = Watchpoint { space: AddressKind::Linear, address, length: size.into(), kind: WatchKind::Write };
+        let point =
+            Watchpoint { space: AddressKind::Linear, address, length: size.into(), kind: WatchKind::Write };
         let watch = Watch { point, changes_only: !self.all_writes, comparison: None };
         timeline.set_stops(Stops {
             watches: vec![watch],

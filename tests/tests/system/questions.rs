@@ -1,0 +1,183 @@
+//! Questions over a whole run, compared with what the guest's own tracer (ftrace) printed during the same run.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use machine::config::MachineOptions;
+use machine::script::Script;
+use serde_json::Value;
+use tests::guests::{Artefact, BUSYBOX, CLOUD, Guest, SID, linux_options, with_files};
+use tests::program::{json, run};
+use tests::record::record;
+
+/// The traced functions: called directly, through pointers, by tail calls, and in interrupts.
+const FUNCTIONS: [&str; 7] = [
+    "do_sys_openat2",
+    "vfs_read",
+    "vfs_write",
+    "wake_up_new_task",
+    "do_exit",
+    // The handler of the timer's tick, in older and newer kernels.
+    "tick_sched_timer",
+    "tick_nohz_handler",
+];
+
+/// Prints the trace of some commands between two lines of marks. Sets the host's name several times.
+fn script() -> String {
+    let functions = FUNCTIONS.join(" ");
+    format!(
+        "#!/bin/sh
+mount -t tracefs none /sys/kernel/tracing
+cd /sys/kernel/tracing
+echo 20000 > buffer_size_kb
+for f in {functions}; do echo $f >> set_ftrace_filter; done 2> /dev/null
+echo 1 > events/syscalls/sys_exit_openat/enable
+echo function > current_tracer
+hostname first
+cat /init /nowhere > /dev/null
+(sleep 0.02; ls -l /proc > /dev/null) &
+ls / | sort | tail -n 2 > /tmp/x
+hostname second-name
+wait
+echo 0 > tracing_on
+hostname third
+echo TRACE BEGINS
+cat trace
+echo TRACE ENDS
+"
+    )
+}
+
+fn record_traced(directory: &Path, kernel: &Artefact, initrd: &Artefact) -> String {
+    let (root, to) = (directory.join("root"), directory.join("initrd.gz"));
+    std::fs::create_dir(&root).expect("the folder is ours");
+    std::fs::write(root.join("ask"), script()).expect("the folder is ours");
+    std::fs::set_permissions(root.join("ask"), Permissions::from_mode(0o755)).expect("the file is ours");
+    with_files(initrd, &root, &to);
+    let options = linux_options(kernel, initrd, "ttvm.run=/ask", 256);
+    let guest = Guest::new(&MachineOptions { initrd: Some(to), ..options });
+    let mut script = Script::silent();
+    record(&guest, &directory.join("r.ttvm"), &mut script);
+    script.text().to_string()
+}
+
+/// A traced call: thread, function, and the function that called.
+type Traced = (u64, String, String);
+
+/// The calls of a trace, and the results of openat. A line of a call looks like this:
+/// `cat-91 [000] ..... 1.6: vfs_read <-ksys_read`.
+fn read_trace(console: &str) -> (Vec<Traced>, Vec<i64>) {
+    let trace = console.split("TRACE BEGINS").nth(1).and_then(|rest| rest.split("TRACE ENDS").next());
+    let trace = trace.unwrap_or_else(|| panic!("there is no trace: {console}"));
+    let (mut calls, mut results) = (Vec::new(), Vec::new());
+    for line in trace.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let (head, what) = line.split_once(": ").unwrap_or_else(|| panic!("{line}"));
+        let pid = head.split(" [").next().and_then(|thread| thread.trim().rsplit_once('-'));
+        let pid = pid.and_then(|(_, pid)| pid.parse().ok()).unwrap_or_else(|| panic!("{line}"));
+        if let Some(result) = what.strip_prefix("sys_openat -> ") {
+            let value = u64::from_str_radix(result.trim_start_matches("0x"), 16);
+            results.push(value.unwrap_or_else(|_| panic!("{line}")) as i64);
+        } else if let Some((function, caller)) = what.split_once(" <-") {
+            calls.push((pid, function.to_string(), caller.to_string()));
+        }
+    }
+    (calls, results)
+}
+
+fn text<'a>(call: &'a Value, key: &str) -> &'a str {
+    call[key].as_str().unwrap_or_else(|| panic!("{key} of {call}"))
+}
+
+fn is_as_traced(kernel: &Artefact, initrd: &Artefact) {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let console = record_traced(directory.path(), kernel, initrd);
+    let (traced, results) = read_trace(&console);
+    assert!(traced.len() > 100 && results.len() > 5, "{console}");
+    let ask =
+        |arguments: &[&str]| json(directory.path(), &[arguments, &["--json", "--limit", "100000"]].concat());
+
+    let mut compared = 0;
+    for function in FUNCTIONS {
+        let expected: Vec<(u64, &str)> =
+            traced.iter().filter(|call| call.1 == function).map(|call| (call.0, call.2.as_str())).collect();
+        if expected.is_empty() {
+            continue;
+        }
+        compared += 1;
+        let answer = ask(&["calls", "r.ttvm", function]);
+        let calls = answer["calls"].as_array().expect("a list");
+        let caller = |call| text(call, "caller").split('+').next().expect("there is a first part");
+        let found: Vec<(u64, &str)> =
+            calls.iter().map(|call| (call["pid"].as_u64().expect("a thread"), caller(call))).collect();
+        // The function is called before and after the trace, too.
+        let at = found.windows(expected.len()).position(|part| part == expected);
+        assert!(at.is_some(), "{function}:\n{expected:?}\nis not in\n{found:?}");
+        let open = calls.iter().filter(|call| call.get("returned").is_none());
+        let may_not_return = if function == "do_exit" { calls.len() } else { 1 };
+        assert!(open.count() <= may_not_return, "{function} returns");
+    }
+
+    assert!(compared >= FUNCTIONS.len() - 1, "{compared} functions were traced");
+
+    let answer = ask(&["calls", "r.ttvm", "do_sys_openat2"]);
+    let opened: Vec<i64> = answer["calls"].as_array().expect("a list").iter().map(result_of).collect();
+    let at = opened.windows(results.len()).position(|part| part == results);
+    assert!(at.is_some(), "{results:?} is not in {opened:?}");
+    let names: Vec<&str> = answer["calls"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|call| text(&call["arguments"][1], "value"))
+        .collect();
+    assert!(names.iter().any(|name| name.ends_with("\"/nowhere\"")), "{names:?}");
+
+    let answer = ask(&["values", "r.ttvm", "(struct uts_namespace)init_uts_ns.name.nodename"]);
+    let mut names: Vec<&str> =
+        answer["writes"].as_array().expect("a list").iter().map(|write| text(write, "value")).collect();
+    names.retain(|name| ["\"first\"", "\"second-name\"", "\"third\""].contains(name));
+    assert_eq!(names, ["\"first\"", "\"second-name\"", "\"third\""], "{answer}");
+}
+
+/// The result of a call that returns a number or the name of an error.
+fn result_of(call: &Value) -> i64 {
+    match text(&call["returned"], "value") {
+        "-ENOENT" => -2,
+        number => number.parse().unwrap_or_else(|_| panic!("{call}")),
+    }
+}
+
+#[test]
+fn calls_and_values_are_as_the_guest_traced_them() {
+    is_as_traced(&CLOUD, &BUSYBOX);
+}
+
+#[test]
+fn calls_and_values_are_as_a_newer_guest_traced_them() {
+    let [kernel, busybox] = &SID;
+    if !kernel.exists() {
+        return skip::test("the kernel is not there; guest-images/newer-kernels says why");
+    }
+    is_as_traced(kernel, busybox);
+}
+
+#[test]
+fn questions_that_make_no_sense_get_a_sentence() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let path = directory.path().join("r.ttvm");
+    tests::shared::record_boot(&path);
+    for (arguments, sentence) in [
+        (&["calls", "r.ttvm", "no_such_function"][..], "is no function of the guest's kernel"),
+        (&["calls", "r.ttvm", "*"], "write a longer pattern"),
+        (&["calls", "r.ttvm", "vfs_read", "longer:1ms"], "for system calls only"),
+        (&["values", "r.ttvm", "no_such_variable"], "neither an address nor a symbol"),
+        (&["values", "r.ttvm", "(struct nothing)init_task"], "has no type 'struct nothing'"),
+        (&["values", "r.ttvm", "(struct task_struct)init_task.nothing"], "has no field 'nothing'"),
+        (&["values", "r.ttvm", "(struct task_struct)init_task"], "has no bytes, or more than 4096"),
+        (&["values", "r.ttvm", "(struct task_struct)init_task.mm->pgd"], "is NULL"),
+        (&["values", "r.ttvm", "(struct task_struct)init_task.comm[16]"], "has no element 16"),
+    ] {
+        let (code, out, told) = run(directory.path(), arguments);
+        assert!(code != Some(0) && told.contains(sentence), "{arguments:?}: {code:?} {out} {told}");
+    }
+}
