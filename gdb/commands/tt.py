@@ -29,6 +29,8 @@ CALL = re.compile(r"[a-z_*?][a-z0-9_*?]*")
 POINT = re.compile(r"\d+(?:\.\d+)?\s[^\n]*?(0x[0-9a-f]{16})\b")
 # A line of `monitor mappings`: start and end address, rights, offset in the file, file.
 MAPPED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) (.+)")
+# Bytes of memory in hex.
+BYTES = re.compile(r"(?:[0-9a-f]{2})+")
 # Memory, a comparison, and a value. The ">" of "->" is no comparison.
 COMPARED = re.compile(r"(.*?\S)(?:\s*(==|!=|<=|>=)\s*|\s+([<>])\s+)(\S.*)")
 
@@ -370,6 +372,64 @@ process or thread, and cpu:N a processor. The current position stays. ^C stops t
 
     def invoke(self, argument, from_tty):
         say(ask("search " + target(argument)))
+
+
+class Calls(Verb):
+    """List the calls of a function, with arguments, results and callers: tt calls FUNCTION [FILTER...] [FROM TO]
+
+Examples:
+  tt calls vfs_read
+  tt calls ext4_* comm:cat -1s end
+
+FUNCTION is a function of the guest's kernel, a pattern, or an expression with an address, such as &main. Filters are
+pid:N, comm:NAME and cpu:N. "tt goto hit:N" goes to a call of the list. The current position stays. ^C stops the search."""
+
+    verb = "calls"
+    completer = gdb.COMPLETE_SYMBOL
+
+    def invoke(self, argument, from_tty):
+        function, blank, rest = argument.strip().partition(" ")
+        if not NAME.fullmatch(function) and "*" not in function:
+            function = "%#x" % code_address(function)
+        say(ask("calls " + function + blank + rest))
+
+
+class Values(Verb):
+    """List all values of a variable, when each was written, and by whom: tt values EXPRESSION
+
+Examples:
+  tt values jiffies_64
+  tt values init_task.comm
+  tt values (struct task_struct)init_task.comm
+
+EXPRESSION is a variable that gdb knows, or one of the kernel's types with a symbol, as in the last example. Pointers are
+followed here. "tt goto hit:N" goes to a write of the list. The current position stays. ^C stops the search."""
+
+    verb = "values"
+    completer = gdb.COMPLETE_EXPRESSION
+
+    def invoke(self, argument, from_tty):
+        try:
+            value = gdb.parse_and_eval(argument)
+            known = value.address is not None and value.type.code != gdb.TYPE_CODE_ERROR
+        except gdb.error:
+            known = False  # ttvm knows names and types that gdb may not know.
+        if not known or not value.type.sizeof:
+            say(ask("values " + argument))
+            return
+        heading, _, rest = ask("values bytes %#x:%d" % (int(value.address), value.type.sizeof)).partition("\n")
+        first = heading.partition(", at first ")[2]
+        say("%s %s at %#x, at first %s\n" % (value.type, argument, int(value.address), shown(first, value.type)))
+        for line in rest.splitlines():
+            place, _, digits = line.rpartition("  ")
+            say(place + "  " + shown(digits, value.type) + "\n" if BYTES.fullmatch(digits) else line + "\n")
+
+
+def shown(digits, kind):
+    """A value of a type as gdb shows it, from its bytes in hex. Other texts stay as they are."""
+    if not BYTES.fullmatch(digits):
+        return digits
+    return gdb.Value(bytes.fromhex(digits), kind).format_string(max_elements=64)
 
 
 class Mark(Verb):
@@ -818,7 +878,7 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
+for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, Calls, Values, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
     command()
 for command in (Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
     command()

@@ -55,6 +55,10 @@ const COMMANDS: &[(i32, &str)] = &[
     // any fork takes.
     (0, "search R.ttvm syscall longer:10us comm:sh --all"),
     (0, "search R.ttvm vector:14 --all --limit 20"),
+    (0, "calls R.ttvm do_sys_openat2 --limit 5"),
+    (0, "calls R.ttvm vfs_* comm:sh --from 50% --json"),
+    (0, "values R.ttvm jiffies_64 --limit 5"),
+    (0, "values R.ttvm (struct task_struct)init_task.comm"),
     (0, "state R.ttvm --at last-syscall --memory 0:16 --processes --backtrace --dmesg"),
     (0, "reports R.ttvm --json"),
     (0, "dump R.ttvm --at 95% -o vmcore"),

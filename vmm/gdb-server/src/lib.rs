@@ -40,6 +40,7 @@ mod level;
 mod monitor;
 mod processes;
 mod progress;
+mod questions;
 mod registers;
 mod sessions;
 mod stepping;

@@ -40,6 +40,9 @@ monitor forward-to WHAT             go forward to just after WHAT happens next
                                     and cpu:N a processor
 monitor traps CONDITION [FROM TO]   list all places where a condition holds; goto hit:N goes to one
 monitor search CONDITION            show where a condition held last and holds next
+monitor calls FUNCTION [FROM TO]    list the calls of a function with arguments and results; goto hit:N goes to one
+monitor values VARIABLE [FROM TO]   list all values of a variable, such as jiffies_64, 0x1000:8 or
+                                    (struct task_struct)init_task.comm; goto hit:N goes to one
 monitor mark [NAME]                 name this position, or list the names
 monitor checkpoint                  add a checkpoint here, so the next session gets here fast
 monitor console [LINES]             show the guest's console at this position
@@ -82,6 +85,8 @@ impl GdbTarget<'_> {
             "forward-to" => self.travel_to(rest, Direction::Forward, poll),
             "traps" => self.list_hits(rest, poll),
             "search" => self.search(rest, poll),
+            "calls" => self.calls(rest, poll),
+            "values" => self.values(rest, poll),
             "mark" => self.mark(rest),
             "checkpoint" => self.add_checkpoint(),
             "console" => Ok(self.console(rest)),
@@ -161,7 +166,7 @@ impl GdbTarget<'_> {
 
     /// Resolves a position. Besides the usual notations, the text may be a mark or the number of a listed hit of this
     /// session.
-    fn place(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<Instructions, Refusal> {
+    pub(super) fn place(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<Instructions, Refusal> {
         if let Some(name) = text.strip_prefix("mark:") {
             let none = || Refusal::new(format!("there is no mark '{name}'"));
             return self.marks.get(name).copied().ok_or_else(none);

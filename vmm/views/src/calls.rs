@@ -168,8 +168,7 @@ struct End {
 type Bytes = Option<TypeBytes>;
 
 impl Question<'_> {
-    /// Lists the calls that begin in this part of the recording. The timeline's position does not change, but its stops
-    /// do.
+    /// Lists the calls that begin in this part of the recording. Changes the timeline's position and stops.
     pub fn answer(
         &self,
         timeline: &mut Timeline,

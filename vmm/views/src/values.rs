@@ -40,6 +40,8 @@ pub struct Question<'a> {
     pub filters: &'a Filters,
     /// Whether to list writes that leave the value as it is, too.
     pub all_writes: bool,
+    /// Whether values are shown as their bytes in hex, in the order of memory.
+    pub as_bytes: bool,
     /// The largest number of writes in the list.
     pub limit: usize,
 }
@@ -94,11 +96,12 @@ pub struct Write {
 /// A variable with its type, ready to be shown.
 struct Known<'a> {
     variable: Variable,
+    as_bytes: bool,
     types: Option<&'a Btf<'a>>,
 }
 
 impl Question<'_> {
-    /// Lists the values in this part of the recording. The timeline's position does not change, but its stops do.
+    /// Lists the values in this part of the recording. Changes the timeline's position and stops.
     pub fn answer(
         &self,
         timeline: &mut Timeline,
@@ -213,7 +216,7 @@ impl Question<'_> {
         let wrong = |why: String| Error::Position(format!("'{text}': {why}"));
         let Some(inner) = text.strip_prefix('(') else {
             let variable = untyped(text, symbols).ok_or_else(|| wrong(unknown(text)))?;
-            return Ok(Known { variable, types: None });
+            return Ok(Known { variable, as_bytes: self.as_bytes, types: None });
         };
         let no_close = || wrong("a '(' has no ')'".to_string());
         let (name, rest) = inner.split_once(')').ok_or_else(no_close)?;
@@ -234,7 +237,7 @@ impl Question<'_> {
         let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
         let variable =
             types.follow(Variable { address, size, kind, bits: None }, path, &read).map_err(wrong)?;
-        Ok(Known { variable, types: Some(types) })
+        Ok(Known { variable, as_bytes: self.as_bytes, types: Some(types) })
     }
 }
 
@@ -277,6 +280,7 @@ impl Known<'_> {
         };
         let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
         Some(match self.types {
+            _ if self.as_bytes => digits(&bytes),
             Some(types) => types.shown(&self.variable, &bytes, &Describe { read: &read, symbol: &symbol }),
             None => in_hex(&bytes),
         })
@@ -289,6 +293,10 @@ fn in_hex(bytes: &[u8]) -> String {
         let number = bytes.iter().rev().fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
         return format!("{number:#x}");
     }
+    digits(bytes)
+}
+
+fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -305,12 +313,19 @@ impl Display for Write {
     }
 }
 
+impl Values {
+    /// The variable with its first value, as text.
+    pub fn heading(&self) -> String {
+        let kind = self.kind.as_ref().map(|kind| format!("{kind} ")).unwrap_or_default();
+        let first = self.first.as_deref().unwrap_or("not mapped");
+        format!("{kind}{} at {}, at first {first}", self.variable, self.address)
+    }
+}
+
 /// The text for people.
 impl Display for Values {
     fn fmt(&self, f: &mut Formatter<'_>) -> Written {
-        let kind = self.kind.as_ref().map(|kind| format!("{kind} ")).unwrap_or_default();
-        let first = self.first.as_deref().unwrap_or("not mapped");
-        let mut lines = vec![format!("{kind}{} at {}, at first {first}", self.variable, self.address)];
+        let mut lines = vec![self.heading()];
         lines.extend(self.writes.iter().map(Write::to_string));
         if let Some(at) = self.goes_on_at {
             lines.push(format!("interrupted: go on with --from insn:{at}"));

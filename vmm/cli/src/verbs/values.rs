@@ -67,7 +67,8 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let mut wait = Wait::on(&timeline)?;
     let (from, to) = stretch(&mut timeline, args.from, args.to, &mut wait)?;
     let (variable, all_writes) = (args.variable.as_str(), args.all_writes);
-    let question = Question { variable, filters: &filters, all_writes, limit: args.limit.get() };
+    let question =
+        Question { variable, filters: &filters, all_writes, as_bytes: false, limit: args.limit.get() };
     let found = question.answer(&mut timeline, from..to, &mut || wait.poll())?;
     drop(wait);
     crate::output::print(&if args.json {

@@ -19,6 +19,7 @@ mod orc;
 mod reports;
 mod switched_out;
 mod tasks;
+mod typed;
 mod vmlinux;
 
 pub(super) const BASE: u64 = 0xffff_ffff_9aa0_0000;
