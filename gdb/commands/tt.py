@@ -425,6 +425,22 @@ followed here. "tt goto hit:N" goes to a write of the list. The current position
             say(place + "  " + shown(digits, value.type) + "\n" if BYTES.fullmatch(digits) else line + "\n")
 
 
+class Diff(Verb):
+    """Compare the guest at two positions, or at a position and here: tt diff POS [POS]
+
+Examples:
+  tt diff -1s
+  tt diff fault panic
+
+Shows registers, processes, variables of the kernel, memory by its use, disk blocks, and the console's new text. The current
+position stays."""
+
+    verb = "diff"
+
+    def invoke(self, argument, from_tty):
+        say(ask("diff " + argument))
+
+
 def shown(digits, kind):
     """A value of a type as gdb shows it, from its bytes in hex. Other texts stay as they are."""
     if not BYTES.fullmatch(digits):
@@ -878,7 +894,7 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, Calls, Values, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
+for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, Calls, Values, Diff, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
     command()
 for command in (Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
     command()

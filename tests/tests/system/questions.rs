@@ -161,6 +161,32 @@ fn calls_and_values_are_as_a_newer_guest_traced_them() {
     is_as_traced(kernel, busybox);
 }
 
+/// A process that ends between two positions is gone, and the objects of its kind differ.
+#[test]
+fn a_difference_has_the_process_that_ended_and_the_text_that_it_printed() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    tests::shared::record_boot(&directory.path().join("r.ttvm"));
+    let ended = json(directory.path(), &["calls", "r.ttvm", "do_exit", "comm:cat", "--json"]);
+    let (at, pid) = (&ended["calls"][0]["instruction"], &ended["calls"][0]["pid"]);
+    let compare = |to: &str| json(directory.path(), &["diff", "r.ttvm", &format!("insn:{at}"), to, "--json"]);
+    let difference = compare("+10e6");
+    let tasks = difference["tasks"].as_array().expect("the kernel is known");
+    let gone = tasks.iter().find(|task| task["pid"] == *pid).unwrap_or_else(|| panic!("{tasks:?}"));
+    assert_eq!((gone["old"].as_str(), gone.get("new")), (Some("cat"), None), "{gone}");
+    let memory = difference["memory"].as_array().expect("a list");
+    let group = |what: &str| memory.iter().find(|group| group["what"] == what);
+    assert!(
+        group("objects of task_struct").is_some_and(|group| group["objects"].as_u64() > Some(0)),
+        "{memory:?}"
+    );
+    assert!(group("memory of unknown use").is_none(), "{memory:?}");
+    assert!(difference["variables_changed"].as_u64() > Some(5), "{difference}");
+    let text = difference["console"].as_str().expect("the console grew");
+    assert!(text.contains("# "), "{text}");
+    let nothing = compare("+0");
+    assert!(nothing["pages_changed"] == 0 && nothing["registers"] == serde_json::json!([]), "{nothing}");
+}
+
 #[test]
 fn questions_that_make_no_sense_get_a_sentence() {
     let directory = tempfile::tempdir().expect("a temporary folder");

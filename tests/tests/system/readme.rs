@@ -57,6 +57,7 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "search R.ttvm vector:14 --all --limit 20"),
     (0, "calls R.ttvm do_sys_openat2 --limit 5"),
     (0, "calls R.ttvm vfs_* comm:sh --from 50% --json"),
+    (0, "diff R.ttvm 50% end"),
     (0, "values R.ttvm jiffies_64 --limit 5"),
     (0, "values R.ttvm (struct task_struct)init_task.comm"),
     (0, "state R.ttvm --at last-syscall --memory 0:16 --processes --backtrace --dmesg"),

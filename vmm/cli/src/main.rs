@@ -47,8 +47,9 @@ use refused_memory::SpokenRefusals;
 use views::visible::visible;
 
 use crate::verbs::{
-    calls, checkpoints, completions, control, debug, doctor, drgn, dump, export_pcap, info, log, ls, man,
-    pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, unpack, values, verify,
+    calls, checkpoints, completions, control, debug, diff, doctor, drgn, dump, export_pcap, info, log, ls,
+    man, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, unpack, values,
+    verify,
 };
 
 #[global_allocator]
@@ -96,6 +97,7 @@ enum Verb {
     Search(search::Args),
     Calls(calls::Args),
     Values(values::Args),
+    Diff(diff::Args),
     Reports(reports::Args),
     Checkpoints(checkpoints::Args),
     Verify(verify::Args),
@@ -160,6 +162,7 @@ fn main() -> ExitCode {
         Verb::Search(args) => search::run(args),
         Verb::Calls(args) => calls::run(args),
         Verb::Values(args) => values::run(args),
+        Verb::Diff(args) => diff::run(args),
         Verb::Reports(args) => reports::run(args),
         Verb::Checkpoints(args) => checkpoints::run(args),
         Verb::Verify(args) => verify::run(args),

@@ -29,6 +29,12 @@ impl Wait {
         Ok(Wait { interrupt, meter: timeline.meter(), begun: Instant::now(), bar: None })
     }
 
+    /// The same wait, for another timeline.
+    pub fn of(mut self, timeline: &Timeline) -> Wait {
+        self.clear();
+        Wait { interrupt: self.interrupt.clone(), meter: timeline.meter(), begun: self.begun, bar: None }
+    }
+
     /// A movement's poll function: shows the progress, and returns whether to stop.
     pub fn poll(&mut self) -> bool {
         if self.begun.elapsed() >= QUIET {

@@ -1,4 +1,5 @@
-//! `monitor` commands that ask about the whole run: the calls of a function, and the values of a variable.
+//! `monitor` commands that ask about the whole run: the calls of a function, the values of a variable, and the difference
+//! between two positions.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -6,6 +7,7 @@ use std::ops::Range;
 use gdb::{Poll, Refusal};
 use history::timeline::{Cause, Hit};
 use machine::position::Instructions;
+use views::difference::Side;
 use views::filters::Filters;
 use views::{calls, values};
 
@@ -13,6 +15,8 @@ use super::{GdbTarget, refused};
 
 /// The largest number of calls or values in one list.
 const MAX_LISTED: usize = 1000;
+/// The largest number of variables and disk blocks that a difference lists.
+const MAX_CHANGES: usize = 40;
 /// The word before a variable whose values are listed as bytes, because gdb shows them by its own types.
 const AS_BYTES: &str = "bytes ";
 
@@ -52,6 +56,24 @@ impl GdbTarget<'_> {
         let found = found.map_err(refused)?;
         let lines = found.writes.iter().map(|write| (write.instruction, write.processor, write.to_string()));
         Ok(found.heading() + "\n" + &self.listed(lines.collect(), found.goes_on_at))
+    }
+
+    pub(super) fn diff(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let (from, to) = match text.split_whitespace().collect::<Vec<_>>()[..] {
+            [from, to] => (self.place(from, poll)?, self.place(to, poll)?),
+            [from] => (self.place(from, poll)?, self.timeline.position()),
+            _ => return Err(Refusal::new("write: monitor diff POS [POS]")),
+        };
+        let here = self.timeline.snapshot().map_err(refused)?;
+        let mut compare = || {
+            self.timeline.seek(from, poll)?.unless_interrupted()?;
+            let before = Side::of(self.timeline.machine_mut())?;
+            self.timeline.seek(to, poll)?.unless_interrupted()?;
+            before.to(self.timeline.machine_mut(), MAX_CHANGES)
+        };
+        let difference = compare();
+        self.timeline.return_to(&here).map_err(refused)?;
+        Ok(difference.map_err(refused)?.to_string() + "\n")
     }
 
     /// The text before two positions at its end, and the part of the recording between these positions. Without two

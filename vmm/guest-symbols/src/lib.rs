@@ -43,7 +43,7 @@
 //! - [`vmcoreinfo`] reads the note in which the kernel describes itself to other tools.
 //! - [`boot`] distinguishes the kernels that a guest starts one after the other by kexec.
 //! - [`typed`] shows values of variables and arguments by their types.
-//! - [`free_pages()`] finds unused memory.
+//! - [`free_pages()`] finds unused memory, and [`page_owners`] says what used memory is for.
 //!
 //! This crate parses kallsyms, BTF and ORC itself, because these tables are in a guest's memory and not in files. The
 //! crate `object` writes ELF files, and `gimli` writes DWARF.
@@ -65,6 +65,7 @@ pub mod messages;
 pub mod module_sections;
 pub mod modules;
 pub mod orc;
+pub mod page_owners;
 pub mod reports;
 mod sections;
 pub mod switched_out;

@@ -5,6 +5,7 @@ pub mod checkpoints;
 pub mod completions;
 pub mod control;
 pub mod debug;
+pub mod diff;
 pub mod doctor;
 pub mod drgn;
 pub mod dump;
