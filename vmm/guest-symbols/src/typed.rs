@@ -105,7 +105,8 @@ impl Btf<'_> {
         found.collect()
     }
 
-    /// Finds a type by its name in C, such as `struct file *`, `u64`, or `unsigned long`.
+    /// Finds a type by its name in C, such as `struct file *`, `u64`, or `unsigned long`. The word `struct` may be left
+    /// out.
     pub fn type_named(&self, name: &str) -> Option<NamedType> {
         let pointers = name.chars().filter(|&letter| letter == '*').count();
         let words: Vec<&str> = name
@@ -128,10 +129,13 @@ impl Btf<'_> {
             [] => None,
             _ => {
                 let name = spelled_as_in_btf(&words);
-                self.numbers().find(|&number| {
-                    let found = self.full_if_named(number, &name);
-                    matches!(found, Some(Shape::Integer { .. } | Shape::Typedef(_) | Shape::Float(_)))
-                })
+                let find = |is_wanted: fn(&Shape<'_>) -> bool| {
+                    self.numbers().find(|&number| {
+                        self.full_if_named(number, &name).is_some_and(|shape| is_wanted(&shape))
+                    })
+                };
+                find(|shape| matches!(shape, Shape::Integer { .. } | Shape::Typedef(_) | Shape::Float(_)))
+                    .or_else(|| find(|shape| matches!(shape, Shape::Structure { .. })))
             }
         };
         number.map(|number| NamedType { number, pointers })

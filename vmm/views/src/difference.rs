@@ -34,7 +34,8 @@ pub struct Side {
     pages: BTreeMap<u64, Box<Page>>,
     /// The written blocks of the disk.
     blocks: BTreeMap<u64, Box<Page>>,
-    console: Vec<u8>,
+    /// The number of bytes that the console has shown so far, and the last of these bytes.
+    console: (u64, Vec<u8>),
 }
 
 /// A position of a run.
@@ -71,7 +72,7 @@ pub struct Difference {
     /// The number of blocks that differ.
     pub blocks_changed: usize,
     /// The text that the console shows in the second state behind the text of the first. `None` if the first state's
-    /// text is no beginning of the second state's.
+    /// text is no beginning of the second state's. Of a long text only the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub console: Option<String>,
 }
@@ -153,7 +154,7 @@ impl Side {
             variables: symbols.as_ref().map(|symbols| variables(machine, symbols)).unwrap_or_default(),
             pages,
             blocks: blocks(machine)?,
-            console: machine.console().text().to_vec(),
+            console: (machine.console().length_bytes(), machine.console().text().to_vec()),
         })
     }
 
@@ -167,7 +168,6 @@ impl Side {
         let blocks_changed = disk_blocks.len();
         disk_blocks.truncate(limit);
         let changed = pages_between(&self.pages, &other.pages);
-        let console = other.console.strip_prefix(&self.console[..]);
         Ok(Difference {
             from: self.point,
             to: other.point,
@@ -179,7 +179,7 @@ impl Side {
             memory: groups(machine, &changed),
             disk_blocks,
             blocks_changed,
-            console: console.map(|text| String::from_utf8_lossy(text).replace('\r', "")),
+            console: new_text(&self.console, &other.console),
         })
     }
 }
@@ -212,6 +212,14 @@ fn is_label(name: &str) -> bool {
     let begins = ["__start_", "__stop_", "__end_", "__bss_", "__brk_", "__per_cpu_", "__init_"];
     begins.iter().any(|begin| name.starts_with(begin))
         || ["_end", "_edata", "_sdata", "_brk_start", "_brk_end"].contains(&name)
+}
+
+/// The text that the console has shown in between.
+fn new_text(old: &(u64, Vec<u8>), new: &(u64, Vec<u8>)) -> Option<String> {
+    let added = new.0.checked_sub(old.0)?;
+    let from = (new.1.len() as u64).saturating_sub(added) as usize;
+    let (before, text) = new.1.split_at(from);
+    old.1.ends_with(before).then(|| String::from_utf8_lossy(text).replace('\r', ""))
 }
 
 fn blocks(machine: &mut Machine<Instructions>) -> Result<BTreeMap<u64, Box<Page>>, Error> {
@@ -502,6 +510,20 @@ mod tests {
         let new = list(&[task(1, "init", 'S'), task(2, "ls", 'R'), task(4, "wc", 'R')]);
         let told: Vec<String> = tasks_between(&old, &new).iter().map(TaskChange::to_string).collect();
         assert_eq!(told, ["2 (ls): name sh -> ls, state S -> R", "3 (cat) is gone", "4 (wc) is new"]);
+    }
+
+    #[test]
+    fn the_new_text_of_the_console_is_behind_the_old_text() {
+        let text = |old: (u64, &[u8]), new: (u64, &[u8])| {
+            new_text(&(old.0, old.1.to_vec()), &(new.0, new.1.to_vec()))
+        };
+        assert_eq!(text((3, b"abc"), (5, b"abcd\n")).as_deref(), Some("d\n"));
+        // Only the last four bytes are kept.
+        assert_eq!(text((6, b"cdef"), (8, b"efgh")).as_deref(), Some("gh"));
+        assert_eq!(text((6, b"cdef"), (20, b"wxyz")).as_deref(), Some("wxyz"));
+        assert_eq!(text((3, b"abc"), (3, b"abc")).as_deref(), Some(""));
+        assert_eq!(text((3, b"abc"), (5, b"abxde")), None);
+        assert_eq!(text((3, b"abc"), (2, b"ab")), None);
     }
 
     #[test]

@@ -29,7 +29,7 @@ Variables:
   SYMBOL, ADDRESS          eight bytes, or a smaller symbol's size, as a number
   ADDRESS:16               this number of bytes
   (TYPE)SYMBOL.FIELD       a type of the guest's kernel, then .FIELD, ->FIELD and [NUMBER] as in C, as in
-                           (struct task_struct)init_task.comm or (struct list_head)modules.next";
+                           (task_struct)init_task.comm or (list_head)modules.next";
 
 /// The variable whose values to list.
 #[derive(Clone, Copy, Debug)]

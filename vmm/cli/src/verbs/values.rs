@@ -21,7 +21,7 @@ use crate::wait::Wait;
 ///
 /// Examples:
 ///   ttvm values R.ttvm jiffies_64 --limit 10
-///   ttvm values R.ttvm '(struct task_struct)init_task.comm'
+///   ttvm values R.ttvm '(task_struct)init_task.comm'
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment, after_long_help = format!("{VARIABLES}\n\n{POSITIONS}"))]
 pub struct Args {

@@ -111,21 +111,14 @@ fn types_are_found_by_the_names_that_people_write() {
         ("struct task_struct", numbers.task, 0),
         ("struct task_struct**", numbers.task, 2),
         ("enum state", numbers.state, 0),
+        ("task_struct", numbers.task, 0),
         ("u64", 6, 0),
         ("void *", 0, 1),
     ] {
         assert_eq!(types.type_named(name), Some(NamedType { number, pointers }), "{name}");
     }
-    for name in [
-        "",
-        "struct",
-        "union task_struct",
-        "enum task_struct",
-        "struct state",
-        "task_struct",
-        "open_task",
-        "short",
-    ] {
+    for name in ["", "struct", "union task_struct", "enum task_struct", "struct state", "open_task", "short"]
+    {
         assert_eq!(types.type_named(name), None, "{name}");
     }
     let spelled = |number, pointers| types.spelled(NamedType { number, pointers });
