@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use guest_symbols::btf::Btf;
-use guest_symbols::typed::{Describe, MOST_VALUE_BYTES, NamedType, Signature, TypeBytes, Variable};
+use guest_symbols::typed::{Describe, TypeBytes};
 use guest_symbols::{Access, Symbol, Symbols, page_table_root};
 use history::timeline::{Breakpoint, Cause, Filter, Hit, Poll, Stops, Timeline, TravelStop};
 use machine::error::Error;
@@ -22,17 +22,14 @@ use machine::{Machine, Processor};
 use serde::Serialize;
 
 use crate::filters::Filters;
+pub use crate::functions::Argument;
+use crate::functions::Functions;
+use crate::functions::symbol_at;
 use crate::guest_kernel::{GuestKernel, GuestKernels};
 use crate::place::OfKernel;
-use crate::system_calls::result_in_words;
 
 /// The largest number of functions that a pattern may name.
 const MOST_FUNCTIONS: usize = 2_000;
-/// The most arguments that are shown for a function whose prototype is not known: the six registers of the calling
-/// convention.
-const REGISTERS: [(usize, &str); 6] = [(7, "rdi"), (6, "rsi"), (2, "rdx"), (1, "rcx"), (8, "r8"), (9, "r9")];
-/// The most parameters of a function that are shown.
-const MOST_PARAMETERS: usize = 32;
 /// The bytes of a CALL with a distance of 32 bits: its first byte, and its length.
 const CALL: (u8, u64) = (0xe8, 5);
 /// The bytes of code that are read at once.
@@ -95,18 +92,6 @@ pub struct Call {
     pub returned: Option<Returned>,
 }
 
-/// An argument of a call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Argument {
-    /// The parameter's name, or a register's name if the prototype is not known.
-    pub name: String,
-    /// The parameter's type, if known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub kind: Option<String>,
-    /// The value as text.
-    pub value: String,
-}
-
 /// The end of a call.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Returned {
@@ -119,20 +104,6 @@ pub struct Returned {
     pub seconds: f64,
     /// Number of instructions that the machine executed in between, in all threads.
     pub instructions: u64,
-}
-
-/// A function to watch, with what is known of its prototype.
-struct Function {
-    name: String,
-    /// The signature, and the index of its type information in [`OfOneKernel::types`].
-    signature: Option<(usize, Signature)>,
-}
-
-/// The functions to watch in one kernel.
-struct OfOneKernel<'a> {
-    functions: BTreeMap<u64, Function>,
-    /// The kernel's types and those of its modules.
-    types: Vec<Btf<'a>>,
 }
 
 /// A thread's stack at a place. The address space distinguishes the stacks of programs.
@@ -201,20 +172,15 @@ impl Question<'_> {
                 all.extend(bytes.kernel());
                 all.extend(bytes.modules(types));
             }
-            let functions = self.functions(&kernel.symbols, &all)?;
-            known.push(OfOneKernel { functions, types: all });
+            known.push(self.functions(&kernel.symbols, all)?);
         }
         if known.is_empty() {
-            known.push(OfOneKernel {
-                functions: self.functions(&Symbols::default(), &[])?,
-                types: Vec::new(),
-            });
+            known.push(self.functions(&Symbols::default(), Vec::new())?);
         }
-        if known.iter().all(|kernel| kernel.functions.is_empty()) {
+        if known.iter().all(|functions| functions.addresses().next().is_none()) {
             return Err(Error::Position(self.unknown()));
         }
-        let entries: BTreeSet<u64> =
-            known.iter().flat_map(|kernel| kernel.functions.keys().copied()).collect();
+        let entries: BTreeSet<u64> = known.iter().flat_map(Functions::addresses).collect();
         let returns = return_addresses(timeline.machine(), &kernels, &entries);
         let asked = Asked { question: self, kernels, known, entries };
         let mut found = asked.calls(timeline, part, returns, poll)?;
@@ -223,25 +189,14 @@ impl Question<'_> {
     }
 
     /// The functions of a kernel that the question names, by address.
-    fn functions(&self, symbols: &Symbols, types: &[Btf<'_>]) -> Result<BTreeMap<u64, Function>, Error> {
-        let named = |symbols: Vec<&Symbol>| {
-            let names: BTreeSet<&str> = symbols.iter().map(|symbol| symbol.name.as_str()).collect();
-            let mut signatures: BTreeMap<String, (usize, Signature)> = BTreeMap::new();
-            // The kernel's own signature of a name goes before a module's.
-            for (number, types) in types.iter().enumerate().rev() {
-                let found = types.signatures(&|name| names.contains(name));
-                signatures.extend(found.into_iter().map(|(name, signature)| (name, (number, signature))));
-            }
-            let function = |symbol: &Symbol| {
-                let signature = signatures.get(&symbol.name).cloned();
-                (symbol.address, Function { name: symbol.name.clone(), signature })
-            };
-            symbols.into_iter().map(function).collect()
-        };
+    fn functions<'a>(&self, symbols: &Symbols, types: Vec<Btf<'a>>) -> Result<Functions<'a>, Error> {
+        let named = |found: Vec<&Symbol>| Functions::of(found, types);
         if let Some(address) = history::timeline::number(self.function) {
             let at = symbols.at(address).filter(|(symbol, offset)| *offset == 0 && symbol.is_code());
-            let unnamed = || [(address, Function { name: format!("{address:#x}"), signature: None })].into();
-            return Ok(at.map_or_else(unnamed, |(symbol, _)| named(vec![symbol])));
+            return Ok(match at {
+                Some((symbol, _)) => named(vec![symbol]),
+                None => Functions::without_name(address),
+            });
         }
         if !self.function.contains('*') {
             return Ok(named(symbols.all_named(self.function).filter(|symbol| symbol.is_code()).collect()));
@@ -318,7 +273,7 @@ struct Asked<'a> {
     question: &'a Question<'a>,
     kernels: Arc<GuestKernels>,
     /// For each kernel its functions; one element if there is no kernel.
-    known: Vec<OfOneKernel<'a>>,
+    known: Vec<Functions<'a>>,
     entries: BTreeSet<u64>,
 }
 
@@ -409,7 +364,7 @@ impl Asked<'_> {
         ends.into_iter().chain(begins).collect()
     }
 
-    fn kernel(&self, machine: &Machine<Instructions>) -> (Option<&GuestKernel>, &OfOneKernel<'_>) {
+    fn kernel(&self, machine: &Machine<Instructions>) -> (Option<&GuestKernel>, &Functions<'_>) {
         let number = self.kernels.number_at(machine);
         let known = number.and_then(|number| self.known.get(number)).unwrap_or(&self.known[0]);
         (self.kernels.at(machine), known)
@@ -418,7 +373,7 @@ impl Asked<'_> {
     fn begins(&self, processor: &Processor<'_, Instructions>, at: Instructions, address: u64) -> Option<Met> {
         let machine = processor.machine();
         let (kernel, known) = self.kernel(machine);
-        let function = known.functions.get(&address)?;
+        let name = known.name(address)?;
         let rsp = processor.state().gpr[4];
         let mut bytes = [0; 8];
         let return_address =
@@ -426,6 +381,8 @@ impl Asked<'_> {
         let thread = kernel.and_then(|kernel| kernel.thread(processor));
         let time_ns = machine.moment().time_ns;
         let symbol = |address| symbol_at(kernel, address);
+        let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
+        let describe = Describe { read: &read, symbol: &symbol };
         let call = Call {
             instruction: at.number(),
             guest_seconds: time_ns as f64 / 1e9,
@@ -433,8 +390,8 @@ impl Asked<'_> {
             name: thread.map(|thread| thread.name),
             processor: (machine.processors() > 1).then(|| processor.number()),
             kernel: self.kernels.name_at(machine).map(OfKernel::from),
-            function: function.name.clone(),
-            arguments: arguments(function, known, processor, &symbol),
+            function: name.to_string(),
+            arguments: known.arguments(address, &processor.state().gpr, &describe),
             caller: return_address.map_or_else(
                 || "?".to_string(),
                 |address| symbol(address).unwrap_or_else(|| format!("{address:#x}")),
@@ -448,22 +405,8 @@ impl Asked<'_> {
 
     /// The result of a function in words. `None` if the function has no result.
     fn result(&self, function: u64, value: u64) -> Option<String> {
-        let found = self.known.iter().find_map(|known| Some((known, known.functions.get(&function)?)));
-        let Some((types, signature)) = found.and_then(|(known, it)| signature_of(it, known)) else {
-            return Some(format!("{value:#x}"));
-        };
-        let kind = NamedType::from(signature.result);
-        let size = types.size_of(kind)?;
-        // A number from -4095 to -1 is an error, for pointers too.
-        let is_signed = value as u32 as i32 as i64;
-        let error = if size == 4 { is_signed as u64 } else { value };
-        if size >= 4 && (-4095..0).contains(&(error as i64)) {
-            return Some(result_in_words(error, false));
-        }
-        let symbol = |address| symbol_at(self.kernels.all().first(), address);
-        let describe = Describe { read: &|_, _| 0, symbol: &symbol };
-        let variable = Variable { address: 0, size, kind, bits: None };
-        Some(types.shown(&variable, &value.to_le_bytes()[..size.min(8) as usize], &describe))
+        let known = self.known.iter().find(|functions| functions.name(function).is_some())?;
+        known.result(function, value, &|address| symbol_at(self.kernels.all().first(), address))
     }
 }
 
@@ -471,67 +414,6 @@ impl Asked<'_> {
 fn stack_of(processor: &Processor<'_, Instructions>, rsp: u64) -> Stack {
     let is_kernel = rsp >> 63 != 0;
     (if is_kernel { 0 } else { page_table_root(processor.state().cr3) }, rsp)
-}
-
-/// A function's signature with its types, if they are known.
-fn signature_of<'a>(
-    function: &'a Function,
-    known: &'a OfOneKernel<'a>,
-) -> Option<(&'a Btf<'a>, &'a Signature)> {
-    let (number, signature) = function.signature.as_ref()?;
-    Some((known.types.get(*number)?, signature))
-}
-
-fn symbol_at(kernel: Option<&GuestKernel>, address: u64) -> Option<String> {
-    let (name, offset) = kernel?.symbols.name_of(address)?;
-    Some(if offset == 0 { name.to_string() } else { format!("{name}+{offset:#x}") })
-}
-
-/// The arguments of a function at its first instruction, by the calling convention of System V for x86-64.
-fn arguments(
-    function: &Function,
-    known: &OfOneKernel<'_>,
-    processor: &Processor<'_, Instructions>,
-    symbol: &dyn Fn(u64) -> Option<String>,
-) -> Vec<Argument> {
-    let gpr = processor.state().gpr;
-    let Some((types, signature)) = signature_of(function, known) else {
-        let register = |&(number, name): &(usize, &str)| Argument {
-            name: name.to_string(),
-            kind: None,
-            value: format!("{:#x}", gpr[number]),
-        };
-        return REGISTERS.iter().map(register).collect();
-    };
-    let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
-    let describe = Describe { read: &read, symbol };
-    let (mut registers, mut on_stack) =
-        (REGISTERS.iter().map(|&(number, _)| gpr[number]), gpr[4].wrapping_add(8));
-    let mut found = Vec::new();
-    for (number, (name, kind)) in signature.parameters.iter().take(MOST_PARAMETERS).enumerate() {
-        let (kind, name) = (NamedType::from(*kind), name.clone().unwrap_or_else(|| format!("arg{number}")));
-        if kind.number == 0 {
-            found.push(Argument { name: "...".to_string(), kind: None, value: String::new() });
-            break;
-        }
-        let size = types.size_of(kind).unwrap_or(8);
-        let words = size.div_ceil(8).max(1);
-        // A structure of more than two words, and an argument that needs more registers than are left, is on the stack.
-        let in_registers = words <= 2 && registers.len() as u64 >= words;
-        let bytes: Vec<u8> = if in_registers {
-            registers.by_ref().take(words as usize).flat_map(u64::to_le_bytes).collect()
-        } else {
-            let mut bytes = vec![0; (8 * words).min(MOST_VALUE_BYTES) as usize];
-            let count = processor.peek(on_stack, &mut bytes);
-            bytes.truncate(count);
-            on_stack = on_stack.wrapping_add(8 * words);
-            bytes
-        };
-        let bytes = &bytes[..bytes.len().min(size as usize)];
-        let value = types.shown(&Variable { address: 0, size, kind, bits: None }, bytes, &describe);
-        found.push(Argument { name, kind: Some(types.spelled(kind)), value });
-    }
-    found
 }
 
 /// Joins the beginnings and the ends of calls.
@@ -615,13 +497,6 @@ impl Display for Call {
             f.write_str("  does not return here")?;
         }
         write!(f, "  from {}", self.caller)
-    }
-}
-
-impl Display for Argument {
-    fn fmt(&self, f: &mut Formatter<'_>) -> Written {
-        let Argument { name, value, .. } = self;
-        if value.is_empty() { f.write_str(name) } else { write!(f, "{name} = {value}") }
     }
 }
 

@@ -30,6 +30,7 @@ pub mod core_file;
 mod core_notes;
 pub mod difference;
 pub mod filters;
+mod functions;
 pub mod guest_kernel;
 pub mod hits;
 pub mod memory;
