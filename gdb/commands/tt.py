@@ -425,6 +425,22 @@ followed here. "tt goto hit:N" goes to a write of the list. The current position
             say(place + "  " + shown(digits, value.type) + "\n" if BYTES.fullmatch(digits) else line + "\n")
 
 
+class Tree(Verb):
+    """Show the calls of the running thread as a tree: tt tree [FROM] TO
+
+Examples:
+  tt tree +20k
+  tt tree last-syscall +20k
+
+The tree has the functions of the kernel, with arguments, results and lengths in instructions. It begins here or at FROM. +N
+counts from here. The current position stays."""
+
+    verb = "tree"
+
+    def invoke(self, argument, from_tty):
+        say(ask("tree " + argument))
+
+
 class Diff(Verb):
     """Compare the guest at two positions, or at a position and here: tt diff POS [POS]
 
@@ -894,7 +910,7 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, Calls, Values, Diff, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
+for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, Calls, Values, Diff, Tree, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
     command()
 for command in (Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
     command()

@@ -97,7 +97,7 @@ fn is_as_traced(kernel: &Artefact, initrd: &Artefact) {
     let ask =
         |arguments: &[&str]| json(directory.path(), &[arguments, &["--json", "--limit", "100000"]].concat());
 
-    let mut compared = 0;
+    let (mut compared, mut all) = (0, Vec::new());
     for function in FUNCTIONS {
         let expected: Vec<(u64, &str)> =
             traced.iter().filter(|call| call.1 == function).map(|call| (call.0, call.2.as_str())).collect();
@@ -107,6 +107,8 @@ fn is_as_traced(kernel: &Artefact, initrd: &Artefact) {
         compared += 1;
         let answer = ask(&["calls", "r.ttvm", function]);
         let calls = answer["calls"].as_array().expect("a list");
+        let begins = |call: &Value| call["instruction"].as_u64().expect("a position");
+        all.extend(calls.iter().map(|call| (begins(call), call["pid"].as_u64(), function)));
         let caller = |call| text(call, "caller").split('+').next().expect("there is a first part");
         let found: Vec<(u64, &str)> =
             calls.iter().map(|call| (call["pid"].as_u64().expect("a thread"), caller(call))).collect();
@@ -119,6 +121,8 @@ fn is_as_traced(kernel: &Artefact, initrd: &Artefact) {
     }
 
     assert!(compared >= FUNCTIONS.len() - 1, "{compared} functions were traced");
+
+    tree_has(&mut all, directory.path());
 
     let answer = ask(&["calls", "r.ttvm", "do_sys_openat2"]);
     let opened: Vec<i64> = answer["calls"].as_array().expect("a list").iter().map(result_of).collect();
@@ -137,6 +141,39 @@ fn is_as_traced(kernel: &Artefact, initrd: &Artefact) {
         answer["writes"].as_array().expect("a list").iter().map(|write| text(write, "value")).collect();
     names.retain(|name| ["\"first\"", "\"second-name\"", "\"third\""].contains(name));
     assert_eq!(names, ["\"first\"", "\"second-name\"", "\"third\""], "{answer}");
+}
+
+/// A thread's tree has the calls that were listed, in their order, and below the functions that called.
+fn tree_has(calls: &mut [(u64, Option<u64>, &str)], directory: &Path) {
+    const COMPARED: usize = 6;
+    calls.sort_unstable();
+    let of_thread = |pid| calls.iter().filter(move |call| call.1 == pid);
+    let enough = |call: &&(u64, Option<u64>, &str)| of_thread(call.1).count() >= COMPARED && call.1 > Some(1);
+    let (_, pid, _) = calls.iter().rev().find(enough).expect("a thread makes some calls");
+    let wanted: Vec<(u64, &str)> = of_thread(*pid).take(COMPARED).map(|call| (call.0, call.2)).collect();
+    let (from, to) = (format!("insn:{}", wanted[0].0 - 1), format!("insn:{}", wanted[COMPARED - 1].0 + 1));
+    let thread = pid.expect("it is known").to_string();
+    let tree = json(
+        directory,
+        &["tree", "r.ttvm", "--from", &from, "--to", &to, "--thread", &thread, "--depth", "200", "--json"],
+    );
+    let mut found = Vec::new();
+    flatten(&tree["calls"], "", &mut found);
+    let is_wanted = |call: &&(u64, String, String)| FUNCTIONS.contains(&call.1.as_str());
+    let names: Vec<(u64, &str)> =
+        found.iter().filter(is_wanted).map(|call| (call.0, call.1.as_str())).collect();
+    assert_eq!(names, wanted, "{found:?}");
+    let reads = found.iter().filter(|call| call.1 == "vfs_read" && !call.2.is_empty());
+    assert!(reads.clone().all(|call| call.2 == "ksys_read"), "{:?}", reads.collect::<Vec<_>>());
+}
+
+/// All calls of a tree in the order of the run: position, function, and the function that called.
+fn flatten(calls: &Value, parent: &str, found: &mut Vec<(u64, String, String)>) {
+    for call in calls.as_array().expect("a list") {
+        let name = text(call, "function");
+        found.push((call["instruction"].as_u64().expect("a position"), name.to_string(), parent.to_string()));
+        flatten(&call["calls"], name, found);
+    }
 }
 
 /// The result of a call that returns a number or the name of an error.

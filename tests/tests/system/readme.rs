@@ -57,6 +57,7 @@ const COMMANDS: &[(i32, &str)] = &[
     (0, "search R.ttvm vector:14 --all --limit 20"),
     (0, "calls R.ttvm do_sys_openat2 --limit 5"),
     (0, "calls R.ttvm vfs_* comm:sh --from 50% --json"),
+    (0, "tree R.ttvm --from last-syscall --to +20k --depth 4"),
     (0, "diff R.ttvm 50% end"),
     (0, "values R.ttvm jiffies_64 --limit 5"),
     (0, "values R.ttvm (task_struct)init_task.comm"),

@@ -48,7 +48,7 @@ use views::visible::visible;
 
 use crate::verbs::{
     calls, checkpoints, completions, control, debug, diff, doctor, drgn, dump, export_pcap, info, log, ls,
-    man, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, unpack, values,
+    man, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, tree, unpack, values,
     verify,
 };
 
@@ -98,6 +98,7 @@ enum Verb {
     Calls(calls::Args),
     Values(values::Args),
     Diff(diff::Args),
+    Tree(tree::Args),
     Reports(reports::Args),
     Checkpoints(checkpoints::Args),
     Verify(verify::Args),
@@ -163,6 +164,7 @@ fn main() -> ExitCode {
         Verb::Calls(args) => calls::run(args),
         Verb::Values(args) => values::run(args),
         Verb::Diff(args) => diff::run(args),
+        Verb::Tree(args) => tree::run(args),
         Verb::Reports(args) => reports::run(args),
         Verb::Checkpoints(args) => checkpoints::run(args),
         Verb::Verify(args) => verify::run(args),

@@ -44,6 +44,7 @@ monitor calls FUNCTION [FROM TO]    list the calls of a function with arguments 
 monitor values VARIABLE [FROM TO]   list all values of a variable, such as jiffies_64, 0x1000:8 or
                                     (struct task_struct)init_task.comm; goto hit:N goes to one
 monitor diff POS [POS]              compare the guest at two positions, or at a position and here
+monitor tree [FROM] TO              show the calls of the running thread as a tree, from here or FROM
 monitor mark [NAME]                 name this position, or list the names
 monitor checkpoint                  add a checkpoint here, so the next session gets here fast
 monitor console [LINES]             show the guest's console at this position
@@ -89,6 +90,7 @@ impl GdbTarget<'_> {
             "calls" => self.calls(rest, poll),
             "values" => self.values(rest, poll),
             "diff" => self.diff(rest, poll),
+            "tree" => self.tree(rest, poll),
             "mark" => self.mark(rest),
             "checkpoint" => self.add_checkpoint(),
             "console" => Ok(self.console(rest)),

@@ -9,7 +9,7 @@ use history::timeline::{Cause, Hit};
 use machine::position::Instructions;
 use views::difference::Side;
 use views::filters::Filters;
-use views::{calls, values};
+use views::{calls, tree, values};
 
 use super::{GdbTarget, refused};
 
@@ -17,6 +17,8 @@ use super::{GdbTarget, refused};
 const MAX_LISTED: usize = 1000;
 /// The largest number of variables and disk blocks that a difference lists.
 const MAX_CHANGES: usize = 40;
+/// The depth of a tree of calls.
+const TREE_DEPTH: usize = 8;
 /// The word before a variable whose values are listed as bytes, because gdb shows them by its own types.
 const AS_BYTES: &str = "bytes ";
 
@@ -56,6 +58,20 @@ impl GdbTarget<'_> {
         let found = found.map_err(refused)?;
         let lines = found.writes.iter().map(|write| (write.instruction, write.processor, write.to_string()));
         Ok(found.heading() + "\n" + &self.listed(lines.collect(), found.goes_on_at))
+    }
+
+    pub(super) fn tree(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let (from, to) = match text.split_whitespace().collect::<Vec<_>>()[..] {
+            [to] => (self.timeline.position(), self.place(to, poll)?),
+            [from, to] => (self.place(from, poll)?, self.place(to, poll)?),
+            _ => return Err(Refusal::new("write: monitor tree [FROM] TO")),
+        };
+        let question = tree::Question { thread: None, depth: TREE_DEPTH, with_programs: false };
+        let here = self.timeline.snapshot().map_err(refused)?;
+        let found = question.answer(self.timeline, from..to, poll);
+        self.points_changed();
+        self.timeline.return_to(&here).map_err(refused)?;
+        Ok(found.map_err(refused)?.to_string() + "\n")
     }
 
     pub(super) fn diff(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {

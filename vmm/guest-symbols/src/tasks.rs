@@ -204,6 +204,12 @@ impl Tasks {
         KernelView::all(guest).find_map(|view| view.number::<8>(self.place_of_current_in(view)?))
     }
 
+    /// As [`Tasks::running`], for the processor whose per-CPU variables have this base. The kernel keeps the base in GS.
+    pub fn running_of(&self, guest: &dyn GuestView, per_cpu_base: u64) -> Option<u64> {
+        let place = per_cpu_base.wrapping_add(self.current);
+        KernelView::all(guest).find_map(|view| view.number::<8>(place))
+    }
+
     /// The address of the variable with the running task. The kernel writes this variable at every
     /// thread switch.
     pub fn place_of_current(&self, guest: &dyn GuestView) -> Option<u64> {

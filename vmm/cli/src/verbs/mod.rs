@@ -25,6 +25,7 @@ pub mod search;
 pub mod state;
 pub mod symbols;
 pub mod trace;
+pub mod tree;
 pub mod unpack;
 pub mod values;
 pub mod verify;
