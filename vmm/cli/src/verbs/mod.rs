@@ -25,3 +25,4 @@ pub mod symbols;
 pub mod trace;
 pub mod unpack;
 pub mod verify;
+pub mod who_set;
