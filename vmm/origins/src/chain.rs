@@ -1,5 +1,7 @@
 //! The walk: from a value back through copies to its origin.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use history::timeline::{Poll, Timeline, TravelStop};
@@ -114,7 +116,11 @@ impl Walk<'_> {
             };
             let Some(writer) = writers.first().copied().filter(|first| writers.iter().all(|one| one == first))
             else {
-                return Ok(self.parts(&writers));
+                match self.repetition(&writers, poll)? {
+                    Some(true) => continue,
+                    Some(false) => return Ok(self.parts(&writers)),
+                    None => return Ok(End::interrupted()),
+                }
             };
             let end = match writer {
                 Writer::Start => Some(End::of(
@@ -129,6 +135,50 @@ impl Walk<'_> {
             }
         }
         Ok(End::of(EndKind::Limit, format!("the chain goes on before insn:{}; raise --limit", self.before)))
+    }
+
+    /// Adds the link of a repeated string instruction whose iterations copied the bytes. Returns false if the steps are no
+    /// such iterations, and `None` if the poll function returned true.
+    fn repetition(&mut self, writers: &[Writer], poll: &mut Poll<'_>) -> Result<Option<bool>, Error> {
+        let mut steps: BTreeMap<Instructions, Step> = BTreeMap::new();
+        for writer in writers {
+            let Writer::Step(at) = *writer else { return Ok(Some(false)) };
+            if let Entry::Vacant(place) = steps.entry(at) {
+                let Some(step) = Step::replay(self.timeline, at, poll)? else { return Ok(None) };
+                if step.repetition().is_none() {
+                    return Ok(Some(false));
+                }
+                place.insert(step);
+            }
+        }
+        let mut repetitions = steps.values().map(Step::repetition);
+        let first = repetitions.next().flatten();
+        if !repetitions.all(|other| other == first) {
+            return Ok(Some(false));
+        }
+        let mut copied: Vec<Wanted> = Vec::new();
+        for ((cell, value), writer) in self.wanted.iter().zip(writers) {
+            let Some(step) = steps.get(&writer.at()) else { return Ok(Some(false)) };
+            match step.origin(&step.effects(), *cell) {
+                Some(Origin::Cell(from, was)) if was == *value => copied.push((from, was)),
+                _ => return Ok(Some(false)),
+            }
+        }
+        // A copy onto its own source is a pattern, not one value.
+        if copied.iter().any(|(from, _)| self.wanted.iter().any(|(to, _)| to == from)) {
+            return Ok(Some(false));
+        }
+        copied.dedup();
+        let (Some((first, _)), Some((last, step))) = (steps.first_key_value(), steps.last_key_value()) else {
+            return Ok(Some(false));
+        };
+        let mut whole = step.clone();
+        whole.loads = steps.values().flat_map(|step| step.loads.clone()).collect();
+        whole.stores = steps.values().flat_map(|step| step.stores.clone()).collect();
+        let link = self.link(*last, &whole, Some(&copied));
+        self.links.push(link);
+        (self.wanted, self.before) = (copied, *first);
+        Ok(Some(true))
     }
 
     /// The end of a value that different steps put together.

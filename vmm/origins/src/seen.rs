@@ -13,6 +13,8 @@ use crate::rules::{self, Access, Effect, Executed, Place, Source};
 
 /// The largest number of bytes of an instruction.
 pub const MOST_INSTRUCTION_BYTES: usize = 15;
+/// RFLAGS.DF: string instructions go down.
+const DIRECTION: u64 = 1 << 10;
 
 /// One step of the run.
 #[derive(Clone, Debug, Default)]
@@ -208,6 +210,23 @@ impl Reg {
 }
 
 impl Step {
+    /// Identifies the execution of a repeated MOVS or STOS to which the step belongs as an iteration: the processor, RIP, and
+    /// the addresses at which the repetition ends. All iterations of an execution have the same values, even if interrupts
+    /// come between them.
+    pub fn repetition(&self) -> Option<(usize, u64, u64, u64)> {
+        use iced_x86::Mnemonic as M;
+        let (instruction, before) = self.executed.as_ref()?;
+        let is_copy = matches!(instruction.mnemonic(), M::Movsb | M::Movsw | M::Movsd | M::Movsq);
+        let is_fill = matches!(instruction.mnemonic(), M::Stosb | M::Stosw | M::Stosd | M::Stosq);
+        let is_string = instruction.is_string_instruction() && (is_copy || is_fill);
+        (is_string && instruction.has_rep_prefix() && self.delivery.is_none()).then_some(())?;
+        let [count, from, to] = [1, 6, 7].map(|number| before.gpr[number]);
+        let length = count.wrapping_mul(instruction.memory_size().size() as u64);
+        let is_down = before.rflags & DIRECTION != 0;
+        let end = |address: u64| if is_down { address.wrapping_sub(length) } else { address.wrapping_add(length) };
+        Some((self.processor, self.rip, if is_copy { end(from) } else { 0 }, end(to)))
+    }
+
     /// Whether the step writes to a port.
     pub fn writes_port(&self) -> bool {
         use iced_x86::Mnemonic as M;

@@ -43,7 +43,8 @@ pub enum Writer {
 }
 
 impl Writer {
-    fn at(self) -> Instructions {
+    /// The position of the writer.
+    pub fn at(self) -> Instructions {
         match self {
             Writer::Start => Instructions(0),
             Writer::Device(at) | Writer::Step(at) => at,
