@@ -3,6 +3,7 @@
 use std::fmt::{Display, Formatter, Result as Written};
 
 use serde::Serialize;
+use views::visible::in_a_line;
 
 use crate::cell::Cell;
 
@@ -201,7 +202,8 @@ impl Display for Link {
         if let Some(processor) = self.processor {
             write!(f, "  on processor {processor}")?;
         }
-        write!(f, "  {}  {}", self.function.as_ref().unwrap_or(&self.rip), self.code)?;
+        // The function's name comes from the guest's memory.
+        write!(f, "  {}  {}", in_a_line(self.function.as_ref().unwrap_or(&self.rip)), self.code)?;
         match &self.from {
             Some(from) => write!(f, "\n    {} <- {}", self.to.text, from.text)?,
             None => write!(f, "\n    {}", self.to.text)?,

@@ -9,6 +9,7 @@ use iced_x86::{Formatter, IntelFormatter};
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 use views::guest_kernel::GuestKernels;
+use views::processors;
 
 use crate::answer::{Answer, End, EndKind, Link, Part, Span};
 use crate::cell::{Cell, number_of};
@@ -23,6 +24,8 @@ use crate::writers::{Wanted, Writer, last_writers};
 pub struct WhoSet<'a> {
     /// The location of the value.
     pub location: &'a Location,
+    /// The number of the processor whose registers and address space the location means. By default, the running processor.
+    pub processor: Option<usize>,
     /// The position at which the location has the value.
     pub at: Instructions,
     /// The largest number of links.
@@ -39,7 +42,10 @@ impl WhoSet<'_> {
         let kernels = Arc::new(GuestKernels::of(timeline, self.at, poll)?);
         let machine = timeline.machine();
         let kernel = kernels.at(machine);
-        let processor = machine.running_processor();
+        let processor = match self.processor {
+            Some(number) => processors::find(machine, number)?,
+            None => machine.running_processor(),
+        };
         let found = self.location.find(&processor, kernel.map(|kernel| &*kernel.symbols));
         let found = found.map_err(Error::Position)?;
         let value = |cell: &Cell| match cell {

@@ -9,7 +9,7 @@
 //! # use machine::position::Instructions;
 //! # fn f(timeline: &mut history::timeline::Timeline) -> Result<(), Box<dyn std::error::Error>> {
 //! let location = "jiffies_64".parse()?;
-//! let who = origins::WhoSet { location: &location, at: Instructions(1_000_000), limit: 100 };
+//! let who = origins::WhoSet { location: &location, processor: None, at: Instructions(1_000_000), limit: 100 };
 //! println!("{}", who.run(timeline, &mut || false)?);
 //! # Ok(()) }
 //! ```

@@ -12,6 +12,9 @@ use iced_x86::{
 
 use crate::cell::{Reg, number_of};
 
+#[cfg(test)]
+mod tests;
+
 /// Offset of XMM0 in the areas of FXSAVE and XSAVE (SDM vol. 1, 13.4.2).
 const XMM_OFFSET: u64 = 160;
 /// The bit of SSE state in XCR0 and in the masks of XSAVE and XRSTOR.

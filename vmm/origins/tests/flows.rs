@@ -149,6 +149,12 @@ impl Program {
         for register in USED {
             self.load_constant(register)?;
         }
+        // Half of the slots keep the contents that they have at the start.
+        for slot in 0..SLOTS {
+            let (from, offset) = (self.register(), 16 * slot);
+            let moves = copy(memory(STIRRED + offset, 8), general(from, 0, 8));
+            add!(self, self.a.mov(qword_ptr(rbp + offset as i32), R64[from]), moves);
+        }
         Ok(())
     }
 
@@ -162,7 +168,7 @@ impl Program {
         let (to, from) = self.two();
         let x = self.numbers.below(8) as usize;
         let y = (x + 1 + self.numbers.below(7) as usize) % 8;
-        let length = 1 << self.numbers.below(4);
+        let length = [1, 2, 4, 8, 8, 8, 8, 8][self.numbers.below(8) as usize];
         match self.numbers.below(37) {
             0 => self.load_constant(to)?,
             1 => {
@@ -466,7 +472,7 @@ fn values_of_random_programs_are_followed_to_their_origin() {
             for _ in 0..VALUES {
                 let (notation, bytes) = value(&mut numbers);
                 let location: Location = notation.parse().unwrap();
-                let question = WhoSet { location: &location, at, limit: 1000 };
+                let question = WhoSet { location: &location, processor: None, at, limit: 1000 };
                 let answer: Answer = question.run(&mut timeline, &mut || false).unwrap();
                 let (writers, kind) = expected(&moves, bytes, before);
                 let rips: Vec<String> = writers.iter().map(|number| format!("{:#x}", addresses[*number])).collect();

@@ -33,6 +33,9 @@ pub struct Args {
     /// Position, like panic, 12.5s or insn:1e9
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]
     at: PositionSpec,
+    /// Take the registers of this processor, by its number, instead of the running one
+    #[arg(long, value_name = "N")]
+    cpu: Option<usize>,
     /// Maximum number of writes to show
     #[arg(long, value_name = "N", default_value = "100")]
     limit: NonZeroUsize,
@@ -46,7 +49,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let mut timeline = Timeline::open(&recording)?;
     let mut wait = Wait::on(&timeline)?;
     let at = timeline.resolve_outside(args.at, &mut || wait.poll())?;
-    let question = WhoSet { location: &args.location, at, limit: args.limit.get() };
+    let question = WhoSet { location: &args.location, processor: args.cpu, at, limit: args.limit.get() };
     let answer = question.run(&mut timeline, &mut || wait.poll())?;
     drop(wait);
     crate::output::print(&if args.json {
