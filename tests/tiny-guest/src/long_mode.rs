@@ -11,7 +11,9 @@ use machine::position::Instructions;
 use recording::Recording;
 use recording::log::EndRecord;
 
-use crate::{DENSE, HEADER_BYTES, LOAD, STIRRED, STIRRED_BYTES, Script, dense_checkpoints, image, record_kernel};
+use crate::{
+    DENSE, HEADER_BYTES, LOAD, STIRRED, STIRRED_BYTES, Script, dense_checkpoints, image, record_kernel,
+};
 
 /// The virtual address at which all physical memory is mapped a second time.
 pub const ALIAS: u64 = 1 << 30;

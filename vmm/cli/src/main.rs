@@ -48,8 +48,7 @@ use views::visible::visible;
 
 use crate::verbs::{
     checkpoints, completions, control, debug, doctor, drgn, dump, export_pcap, info, log, ls, man, pack,
-    record, relink, replay, reports, rm, run, search, state, symbols, trace, unpack, verify,
-    who_set,
+    record, relink, replay, reports, rm, run, search, state, symbols, trace, unpack, verify, who_set,
 };
 
 #[global_allocator]

@@ -135,16 +135,19 @@ impl Span {
             Some(Cell::Memory(address)) => Some(*address),
             _ => None,
         };
-        let texts: Vec<String> = runs.iter().map(|(first, bytes, is_reversed)| {
-            let text = match first {
-                Cell::Register { register, byte, .. } => register.name(*byte, *bytes as u8),
-                Cell::Memory(address) => match linear.filter(|_| runs.len() == 1) {
-                    Some(linear) => format!("[{linear:#x}] (physical {address:#x})"),
-                    None => format!("physical {address:#x}"),
-                },
-            };
-            if *is_reversed { format!("{text}, reversed") } else { text }
-        }).collect();
+        let texts: Vec<String> = runs
+            .iter()
+            .map(|(first, bytes, is_reversed)| {
+                let text = match first {
+                    Cell::Register { register, byte, .. } => register.name(*byte, *bytes as u8),
+                    Cell::Memory(address) => match linear.filter(|_| runs.len() == 1) {
+                        Some(linear) => format!("[{linear:#x}] (physical {address:#x})"),
+                        None => format!("physical {address:#x}"),
+                    },
+                };
+                if *is_reversed { format!("{text}, reversed") } else { text }
+            })
+            .collect();
         Span {
             text: texts.join(" and "),
             bytes: cells.len(),
@@ -160,7 +163,9 @@ fn runs(cells: &[Cell]) -> Vec<(Cell, usize, bool)> {
     for cell in cells {
         match found.last_mut() {
             Some((first, bytes, false)) if next(*first, *bytes) == Some(*cell) => *bytes += 1,
-            Some((first, bytes, is_reversed)) if (*is_reversed || *bytes == 1) && next(*cell, 1) == Some(*first) => {
+            Some((first, bytes, is_reversed))
+                if (*is_reversed || *bytes == 1) && next(*cell, 1) == Some(*first) =>
+            {
                 (*first, *bytes, *is_reversed) = (*cell, *bytes + 1, true);
             }
             _ => found.push((*cell, 1, false)),
@@ -217,7 +222,8 @@ impl Display for End {
         write!(f, "{}", self.text)?;
         for part in &self.parts {
             let last = part.first + part.bytes - 1;
-            let bytes = if part.bytes == 1 { format!("byte {last}") } else { format!("bytes {}-{last}", part.first) };
+            let bytes =
+                if part.bytes == 1 { format!("byte {last}") } else { format!("bytes {}-{last}", part.first) };
             let writer = part.instruction.map_or_else(
                 || "unchanged since the start".to_string(),
                 |step| format!("written by insn:{step}"),

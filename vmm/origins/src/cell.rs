@@ -106,7 +106,9 @@ impl Reg {
             Reg::General(number) => {
                 state.gpr.get(usize::from(number)).map_or(0, |value| byte_of(u128::from(*value), byte))
             }
-            Reg::Vector(number) => state.xmm.get(usize::from(number)).map_or(0, |value| byte_of(*value, byte)),
+            Reg::Vector(number) => {
+                state.xmm.get(usize::from(number)).map_or(0, |value| byte_of(*value, byte))
+            }
         }
     }
 }

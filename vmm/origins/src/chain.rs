@@ -120,7 +120,8 @@ impl Walk<'_> {
             let Some(writers) = last_writers(self.timeline, &self.wanted, self.before, poll)? else {
                 return Ok(End::interrupted());
             };
-            let Some(writer) = writers.first().copied().filter(|first| writers.iter().all(|one| one == first))
+            let Some(writer) =
+                writers.first().copied().filter(|first| writers.iter().all(|one| one == first))
             else {
                 match self.repetition(&writers, poll)? {
                     Some(true) => continue,
@@ -230,7 +231,9 @@ impl Walk<'_> {
             Verdict::Copied(copied) => {
                 (self.wanted, self.before) = (copied, at);
                 let outside = self.wanted.iter().find_map(|(cell, _)| match cell {
-                    Cell::Memory(address) if !outside::is_ram(self.timeline.machine(), *address) => Some(*address),
+                    Cell::Memory(address) if !outside::is_ram(self.timeline.machine(), *address) => {
+                        Some(*address)
+                    }
                     _ => None,
                 });
                 outside.map(|address| End::outside(outside::register(self.timeline.machine(), address)))
@@ -261,7 +264,8 @@ impl Walk<'_> {
         if !copied.is_empty() {
             return ends(EndKind::Computed, by("put together from several values"));
         }
-        let Some((rule, value)) = rules.into_iter().find(|rule| !fills(rule) || rule.0 == Source::Signs) else {
+        let Some((rule, value)) = rules.into_iter().find(|rule| !fills(rule) || rule.0 == Source::Signs)
+        else {
             return ends(EndKind::Constant, by("constant: zeros that fill the register, written"));
         };
         match rule {

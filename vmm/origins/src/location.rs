@@ -14,8 +14,7 @@ use crate::cell::{Cell, Reg};
 pub const MOST_BYTES: u64 = 8;
 
 /// The notations of a [`Location`], for messages.
-pub const LOCATIONS: &str =
-    "a register such as rax, eax or xmm3, ADDRESS[:LENGTH], SYMBOL[+OFFSET][:LENGTH] or phys:ADDRESS[:LENGTH]";
+pub const LOCATIONS: &str = "a register such as rax, eax or xmm3, ADDRESS[:LENGTH], SYMBOL[+OFFSET][:LENGTH] or phys:ADDRESS[:LENGTH]";
 
 /// The location of a value: a register, or some bytes of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +63,9 @@ impl FromStr for Location {
             None => (rest, None),
         };
         if length.is_some_and(|length| !(1..=MOST_BYTES).contains(&length)) {
-            return Err(format!("'{text}' has a length that cannot be followed: write 1 to {MOST_BYTES} bytes"));
+            return Err(format!(
+                "'{text}' has a length that cannot be followed: write 1 to {MOST_BYTES} bytes"
+            ));
         }
         let place = match number(at).filter(|_| !at.starts_with('+')) {
             Some(address) if physical => Place::Physical(address),
@@ -82,7 +83,8 @@ fn symbol(text: &str) -> Option<Place> {
         None => (text, 0),
     };
     let begins = name.starts_with(|letter: char| letter.is_ascii_alphabetic() || letter == '_');
-    let is_name = begins && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_.$".contains(letter));
+    let is_name =
+        begins && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_.$".contains(letter));
     is_name.then(|| Place::Symbol { name: name.to_string(), offset })
 }
 
@@ -136,7 +138,9 @@ impl Location {
         let physical = |at| processor.peek_address(address.wrapping_add(at));
         let cells: Option<Vec<Cell>> = (0..length).map(|at| physical(at).map(Cell::Memory)).collect();
         let none = || {
-            format!("{address:#x} is not mapped at this position; choose another position with --at, or phys:ADDRESS")
+            format!(
+                "{address:#x} is not mapped at this position; choose another position with --at, or phys:ADDRESS"
+            )
         };
         self.must_be_ram(processor, Found { cells: cells.ok_or_else(none)?, linear: Some(address) })
     }
@@ -165,7 +169,8 @@ mod tests {
         let symbol = |name: &str, offset| Place::Symbol { name: name.to_string(), offset };
         assert_eq!(parsed("jiffies_64"), Ok((symbol("jiffies_64", 0), None)));
         assert_eq!(parsed("init_task+0x10:2"), Ok((symbol("init_task", 0x10), Some(2))));
-        for wrong in ["", "0x1000:0", "0x1000:9", "0x1000:x", "phys:jiffies", "a b", "1x", "+8", "jiffies+x"] {
+        for wrong in ["", "0x1000:0", "0x1000:9", "0x1000:x", "phys:jiffies", "a b", "1x", "+8", "jiffies+x"]
+        {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
     }

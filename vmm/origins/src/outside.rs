@@ -52,7 +52,8 @@ pub fn read(timeline: &Timeline, at: Instructions, outside: &Outside, value: u8)
     Ok(match outside {
         Outside::Processor(name) => Source::of(format!("the processor, by {name}")),
         Outside::Port(SERIAL_DATA) => {
-            let has_it = |event: &Event| matches!(event, Event::ConsoleInput(bytes) if bytes.contains(&value));
+            let has_it =
+                |event: &Event| matches!(event, Event::ConsoleInput(bytes) if bytes.contains(&value));
             match timeline.last_event(at, has_it)? {
                 Some((number, _)) => Source {
                     text: format!("port {SERIAL_DATA:#x}: {} typed at event {number}", key(value)),
@@ -89,7 +90,10 @@ pub fn register(machine: &Machine<Instructions>, address: u64) -> Source {
 fn function_at(functions: &[VirtioFunctionStateV1], address: u64) -> Option<(usize, &VirtioFunctionStateV1)> {
     let numbered = functions.iter().enumerate().map(|(index, function)| (index + 1, function));
     let base = |function: &VirtioFunctionStateV1| bases(function).filter(|base| *base <= address).max();
-    numbered.filter_map(|found| Some((base(found.1)?, found))).max_by_key(|(base, _)| *base).map(|found| found.1)
+    numbered
+        .filter_map(|found| Some((base(found.1)?, found)))
+        .max_by_key(|(base, _)| *base)
+        .map(|found| found.1)
 }
 
 fn bases(function: &VirtioFunctionStateV1) -> impl Iterator<Item = u64> {
@@ -133,16 +137,18 @@ pub fn wrote(
     let events = timeline.events_at(at)?;
     let Some(step) = Step::replay(timeline, at, poll)? else { return Ok(None) };
     let value: Vec<u8> = wanted.iter().map(|(_, value)| *value).collect();
-    if let Some(source) = events.iter().find_map(|(number, record)| by_event(*number, &record.event, &value)) {
+    if let Some(source) = events.iter().find_map(|(number, record)| by_event(*number, &record.event, &value))
+    {
         return Ok(Some((source, step)));
     }
     let told = step.stores.iter().find(|store| !is_ram(timeline.machine(), store.physical));
     let told = told.and_then(|store| function_at(&functions, store.physical));
     let source = match (told, request, step.writes_port()) {
         (_, Some(source), _) => source,
-        (Some((slot, function)), None, _) => {
-            Source::of(format!("the {} in slot {slot}, which this instruction notified", name(&function.device)))
-        }
+        (Some((slot, function)), None, _) => Source::of(format!(
+            "the {} in slot {slot}, which this instruction notified",
+            name(&function.device)
+        )),
         (None, None, true) => Source::of("a device, which this instruction told by a port"),
         (None, None, false) if is_table_entry => {
             Source::of("the processor, which set the accessed or dirty bit of a page table entry")

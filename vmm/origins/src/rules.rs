@@ -6,8 +6,8 @@
 
 use cpu::CpuState;
 use iced_x86::{
-    ConditionCode, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess,
-    OpKind, Register,
+    ConditionCode, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess, OpKind,
+    Register,
 };
 
 use crate::cell::{Reg, number_of};
@@ -371,8 +371,17 @@ impl Rules<'_> {
         use Mnemonic as M;
         let processor = |name| Source::Outside(Outside::Processor(name));
         match self.executed.instruction.mnemonic() {
-            M::Movaps | M::Movups | M::Movapd | M::Movupd | M::Movdqa | M::Movdqu | M::Lddqu | M::Movntdq
-            | M::Movntps | M::Movntpd | M::Movntdqa => self.to_operand(0, self.operand(1)),
+            M::Movaps
+            | M::Movups
+            | M::Movapd
+            | M::Movupd
+            | M::Movdqa
+            | M::Movdqu
+            | M::Lddqu
+            | M::Movntdq
+            | M::Movntps
+            | M::Movntpd
+            | M::Movntdqa => self.to_operand(0, self.operand(1)),
             M::Movd | M::Movq => self.move_quarter_or_half(),
             M::Movss | M::Movsd => self.move_scalar(),
             M::Movlps | M::Movlpd => self.move_half(0),
@@ -402,8 +411,16 @@ impl Rules<'_> {
             M::Pinsrb | M::Pinsrw | M::Pinsrd | M::Pinsrq => self.insert(),
             M::Pextrb | M::Pextrw | M::Pextrd | M::Pextrq => self.extract(),
             _ if restores_vectors(self.executed.instruction) => self.restore_vectors(),
-            M::Fxsave | M::Fxsave64 | M::Xsave | M::Xsave64 | M::Xsavec | M::Xsavec64 | M::Xsaveopt
-            | M::Xsaveopt64 | M::Xsaves | M::Xsaves64 => self.save_vectors(),
+            M::Fxsave
+            | M::Fxsave64
+            | M::Xsave
+            | M::Xsave64
+            | M::Xsavec
+            | M::Xsavec64
+            | M::Xsaveopt
+            | M::Xsaveopt64
+            | M::Xsaves
+            | M::Xsaves64 => self.save_vectors(),
             M::In => {
                 let port = match self.executed.instruction.op_kind(1) {
                     OpKind::Register => self.gpr(Register::RDX) as u16,
@@ -425,8 +442,12 @@ impl Rules<'_> {
             M::Rdrand => self.to_registers(&[self.register(0)], &processor("RDRAND")),
             M::Rdseed => self.to_registers(&[self.register(0)], &processor("RDSEED")),
             M::Rdpid => self.to_registers(&[self.register(0)], &processor("RDPID")),
-            M::Rdfsbase => self.to_registers(&[self.register(0)], &Source::Unfollowed("the base of fs".into())),
-            M::Rdgsbase => self.to_registers(&[self.register(0)], &Source::Unfollowed("the base of gs".into())),
+            M::Rdfsbase => {
+                self.to_registers(&[self.register(0)], &Source::Unfollowed("the base of fs".into()))
+            }
+            M::Rdgsbase => {
+                self.to_registers(&[self.register(0)], &Source::Unfollowed("the base of gs".into()))
+            }
             _ => {}
         }
     }
@@ -445,10 +466,23 @@ impl Rules<'_> {
             && is_register(1)
             && self.register(0) == self.register(1);
         match instruction.mnemonic() {
-            M::Xor | M::Sub | M::Pxor | M::Xorps | M::Xorpd | M::Psubb | M::Psubw | M::Psubd | M::Psubq
-            | M::Pcmpeqb | M::Pcmpeqw | M::Pcmpeqd | M::Pcmpeqq => same,
+            M::Xor
+            | M::Sub
+            | M::Pxor
+            | M::Xorps
+            | M::Xorpd
+            | M::Psubb
+            | M::Psubw
+            | M::Psubd
+            | M::Psubq
+            | M::Pcmpeqb
+            | M::Pcmpeqw
+            | M::Pcmpeqd
+            | M::Pcmpeqq => same,
             M::And => is_immediate(instruction) && instruction.immediate(1) == 0,
-            M::Or => is_immediate(instruction) && is_all_ones(instruction.immediate(1), self.operand_bytes(0)),
+            M::Or => {
+                is_immediate(instruction) && is_all_ones(instruction.immediate(1), self.operand_bytes(0))
+            }
             _ => false,
         }
     }
@@ -730,9 +764,7 @@ impl Rules<'_> {
         for number in 0..16 {
             let from = area.wrapping_add(XMM_OFFSET + 16 * u64::from(number));
             let loads = self.executed.loads;
-            let is_loaded = loads
-                .iter()
-                .any(|load| from.wrapping_sub(load.linear) < load.bytes.len() as u64);
+            let is_loaded = loads.iter().any(|load| from.wrapping_sub(load.linear) < load.bytes.len() as u64);
             let from = match (is_asked, is_loaded || loads.is_empty()) {
                 (false, _) => Source::Kept,
                 (true, true) => Source::Copy(Place::Memory(from)),
@@ -777,8 +809,22 @@ fn is_conditional_move(instruction: &Instruction) -> bool {
     use Mnemonic as M;
     matches!(
         instruction.mnemonic(),
-        M::Cmova | M::Cmovae | M::Cmovb | M::Cmovbe | M::Cmove | M::Cmovg | M::Cmovge | M::Cmovl | M::Cmovle
-            | M::Cmovne | M::Cmovno | M::Cmovnp | M::Cmovns | M::Cmovo | M::Cmovp | M::Cmovs
+        M::Cmova
+            | M::Cmovae
+            | M::Cmovb
+            | M::Cmovbe
+            | M::Cmove
+            | M::Cmovg
+            | M::Cmovge
+            | M::Cmovl
+            | M::Cmovle
+            | M::Cmovne
+            | M::Cmovno
+            | M::Cmovnp
+            | M::Cmovns
+            | M::Cmovo
+            | M::Cmovp
+            | M::Cmovs
     )
 }
 

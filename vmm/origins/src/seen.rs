@@ -104,10 +104,9 @@ impl Step {
                 let cell = Cell::Register { processor: self.processor, register, byte };
                 let value = self.executed.as_ref().map(|(_, before)| register.byte_in(before, byte));
                 // A delivery has no state before it. The pushed stack pointer is the stored value itself.
-                value.or_else(|| self.stored(cell_address(place)?)).map_or_else(
-                    || Origin::Rule(Source::Computed),
-                    |value| Origin::Cell(cell, value),
-                )
+                value
+                    .or_else(|| self.stored(cell_address(place)?))
+                    .map_or_else(|| Origin::Rule(Source::Computed), |value| Origin::Cell(cell, value))
             }
             Source::Copy(Place::Memory(linear)) => match self.loaded(linear) {
                 Some((physical, value)) => Origin::Cell(Cell::Memory(physical), value),
@@ -223,7 +222,8 @@ impl Step {
         let [count, from, to] = [1, 6, 7].map(|number| before.gpr[number]);
         let length = count.wrapping_mul(instruction.memory_size().size() as u64);
         let is_down = before.rflags & DIRECTION != 0;
-        let end = |address: u64| if is_down { address.wrapping_sub(length) } else { address.wrapping_add(length) };
+        let end =
+            |address: u64| if is_down { address.wrapping_sub(length) } else { address.wrapping_add(length) };
         Some((self.processor, self.rip, if is_copy { end(from) } else { 0 }, end(to)))
     }
 

@@ -8,8 +8,8 @@
 
 use std::ops::ControlFlow;
 
-use cpu::{AddressKind, At, Core, Happening, Observer, Places, Vectors, Wants};
-use history::timeline::{Interval, Poll, Timeline, TravelStop};
+use cpu::{AddressKind, At, Core, Happening, Observer, Places, Traps, Vectors, Wants};
+use history::timeline::{Interval, Poll, Stops, Timeline, TravelStop};
 use iced_x86::{Instruction, InstructionInfoFactory};
 use machine::Machine;
 use machine::error::Error;
@@ -29,7 +29,11 @@ const PARTS: u64 = 8;
 const FIRST_REGISTER_STEPS: u64 = 128;
 const REGISTER_FACTOR: u64 = 8;
 /// The longest interval of a search for a register.
-const MOST_REGISTER_STEPS: u64 = 1 << 24;
+const MOST_REGISTER_STEPS: u64 = 1 << 20;
+/// The longest interval of such a search in a machine with several processors, whose turns are searched one by one.
+const MOST_TURNS_STEPS: u64 = 1 << 26;
+/// The longest interval that is not divided into turns.
+const LEAST_TURNS_STEPS: u64 = 1 << 16;
 
 /// What wrote a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -221,7 +225,8 @@ impl Stores {
 
 impl Observer for Stores {
     fn wants(&self) -> Wants {
-        let place = |address: &u64| cpu::Place { space: AddressKind::Physical, addresses: *address..=*address };
+        let place =
+            |address: &u64| cpu::Place { space: AddressKind::Physical, addresses: *address..=*address };
         Wants { stores: Places::In(self.cells.iter().map(place).collect()), ..Wants::default() }
     }
 
@@ -244,23 +249,67 @@ fn search_registers(
     before: Instructions,
     poll: &mut Poll<'_>,
 ) -> Result<Option<Vec<Writer>>, Error> {
+    let processor = wanted.iter().find_map(|(cell, _)| match cell {
+        Cell::Register { processor, .. } => Some(*processor),
+        Cell::Memory(_) => None,
+    });
     let mut found: Vec<Option<Writer>> = vec![None; wanted.len()];
     let (mut end, mut length) = (before, FIRST_REGISTER_STEPS);
     while end > Instructions(0) && found.contains(&None) {
-        let start = before.saturating_back(length).min(end.saturating_back(1));
-        let start = start.max(end.saturating_back(MOST_REGISTER_STEPS));
-        let writes = RegisterWrites::to(wanted);
-        let Some(writes) = timeline.observe(Interval { start, end }, writes, poll)? else { return Ok(None) };
-        for (at, writer) in found.iter_mut().enumerate().filter(|(_, writer)| writer.is_none()) {
-            *writer = writes.last[at].map(Writer::Step);
+        let start = end.saturating_back(length);
+        let Some(parts) = turns(timeline, Interval { start, end }, processor, poll)? else { return Ok(None) };
+        for part in parts.into_iter().rev() {
+            let writes = RegisterWrites::to(wanted);
+            let Some(writes) = timeline.observe(part, writes, poll)? else { return Ok(None) };
+            for (at, writer) in found.iter_mut().enumerate().filter(|(_, writer)| writer.is_none()) {
+                *writer = writes.last[at].map(Writer::Step);
+            }
+            if !found.contains(&None) {
+                break;
+            }
         }
         if start > Instructions(0) && poll() {
             return Ok(None);
         }
         end = start;
-        length = length.saturating_mul(REGISTER_FACTOR);
+        let most = if timeline.machine().processors() > 1 { MOST_TURNS_STEPS } else { MOST_REGISTER_STEPS };
+        length = length.saturating_mul(REGISTER_FACTOR).min(most);
     }
     Ok(Some(found.into_iter().map(|writer| writer.unwrap_or(Writer::Start)).collect()))
+}
+
+/// The parts of an interval in which a processor has the seat, in order. A short interval is not divided. `None` if the poll
+/// function returned true.
+fn turns(
+    timeline: &mut Timeline,
+    interval: Interval,
+    processor: Option<usize>,
+    poll: &mut Poll<'_>,
+) -> Result<Option<Vec<Interval>>, Error> {
+    let Interval { start, end } = interval;
+    if timeline.machine().processors() == 1 || end - start <= LEAST_TURNS_STEPS {
+        return Ok(Some(vec![interval]));
+    }
+    let traps = Traps { turns: true, ..Traps::default() };
+    timeline.set_stops(Stops { traps, ..Stops::default() });
+    let hits = timeline.hits(start, end, usize::MAX, poll);
+    timeline.set_stops(Stops::default());
+    let hits = hits?;
+    if hits.interrupted_at.is_some() {
+        return Ok(None);
+    }
+    let (mut begin, mut parts) = (start, Vec::new());
+    for hit in hits.found {
+        if Some(hit.processor) == processor && hit.after > begin {
+            parts.push(Interval { start: begin, end: hit.after });
+        }
+        begin = hit.after;
+    }
+    // No turn ends at the end of the interval, so the processor there is not known.
+    if begin < end {
+        parts.push(Interval { start: begin, end });
+    }
+    Ok(Some(parts))
 }
 
 /// A decoded instruction, and its code.

@@ -8,8 +8,8 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use machine::position::Instructions;
 use origins::{Answer, EndKind, Location, WhoSet};
-use tiny_guest::long_mode::{ALIAS, STACK, record};
 use tiny_guest::STIRRED;
+use tiny_guest::long_mode::{ALIAS, STACK, record};
 
 /// Programs, instructions in each (about), places at which values are followed, and values at each place.
 const PROGRAMS: u64 = 8;
@@ -93,7 +93,8 @@ fn all(to: Vec<Byte>, from: From) -> Moves {
 
 /// A write of a part of a general register: 4 bytes clear the upper half.
 fn to_general(register: usize, from: &[From]) -> Moves {
-    let mut moves: Moves = general(register, 0, from.len() as u64).into_iter().zip(from.iter().copied()).collect();
+    let mut moves: Moves =
+        general(register, 0, from.len() as u64).into_iter().zip(from.iter().copied()).collect();
     if from.len() == 4 {
         moves.extend(all(general(register, 4, 4), From::Zeros));
     }
@@ -178,34 +179,46 @@ impl Program {
             2..=3 => {
                 let moves = to_general(to, &bytes(general(from, 0, length)));
                 let a = &mut self.a;
-                add!(self, match length {
-                    1 => a.mov(R8[to], R8[from]),
-                    2 => a.mov(R16[to], R16[from]),
-                    4 => a.mov(R32[to], R32[from]),
-                    _ => a.mov(R64[to], R64[from]),
-                }, moves);
+                add!(
+                    self,
+                    match length {
+                        1 => a.mov(R8[to], R8[from]),
+                        2 => a.mov(R16[to], R16[from]),
+                        4 => a.mov(R32[to], R32[from]),
+                        _ => a.mov(R64[to], R64[from]),
+                    },
+                    moves
+                );
             }
             4..=7 => {
                 let (address, place) = self.slot(length);
                 let moves = copy(memory(address, length), general(from, 0, length));
                 let a = &mut self.a;
-                add!(self, match length {
-                    1 => a.mov(byte_ptr(place), R8[from]),
-                    2 => a.mov(word_ptr(place), R16[from]),
-                    4 => a.mov(dword_ptr(place), R32[from]),
-                    _ => a.mov(qword_ptr(place), R64[from]),
-                }, moves);
+                add!(
+                    self,
+                    match length {
+                        1 => a.mov(byte_ptr(place), R8[from]),
+                        2 => a.mov(word_ptr(place), R16[from]),
+                        4 => a.mov(dword_ptr(place), R32[from]),
+                        _ => a.mov(qword_ptr(place), R64[from]),
+                    },
+                    moves
+                );
             }
             8..=11 => {
                 let (address, place) = self.slot(length);
                 let moves = to_general(to, &bytes(memory(address, length)));
                 let a = &mut self.a;
-                add!(self, match length {
-                    1 => a.mov(R8[to], byte_ptr(place)),
-                    2 => a.mov(R16[to], word_ptr(place)),
-                    4 => a.mov(R32[to], dword_ptr(place)),
-                    _ => a.mov(R64[to], qword_ptr(place)),
-                }, moves);
+                add!(
+                    self,
+                    match length {
+                        1 => a.mov(R8[to], byte_ptr(place)),
+                        2 => a.mov(R16[to], word_ptr(place)),
+                        4 => a.mov(R32[to], dword_ptr(place)),
+                        _ => a.mov(R64[to], qword_ptr(place)),
+                    },
+                    moves
+                );
             }
             12 => {
                 let mut moves = copy(general(to, 0, 1), general(from, 0, 1));
@@ -247,19 +260,39 @@ impl Program {
             21 => add!(self, self.a.movq(R64[to], XMM[x]), copy(general(to, 0, 8), vector(x, 0, 8))),
             22 => {
                 let (address, place) = self.slot(16);
-                add!(self, self.a.movups(XMM[x], xmmword_ptr(place)), copy(vector(x, 0, 16), memory(address, 16)));
+                add!(
+                    self,
+                    self.a.movups(XMM[x], xmmword_ptr(place)),
+                    copy(vector(x, 0, 16), memory(address, 16))
+                );
             }
             23 => {
                 let (address, place) = self.slot(16);
-                add!(self, self.a.movdqa(xmmword_ptr(place), XMM[x]), copy(memory(address, 16), vector(x, 0, 16)));
+                add!(
+                    self,
+                    self.a.movdqa(xmmword_ptr(place), XMM[x]),
+                    copy(memory(address, 16), vector(x, 0, 16))
+                );
             }
             24 => add!(self, self.a.movaps(XMM[x], XMM[y]), copy(vector(x, 0, 16), vector(y, 0, 16))),
             25 => {
                 let (address, place) = self.slot(8);
                 match self.numbers.below(4) {
-                    0 => add!(self, self.a.movhps(XMM[x], qword_ptr(place)), copy(vector(x, 8, 8), memory(address, 8))),
-                    1 => add!(self, self.a.movhps(qword_ptr(place), XMM[x]), copy(memory(address, 8), vector(x, 8, 8))),
-                    2 => add!(self, self.a.movlps(XMM[x], qword_ptr(place)), copy(vector(x, 0, 8), memory(address, 8))),
+                    0 => add!(
+                        self,
+                        self.a.movhps(XMM[x], qword_ptr(place)),
+                        copy(vector(x, 8, 8), memory(address, 8))
+                    ),
+                    1 => add!(
+                        self,
+                        self.a.movhps(qword_ptr(place), XMM[x]),
+                        copy(memory(address, 8), vector(x, 8, 8))
+                    ),
+                    2 => add!(
+                        self,
+                        self.a.movlps(XMM[x], qword_ptr(place)),
+                        copy(vector(x, 0, 8), memory(address, 8))
+                    ),
                     _ => add!(self, self.a.movss(XMM[x], XMM[y]), copy(vector(x, 0, 4), vector(y, 0, 4))),
                 }
             }
@@ -267,7 +300,8 @@ impl Program {
                 0 => add!(self, self.a.punpcklqdq(XMM[x], XMM[y]), copy(vector(x, 8, 8), vector(y, 0, 8))),
                 1 => add!(self, self.a.movhlps(XMM[x], XMM[y]), copy(vector(x, 0, 8), vector(y, 8, 8))),
                 _ => {
-                    let parts = [vector(y, 8, 4), vector(y, 12, 4), vector(y, 0, 4), vector(y, 4, 4)].concat();
+                    let parts =
+                        [vector(y, 8, 4), vector(y, 12, 4), vector(y, 0, 4), vector(y, 4, 4)].concat();
                     add!(self, self.a.pshufd(XMM[x], XMM[y], 0x4e), copy(vector(x, 0, 16), parts));
                 }
             },
@@ -278,14 +312,22 @@ impl Program {
             28 => add!(self, self.a.imul_3(R64[to], R64[from], 77), all(general(to, 0, 8), From::Computed)),
             29 => add!(self, self.a.xor(R32[to], R32[to]), to_general(to, &[From::Constant; 4])),
             30 => match self.numbers.below(2) {
-                0 => add!(self, self.a.lea(R64[to], ptr(R64[from])), copy(general(to, 0, 8), general(from, 0, 8))),
+                0 => add!(
+                    self,
+                    self.a.lea(R64[to], ptr(R64[from])),
+                    copy(general(to, 0, 8), general(from, 0, 8))
+                ),
                 _ => add!(self, self.a.lea(R64[to], R64[from] + 8), all(general(to, 0, 8), From::Computed)),
             },
             31 => {
                 // The stack pointer is never zero.
                 add!(self, self.a.test(rsp, rsp), Vec::new());
                 match self.numbers.below(2) {
-                    0 => add!(self, self.a.cmovne(R64[to], R64[from]), copy(general(to, 0, 8), general(from, 0, 8))),
+                    0 => add!(
+                        self,
+                        self.a.cmovne(R64[to], R64[from]),
+                        copy(general(to, 0, 8), general(from, 0, 8))
+                    ),
                     _ => add!(self, self.a.cmove(R64[to], R64[from]), Vec::new()),
                 }
             }
@@ -317,7 +359,8 @@ impl Program {
                 }
                 1 => add!(self, self.a.in_(eax, 0x80), to_general(0, &[From::Outside; 4])),
                 2 => {
-                    let moves = [0, 1, 2, 3].map(|register| to_general(register, &[From::Outside; 4])).concat();
+                    let moves =
+                        [0, 1, 2, 3].map(|register| to_general(register, &[From::Outside; 4])).concat();
                     add!(self, self.a.cpuid(), moves);
                 }
                 _ => {
@@ -341,7 +384,8 @@ impl Program {
     }
 
     fn string(&mut self) -> Result<(), IcedError> {
-        let (from, to) = (16 * self.numbers.below(SLOTS / 2), 16 * (SLOTS / 2 + self.numbers.below(SLOTS / 2)));
+        let (from, to) =
+            (16 * self.numbers.below(SLOTS / 2), 16 * (SLOTS / 2 + self.numbers.below(SLOTS / 2)));
         let (from, to) = (STIRRED + from, STIRRED + to);
         add!(self, self.a.mov(rsi, from + ALIAS), all(general(6, 0, 8), From::Constant));
         add!(self, self.a.mov(rdi, to), all(general(7, 0, 8), From::Constant));
@@ -463,7 +507,8 @@ fn values_of_random_programs_are_followed_to_their_origin() {
         assert_eq!(moves.len() + 1, addresses.len(), "seed {seed}");
         let mut timeline = Timeline::open_with(&recording, 1).unwrap();
         for place in 0..PLACES {
-            let before = if place == 0 { moves.len() } else { 20 + numbers.below(moves.len() as u64 - 20) as usize };
+            let before =
+                if place == 0 { moves.len() } else { 20 + numbers.below(moves.len() as u64 - 20) as usize };
             timeline.seek(Instructions(0), &mut || false).unwrap();
             timeline.set_breakpoints(vec![addresses[before]]);
             timeline.run_forward(&mut || false).unwrap();
@@ -475,10 +520,14 @@ fn values_of_random_programs_are_followed_to_their_origin() {
                 let question = WhoSet { location: &location, processor: None, at, limit: 1000 };
                 let answer: Answer = question.run(&mut timeline, &mut || false).unwrap();
                 let (writers, kind) = expected(&moves, bytes, before);
-                let rips: Vec<String> = writers.iter().map(|number| format!("{:#x}", addresses[*number])).collect();
+                let rips: Vec<String> =
+                    writers.iter().map(|number| format!("{:#x}", addresses[*number])).collect();
                 let found: Vec<&String> = answer.links.iter().map(|link| &link.rip).collect();
                 let is_right = answer.end.kind == kind && found.iter().copied().eq(&rips);
-                assert!(is_right, "seed {seed}, {notation} at {at}: expected {rips:?} and {kind:?}, found\n{answer}");
+                assert!(
+                    is_right,
+                    "seed {seed}, {notation} at {at}: expected {rips:?} and {kind:?}, found\n{answer}"
+                );
                 flows += 1;
                 links += found.len();
                 *kinds.entry(format!("{kind:?}")).or_default() += 1;
