@@ -24,7 +24,8 @@ use crate::writers::{Wanted, Writer, last_writers};
 pub struct WhoSet<'a> {
     /// The location of the value.
     pub location: &'a Location,
-    /// The number of the processor whose registers and address space the location means. By default, the running processor.
+    /// The number of the processor whose registers and address space the location means. By default, the running
+    /// processor.
     pub processor: Option<usize>,
     /// The position at which the location has the value.
     pub at: Instructions,
@@ -144,8 +145,8 @@ impl Walk<'_> {
         Ok(End::of(EndKind::Limit, format!("the chain goes on before insn:{}; raise --limit", self.before)))
     }
 
-    /// Adds the link of a repeated string instruction whose iterations copied the bytes. Returns false if the steps are no
-    /// such iterations, and `None` if the poll function returned true.
+    /// Adds the link of a repeated string instruction whose iterations copied the bytes. Returns false if the steps are
+    /// no such iterations, and `None` if the poll function returned true.
     fn repetition(&mut self, writers: &[Writer], poll: &mut Poll<'_>) -> Result<Option<bool>, Error> {
         let mut steps: BTreeMap<Instructions, Step> = BTreeMap::new();
         for writer in writers {
@@ -215,8 +216,8 @@ impl Walk<'_> {
         Ok(End::outside(source))
     }
 
-    /// Adds the link of a step. Returns the chain's end if it ends there; otherwise the walk goes on with the bytes that
-    /// the step copied.
+    /// Adds the link of a step. Returns the chain's end if it ends there; otherwise the walk goes on with the bytes
+    /// that the step copied.
     fn step(&mut self, at: Instructions, poll: &mut Poll<'_>) -> Result<Option<End>, Error> {
         let Some(step) = Step::replay(self.timeline, at, poll)? else { return Ok(Some(End::interrupted())) };
         let effects = step.effects();

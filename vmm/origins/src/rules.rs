@@ -1,8 +1,8 @@
 //! What an instruction moves: for each byte that an instruction writes, where this byte comes from.
 //!
-//! The rules follow the SDM, volume 2, for instructions that copy bytes or write constants. All other written bytes count as
-//! computed; iced-x86 says which registers an instruction writes. The rules look at the registers before the instruction
-//! only where an instruction may leave its destination unchanged.
+//! The rules follow the SDM, volume 2, for instructions that copy bytes or write constants. All other written bytes
+//! count as computed; iced-x86 says which registers an instruction writes. The rules look at the registers before the
+//! instruction only where an instruction may leave its destination unchanged.
 
 use cpu::CpuState;
 use iced_x86::{
@@ -125,8 +125,8 @@ pub struct Effect {
     pub from: Source,
 }
 
-/// The source of a byte that an instruction writes; `None` if none of the effects writes it. The first effect that writes a
-/// byte counts.
+/// The source of a byte that an instruction writes; `None` if none of the effects writes it. The first effect that
+/// writes a byte counts.
 pub fn source_of(effects: &[Effect], place: Place) -> Option<Source> {
     effects.iter().find_map(|effect| {
         let offset = effect.to.offset_of(place, effect.bytes)?;
@@ -138,8 +138,8 @@ pub fn source_of(effects: &[Effect], place: Place) -> Option<Source> {
     })
 }
 
-/// The effects of an instruction that completed. Rules for copies and constants come first. Behind them, everything else
-/// that the instruction writes is computed.
+/// The effects of an instruction that completed. Rules for copies and constants come first. Behind them, everything
+/// else that the instruction writes is computed.
 pub fn effects(executed: &Executed<'_>) -> Vec<Effect> {
     let mut rules = Rules { executed, found: Vec::new() };
     if rules.is_empty_repetition() {
@@ -150,8 +150,8 @@ pub fn effects(executed: &Executed<'_>) -> Vec<Effect> {
     rules.found
 }
 
-/// The effects of the delivery of an interrupt or exception in 64-bit mode: the frame on the handler's stack (SDM vol. 3,
-/// 6.14.2). `rsp` is the stack pointer after the delivery.
+/// The effects of the delivery of an interrupt or exception in 64-bit mode: the frame on the handler's stack (SDM vol.
+/// 3, 6.14.2). `rsp` is the stack pointer after the delivery.
 pub fn of_delivery(rsp: u64, has_error_code: bool, is_64_bit: bool, stores: &[Access]) -> Vec<Effect> {
     let mut found = Vec::new();
     if is_64_bit {

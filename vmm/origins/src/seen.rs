@@ -209,9 +209,9 @@ impl Reg {
 }
 
 impl Step {
-    /// Identifies the execution of a repeated MOVS or STOS to which the step belongs as an iteration: the processor, RIP, and
-    /// the addresses at which the repetition ends. All iterations of an execution have the same values, even if interrupts
-    /// come between them.
+    /// Identifies the execution of a repeated MOVS or STOS to which the step belongs as an iteration: the processor,
+    /// RIP, and the addresses at which the repetition ends. All iterations of an execution have the same values, even
+    /// if interrupts come between them.
     pub fn repetition(&self) -> Option<(usize, u64, u64, u64)> {
         use iced_x86::Mnemonic as M;
         let (instruction, before) = self.executed.as_ref()?;

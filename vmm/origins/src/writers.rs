@@ -1,8 +1,9 @@
 //! Finds the step that last wrote each of some bytes.
 //!
-//! Memory is searched in intervals that grow with the distance, as other searches backward do. An observer remembers the
-//! last store to each byte. Devices write memory without a store. So each interval also compares the bytes: if a byte
-//! differs from the wanted value although no store explains the difference, a bisection finds the step of the change.
+//! Memory is searched in intervals that grow with the distance, as other searches backward do. An observer remembers
+//! the last store to each byte. Devices write memory without a store. So each interval also compares the bytes: if a
+//! byte differs from the wanted value although no store explains the difference, a bisection finds the step of the
+//! change.
 //!
 //! Registers change in almost every step, so their intervals are short at first. An observer decodes each instruction.
 
@@ -24,8 +25,8 @@ use crate::seen::{MOST_INSTRUCTION_BYTES, Origin, Step, decode, linear_rip};
 const FIRST_STEPS: u64 = 100_000;
 /// Each interval of a search in memory is this share of the part already searched.
 const PARTS: u64 = 8;
-/// The length in steps of the first interval of a search for a register, and the factor by which the intervals grow. The
-/// timeline leaves snapshots at these distances.
+/// The length in steps of the first interval of a search for a register, and the factor by which the intervals grow.
+/// The timeline leaves snapshots at these distances.
 const FIRST_REGISTER_STEPS: u64 = 128;
 const REGISTER_FACTOR: u64 = 8;
 /// The longest interval of a search for a register.
@@ -184,8 +185,8 @@ fn search_memory(
     Ok(Some(found.into_iter().map(|writer| writer.unwrap_or(Writer::Start)).collect()))
 }
 
-/// The step in an interval after which a byte has its value and did not have it before. The byte has another value at the
-/// interval's start.
+/// The step in an interval after which a byte has its value and did not have it before. The byte has another value at
+/// the interval's start.
 fn bisect(
     timeline: &mut Timeline,
     (cell, value): Wanted,
@@ -278,8 +279,8 @@ fn search_registers(
     Ok(Some(found.into_iter().map(|writer| writer.unwrap_or(Writer::Start)).collect()))
 }
 
-/// The parts of an interval in which a processor has the seat, in order. A short interval is not divided. `None` if the poll
-/// function returned true.
+/// The parts of an interval in which a processor has the seat, in order. A short interval is not divided. `None` if the
+/// poll function returned true.
 fn turns(
     timeline: &mut Timeline,
     interval: Interval,
