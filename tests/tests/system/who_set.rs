@@ -10,10 +10,10 @@ use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options};
 use tests::record::{open, record};
 
 const MEMORY_MIB: u64 = 128;
-/// What the disk has in a sector, and the sector's number.
+/// The contents of a sector of the disk, and the sector's number.
 const ON_DISK: &[u8] = b"only-on-the-disk";
 const SECTOR: usize = 100;
-/// What is typed.
+/// The typed text.
 const TYPED: &str = "hellofromthekeyboard";
 
 /// The physical addresses at which RAM has these bytes.

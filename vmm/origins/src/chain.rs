@@ -99,7 +99,7 @@ impl End {
     }
 }
 
-/// What the origins of all bytes of a value say together.
+/// The result of a step for all bytes of a value.
 enum Verdict {
     /// The step copied these bytes.
     Copied(Vec<Wanted>),

@@ -14,7 +14,8 @@ use crate::cell::{Cell, Reg};
 pub const MOST_BYTES: u64 = 8;
 
 /// The notations of a [`Location`], for messages.
-pub const LOCATIONS: &str = "a register (rax, eax, xmm3), ADDRESS[:LENGTH], SYMBOL[+OFFSET][:LENGTH] or phys:ADDRESS[:LENGTH]";
+pub const LOCATIONS: &str =
+    "a register (rax, eax, xmm3), ADDRESS[:LENGTH], SYMBOL[+OFFSET][:LENGTH] or phys:ADDRESS[:LENGTH]";
 
 /// The location of a value: a register, or some bytes of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]

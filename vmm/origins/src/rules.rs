@@ -1,4 +1,4 @@
-//! What an instruction moves: for each byte that an instruction writes, where this byte comes from.
+//! The bytes that an instruction moves. Each byte that an instruction writes has a source.
 //!
 //! The rules follow the SDM, volume 2, for instructions that copy bytes or write constants. All other written bytes
 //! count as computed; iced-x86 says which registers an instruction writes. The rules look at the registers before the

@@ -76,7 +76,7 @@ impl Step {
         Ok(timeline.observe(part, Recorder::default(), poll)?.map(|recorder| recorder.step))
     }
 
-    /// What the step writes, byte by byte in [`rules::source_of`]'s form.
+    /// The effects of the step, for [`rules::source_of`].
     pub fn effects(&self) -> Vec<Effect> {
         match (&self.delivery, &self.executed) {
             (Some(delivery), _) => {
@@ -209,9 +209,8 @@ impl Reg {
 }
 
 impl Step {
-    /// Identifies the execution of a repeated MOVS or STOS to which the step belongs as an iteration: the processor,
-    /// RIP, and the addresses at which the repetition ends. All iterations of an execution have the same values, even
-    /// if interrupts come between them.
+    /// Identifies the repeated MOVS or STOS of which the step is an iteration. The result has the processor, RIP, and the
+    /// addresses at which the repetition ends. These values are the same in all iterations, also after an interrupt.
     pub fn repetition(&self) -> Option<(usize, u64, u64, u64)> {
         use iced_x86::Mnemonic as M;
         let (instruction, before) = self.executed.as_ref()?;

@@ -1,9 +1,8 @@
 //! Finds the step that last wrote each of some bytes.
 //!
 //! Memory is searched in intervals that grow with the distance, as other searches backward do. An observer remembers
-//! the last store to each byte. Devices write memory without a store. So each interval also compares the bytes: if a
-//! byte differs from the wanted value although no store explains the difference, a bisection finds the step of the
-//! change.
+//! the last store to each byte. Devices write memory without a store. So each interval also compares the bytes. If no
+//! store explains a byte's value, a bisection finds the step in which the byte changed.
 //!
 //! Registers change in almost every step, so their intervals are short at first. An observer decodes each instruction.
 

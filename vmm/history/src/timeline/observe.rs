@@ -14,7 +14,7 @@ use super::travel::Timeline;
 use super::walker::{SNAPSHOT_SPACING, Walked};
 use crate::workers::Poll;
 
-/// The largest number of steps between two polls. An observer of every step makes a step a hundred times slower.
+/// The largest number of steps between two polls. An observer of every step makes a step about ten times slower.
 const POLL_STEPS: u64 = 250_000;
 
 impl Timeline {
