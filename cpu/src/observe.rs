@@ -39,6 +39,9 @@ impl Core {
 
     /// Whether the fetch of the instruction at RIP is wanted.
     pub(crate) fn sees_fetch_at_rip(&self) -> bool {
+        if self.observing.fetches.is_everything() {
+            return true;
+        }
         let address = self.rip.wrapping_add(self.frame.seg_base[1]);
         let address = if self.is_64bit() { address } else { address & 0xffff_ffff };
         self.observing.fetches.touches(address, self.peek_address(address).unwrap_or(u64::MAX), 1)

@@ -38,6 +38,11 @@ impl Wanted {
         !self.all && self.places.are_empty()
     }
 
+    /// Whether every place is wanted.
+    pub fn is_everything(&self) -> bool {
+        self.all
+    }
+
     pub fn touches(&self, address: u64, gpa: u64, length: u64) -> bool {
         self.all || self.places.touch(address, gpa, length)
     }

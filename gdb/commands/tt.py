@@ -21,6 +21,8 @@ from ttvm_symbols import Files, Guest, MODULE_FILE, MOVED_FILE, add_command, mod
 # The number that ttvm gives to the thread of the first processor.
 CPU = 1
 NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
+# A register's name.
+REGISTER = re.compile(r"\$[a-z][a-z0-9]*")
 # The filters at the end of a WHAT or CONDITION argument.
 FILTERS = re.compile(r"(?:\s+(?:pid|comm|cpu|longer):\S+)+\s*$")
 # A system call's name, or a pattern of names.
@@ -146,6 +148,20 @@ def address_and_length(text):
     if value.address is not None and value.type.code != gdb.TYPE_CODE_FUNC:
         return int(value.address), value.type.sizeof
     return number(value), 8
+
+
+def location(text):
+    """A value's location, as `monitor who-set` expects it: a register's name, or an address and a length."""
+    if REGISTER.fullmatch(text):
+        return text[1:]
+    try:
+        address, length = address_and_length(text)
+    except gdb.error as error:
+        # ttvm knows the kernel's names and the sizes of the kernel's variables, which gdb may not know.
+        if not NAME.fullmatch(text):
+            raise gdb.GdbError(str(error)) from None
+        return text
+    return "%#x:%d" % (address, min(max(length, 1), 8))
 
 
 def code_address(text):
@@ -372,6 +388,25 @@ process or thread, and cpu:N a processor. The current position stays. ^C stops t
 
     def invoke(self, argument, from_tty):
         say(ask("search " + target(argument)))
+
+
+class WhoSet(Verb):
+    """Show where a value came from, back through copies: tt who-set EXPR
+
+Examples:
+  tt who-set $rax
+  tt who-set jiffies_64
+  tt who-set ((struct task_struct *) $rdi)->comm
+
+The answer lists the writes of the value: the last write first, then the write of the value that was copied, and so on. The
+list ends where an instruction computed the value, at a constant, or at input from outside. EXPR is a register, a variable
+of at most 8 bytes (of a larger one, the first 8 bytes), or an address. The current position stays. ^C stops the search."""
+
+    verb = "who-set"
+    completer = gdb.COMPLETE_EXPRESSION
+
+    def invoke(self, argument, from_tty):
+        say(ask("who-set " + location(argument.strip())))
 
 
 class Calls(Verb):
@@ -910,9 +945,11 @@ class Position(gdb.Function):
         return place[0]
 
 
-for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, Calls, Values, Diff, Tree, Mark, Checkpoint, Console, Physical, Ps, Threads, BreakIn):
+for command in (Tt, Help, Goto, When, BackTo, ForwardTo, Traps, Search, WhoSet, Calls, Tree, Values, Diff, Mark, Checkpoint):
     command()
-for command in (Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts, Back, GdbCheckpoint, GuardBackward, GuardForward, Position):
+for command in (Console, Physical, Ps, Threads, BreakIn, Backtrace, Dmesg, Reports, Symbols, Program, StepInterrupts, Back):
+    command()
+for command in (GdbCheckpoint, GuardBackward, GuardForward, Position):
     command()
 for name in ("step", "next"):
     ReverseSource(name)

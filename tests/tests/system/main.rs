@@ -40,4 +40,5 @@ mod symbols;
 mod symbols_add_up;
 mod travel;
 mod types_and_frames;
+mod who_set;
 mod workloads;

@@ -9,6 +9,7 @@
 
 pub mod faulting;
 pub mod linux;
+pub mod long_mode;
 pub mod passed;
 pub mod several;
 pub mod stopped;

@@ -42,6 +42,17 @@ Filters:
   cpu:N                    the processor with this number
   longer:TIME              system calls that took at least this long, as in longer:10ms";
 
+/// The notations of a value's location.
+pub const LOCATIONS: &str = "\
+Locations:
+  rax, eax, ax, al, ah      a general register of the running processor, or a part of one
+  xmm3                      the lowest 8 bytes of an XMM register
+  ADDRESS[:LENGTH]          memory at a virtual address
+  phys:ADDRESS[:LENGTH]     memory at a physical address
+  SYMBOL[+OFFSET][:LENGTH]  a variable of the guest's kernel
+
+LENGTH is 1 to 8 bytes. The default is 8, or the symbol's size if that is less.";
+
 #[cfg(test)]
 mod tests {
     use clap::{Command, CommandFactory, Parser};
@@ -123,6 +134,15 @@ mod tests {
             let text = text.replace("TIME", "10ms");
             let is_filter = Filters::parse(std::slice::from_ref(&text)).is_ok();
             assert!(is_filter || Condition::parse(&text, &NoNames).is_ok(), "{notation}");
+        }
+    }
+
+    #[test]
+    fn locations_of_the_table_parse() {
+        for notation in notations(LOCATIONS) {
+            let text = notation.replace("ADDRESS", "0x1000").replace("SYMBOL", "jiffies");
+            let text = text.replace("[+OFFSET]", "+8").replace("[:LENGTH]", ":4");
+            assert!(text.parse::<origins::Location>().is_ok(), "{notation}");
         }
     }
 }

@@ -49,7 +49,7 @@ use views::visible::visible;
 use crate::verbs::{
     calls, checkpoints, completions, control, debug, diff, doctor, drgn, dump, export_pcap, info, log, ls,
     man, pack, record, relink, replay, reports, rm, run, search, state, symbols, trace, tree, unpack, values,
-    verify,
+    verify, who_set,
 };
 
 #[global_allocator]
@@ -95,6 +95,7 @@ enum Verb {
     State(state::Args),
     Symbols(symbols::Args),
     Search(search::Args),
+    WhoSet(who_set::Args),
     Calls(calls::Args),
     Values(values::Args),
     Diff(diff::Args),
@@ -161,6 +162,7 @@ fn main() -> ExitCode {
         Verb::State(args) => state::run(args),
         Verb::Symbols(args) => symbols::run(args),
         Verb::Search(args) => search::run(args),
+        Verb::WhoSet(args) => who_set::run(args),
         Verb::Calls(args) => calls::run(args),
         Verb::Values(args) => values::run(args),
         Verb::Diff(args) => diff::run(args),

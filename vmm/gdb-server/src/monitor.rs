@@ -15,12 +15,15 @@ use history::timeline::{
 use machine::Machine;
 use machine::notation::PositionSpec;
 use machine::position::Instructions;
+use origins::{Location, WhoSet};
 use views::console;
 use views::filters::Filters;
 use views::guest_kernel::GuestKernels;
 
 /// The largest number of hits in one list.
 const MAX_LISTED: usize = 1000;
+/// The largest number of writes that `who-set` shows.
+const MAX_LINKS: usize = 100;
 /// The largest size in bytes of a variable that a name stands for. A symbol's size may include the gap to the next
 /// symbol. So of a large symbol only the first word is used.
 const MAX_VARIABLE_BYTES: u64 = 8;
@@ -45,6 +48,8 @@ monitor values VARIABLE [FROM TO]   list all values of a variable, such as jiffi
                                     (struct task_struct)init_task.comm; goto hit:N goes to one
 monitor diff POS [POS]              compare the guest at two positions, or at a position and here
 monitor tree [FROM] TO              show the calls of the running thread as a tree, from here or FROM
+monitor who-set LOCATION            show where a value came from, back through copies; LOCATION: a register,
+                                    ADDRESS[:LENGTH] or SYMBOL[+OFFSET][:LENGTH]
 monitor mark [NAME]                 name this position, or list the names
 monitor checkpoint                  add a checkpoint here, so the next session gets here fast
 monitor console [LINES]             show the guest's console at this position
@@ -91,6 +96,7 @@ impl GdbTarget<'_> {
             "values" => self.values(rest, poll),
             "diff" => self.diff(rest, poll),
             "tree" => self.tree(rest, poll),
+            "who-set" => self.who_set(rest, poll),
             "mark" => self.mark(rest),
             "checkpoint" => self.add_checkpoint(),
             "console" => Ok(self.console(rest)),
@@ -343,6 +349,17 @@ impl GdbTarget<'_> {
             self.timeline.return_to(&here).map_err(refused)?;
         }
         Ok(answer)
+    }
+
+    fn who_set(&mut self, text: &str, poll: &mut Poll<'_>) -> Result<String, Refusal> {
+        let location: Location = text.parse().map_err(Refusal::new)?;
+        let here = self.timeline.snapshot().map_err(refused)?;
+        let (processor, at) = (Some(self.shown_processor), self.timeline.position());
+        let question = WhoSet { location: &location, processor, at, limit: MAX_LINKS };
+        let answer = question.run(&mut self.timeline, poll);
+        self.timeline.return_to(&here).map_err(refused)?;
+        self.points_changed();
+        Ok(format!("{}\n", answer.map_err(refused)?))
     }
 
     fn mark(&mut self, name: &str) -> Result<String, Refusal> {

@@ -7,7 +7,7 @@ use checkpoint::{PageMap, Store};
 use cpu::{AddressKind, Bus, Counts, CpuState, Met, Observer, Stop, Tier, Traps, Watchpoint};
 use devices::pci::PciBus;
 use devices::platform::Platform;
-use devices::virtio::{Block, Console, Net, Rng};
+use devices::virtio::{Block, Console, Net, Rng, VirtioFunctionStateV1};
 use devices::{PanicKind, Request};
 use guest_ram::{GuestRam, RamView};
 
@@ -220,6 +220,11 @@ impl<U: Unit> Machine<U> {
         let count = to.len().min((length - (gpa - start)) as usize);
         self.ram().read_bytes(offset + (gpa - start), &mut to[..count]);
         count
+    }
+
+    /// The states of the devices on the PCI bus, slot 1 first.
+    pub fn functions(&self) -> Vec<VirtioFunctionStateV1> {
+        self.bus.platform.bus().state().functions
     }
 
     /// How the run ended, if it has ended.

@@ -17,7 +17,7 @@ use cpu::{At, Core, Happening, Observer, Vectors, Wants};
 use guest_symbols::tasks::{Tasks, Thread};
 use guest_symbols::typed::{Describe, TypeBytes};
 use guest_symbols::{GuestView, Symbol, Symbols};
-use history::timeline::{Poll, Timeline};
+use history::timeline::{Interval, Poll, Timeline};
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction};
 use machine::error::Error;
 use machine::position::Instructions;
@@ -65,8 +65,6 @@ pub struct Tree {
     pub replayed: u64,
     /// Whether calls are missing because there are too many.
     pub is_cut: bool,
-    /// Whether the poll function ended the run. The tree then ends early.
-    pub interrupted: bool,
 }
 
 /// A call, with the calls that it made.
@@ -212,7 +210,7 @@ impl Watcher {
 
     /// A jump to the first instruction of a function replaces the function of the last call. A return does the same in a
     /// thunk, which the kernel has in place of a jump through a pointer.
-    fn went(&mut self, from: u64, to: u64, core: &Core) {
+    fn went(&mut self, at: u64, from: u64, to: u64, core: &Core) {
         let function = |address: u64| self.symbols.at(address).map(|(symbol, _)| symbol.address);
         if !self.is_function(to) || function(from) == function(to) {
             return;
@@ -222,6 +220,7 @@ impl Watcher {
             && let Entered::Function(function) = &mut self.notes[note].function
         {
             *function = to;
+            self.notes[note].at = at;
             self.notes[note].gpr = registers(core);
             self.notes[note].memory = memory_of(core, &self.notes[note].gpr);
         }
@@ -293,10 +292,10 @@ impl Observer for Watcher {
                     FlowControl::Return if is_far_return(&instruction) => self.left(after, core),
                     FlowControl::Return => {
                         self.returned(after, core);
-                        self.went(at.rip, to, core);
+                        self.went(after, at.rip, to, core);
                     }
                     FlowControl::UnconditionalBranch | FlowControl::IndirectBranch => {
-                        self.went(at.rip, to, core);
+                        self.went(after, at.rip, to, core);
                     }
                     _ => {}
                 }
@@ -351,7 +350,8 @@ impl Question {
             is_full: false,
         };
         let before = timeline.replayed_steps();
-        let (watcher, stopped_at) = timeline.observe(part, watcher, poll)?;
+        let part = Interval { start: part.start, end: part.end.min(timeline.end()) };
+        let watcher = timeline.observe(part, watcher, poll)?.ok_or(Error::Interrupted)?;
         let types = bytes.as_ref().and_then(|bytes| bytes.kernel().ok());
         let mut all = Vec::new();
         if let (Some(bytes), Some(types)) = (&bytes, &types) {
@@ -370,7 +370,6 @@ impl Question {
             is_cut: watcher.is_full,
             calls: nodes(watcher.notes, &functions, kernel_of(&kernels)),
             replayed: timeline.replayed_steps() - before,
-            interrupted: stopped_at.is_some(),
         })
     }
 
@@ -488,9 +487,6 @@ impl Display for Tree {
             lines.push(format!(
                 "calls are missing: the tree has its first {MOST_NODES}, choose a shorter part"
             ));
-        }
-        if self.interrupted {
-            lines.push("interrupted: the tree ends early".to_string());
         }
         f.write_str(&lines.join("\n"))
     }

@@ -29,3 +29,4 @@ pub mod tree;
 pub mod unpack;
 pub mod values;
 pub mod verify;
+pub mod who_set;

@@ -6,7 +6,7 @@
 //! resolves notations of positions. `kernels` resolves names if a guest runs several kernels one after the other, and
 //! `find_kernels` finds these kernels. `reports` finds the reports of a guest's kernel, and `fault` finds the
 //! instruction that led to a report. While the timeline does not move, `settler` takes snapshots for the next search
-//! back. `runner` lets KVM run long stretches. `changes` lets a debugger change registers and memory in a `fork`.
+//! back. `observe` lets an observer watch a part of the run. `runner` lets KVM run long stretches. `changes` lets a debugger change registers and memory in a `fork`.
 //! `vmm/history/TRAVEL.md` explains the ideas.
 //!
 //! A *place* is a position in the recording. A *movement* is one seek, run, step or search of a timeline. A *walk* is a
@@ -21,6 +21,7 @@ mod fault;
 mod find_kernels;
 mod fork;
 mod kernels;
+mod observe;
 mod positions;
 mod report;
 mod reports;

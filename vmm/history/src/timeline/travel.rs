@@ -5,13 +5,12 @@
 //! there. The earlier state is one of the recording's checkpoints, or a snapshot of this session. Snapshots are dense
 //! around the present place, so that the next step back replays little.
 
-use std::any::Any;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use checkpoint::{Entry, Store};
-use cpu::{Observer, Watchpoint};
+use cpu::Watchpoint;
 use guest_ram::PAGE_SIZE;
 
 use crate::replay::last_place;
@@ -632,29 +631,6 @@ impl Timeline {
             Covered::Enough => None,
             Covered::UpTo(edge) => Some(edge),
         })
-    }
-
-    /// Runs through a part of the recording with an observer, and returns the observer. Also returns the place where the run
-    /// was interrupted, if it was. The position does not change. Another engine, if there is one, does not run.
-    pub fn observe<O: Observer>(
-        &mut self,
-        part: Range<Instructions>,
-        observer: O,
-        poll: &mut Poll<'_>,
-    ) -> Result<(O, Option<Instructions>), Error> {
-        self.must_be_history()?;
-        let begun = self.snapshot()?;
-        let to = part.end.min(self.shared.end);
-        self.shared.begin(to.saturating_since(part.start));
-        Armed::disarm(&mut self.walker.machine);
-        let runner = self.walker.runner.take();
-        let ran = self.walker.observe(part.start..to, Box::new(observer), poll);
-        self.walker.runner = runner;
-        self.return_to(&begun)?;
-        let (observer, edge) = ran?;
-        let observer: Box<dyn Any> = observer;
-        let observer = observer.downcast::<O>().expect("the machine had this observer");
-        Ok((*observer, edge))
     }
 
     /// Executes one instruction, ignoring breakpoints.

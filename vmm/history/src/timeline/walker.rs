@@ -2,7 +2,6 @@
 //! during its run. A timeline has one walker, which is at the timeline's position. Long searches have a walker for each
 //! core.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -11,7 +10,7 @@ use super::shared::Shared;
 use super::stops::{Armed, Hit, Stops};
 use crate::replay::begin::{begin_part, no_beginning};
 use crate::workers::Poll;
-use cpu::{Met, Observer};
+use cpu::Met;
 use machine::error::Error;
 use machine::position::{Count, Instructions};
 use machine::start::Images;
@@ -191,24 +190,6 @@ impl Walker {
             self.leave_snapshot()?;
         }
         self.advance(target, SNAPSHOT_SPACING, poll)
-    }
-
-    /// Goes to the start of a part, and runs to its end with an observer. Returns the observer, and the place where the run
-    /// was interrupted, if it was.
-    pub fn observe(
-        &mut self,
-        part: Range<Instructions>,
-        observer: Box<dyn Observer>,
-        poll: &mut Poll<'_>,
-    ) -> Result<(Box<dyn Observer>, Option<Instructions>), Error> {
-        if self.seek(part.start, poll)? == Walked::Interrupted {
-            return Ok((observer, Some(part.start)));
-        }
-        self.machine.set_observer(Some(observer))?;
-        let walked = self.advance(part.end, SNAPSHOT_SPACING, poll);
-        let observer = self.machine.set_observer(None)?.expect("the machine has the observer");
-        let interrupted = walked? == Walked::Interrupted;
-        Ok((observer, interrupted.then(|| self.position())))
     }
 
     /// Runs to a place without stopping, with a snapshot every `spacing` steps.

@@ -1,0 +1,64 @@
+//! Values of a real kernel are followed to the disk's sector and to the typed key from which they came.
+
+use history::timeline::Timeline;
+use machine::Machine;
+use machine::config::MachineOptions;
+use machine::position::Instructions;
+use machine::script::Script;
+use origins::{Answer, EndKind, Location, WhoSet};
+use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options};
+use tests::record::{open, record};
+
+const MEMORY_MIB: u64 = 128;
+/// The contents of a sector of the disk, and the sector's number.
+const ON_DISK: &[u8] = b"only-on-the-disk";
+const SECTOR: usize = 100;
+/// The typed text.
+const TYPED: &str = "hellofromthekeyboard";
+
+/// The physical addresses at which RAM has these bytes.
+fn places(machine: &Machine<Instructions>, text: &[u8]) -> Vec<u64> {
+    let mut ram = vec![0; (MEMORY_MIB << 20) as usize];
+    let count = machine.read_physical(0, &mut ram);
+    let found = ram[..count].windows(text.len()).enumerate().filter(|(_, window)| *window == text);
+    found.map(|(address, _)| address as u64).collect()
+}
+
+fn who_set(timeline: &mut Timeline, address: u64, bytes: u64) -> Answer {
+    let location: Location = format!("phys:{address:#x}:{bytes}").parse().expect("it is a location");
+    let question = WhoSet { location: &location, processor: None, at: timeline.end(), limit: 200 };
+    question.run(timeline, &mut || false).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn a_sector_and_a_key_are_found_through_pipes_and_processes() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let disk = directory.path().join("disk");
+    let mut contents = vec![0; 1 << 20];
+    contents[SECTOR * 512..][..ON_DISK.len()].copy_from_slice(ON_DISK);
+    std::fs::write(&disk, contents).expect("the folder is ours");
+    let options = MachineOptions { disk: Some(disk), ..linux_options(&CLOUD, &BUSYBOX, "", MEMORY_MIB) };
+    let path = directory.path().join("r.ttvm");
+    let read = format!("dd if=/dev/vda bs=512 skip={SECTOR} count=1 2>/dev/null | cat > /tmp/x");
+    let mut script = Script::shell(&[&read, &format!("echo {TYPED} > /tmp/y"), "poweroff -f"]);
+    record(&Guest::new(&options), &path, &mut script);
+    let mut timeline = Timeline::open(&open(&path)).unwrap_or_else(|error| panic!("{error}"));
+    let end = timeline.end();
+    timeline.seek(end, &mut || false).unwrap_or_else(|error| panic!("{error}"));
+    let (sectors, keys) = (places(timeline.machine(), ON_DISK), places(timeline.machine(), TYPED.as_bytes()));
+    assert!(!sectors.is_empty() && !keys.is_empty(), "{}", script.text());
+
+    let answers: Vec<Answer> = sectors.iter().map(|address| who_set(&mut timeline, *address, 8)).collect();
+    let is_from_disk = |answer: &&Answer| {
+        let is_sector = answer.end.text.contains(&format!("byte 0 of sector {SECTOR} of the disk"));
+        answer.end.kind == EndKind::Outside && is_sector && answer.links.len() > 3
+    };
+    let shown = |answers: &[Answer]| answers.iter().map(|answer| format!("{answer}\n\n")).collect::<String>();
+    assert!(answers.iter().any(|answer| is_from_disk(&answer)), "{}", shown(&answers));
+
+    let answers: Vec<Answer> = keys.iter().map(|address| who_set(&mut timeline, *address, 1)).collect();
+    let is_typed =
+        |answer: &Answer| answer.end.text.contains("'h' typed at event") && answer.end.event.is_some();
+    assert!(answers.iter().any(is_typed), "{}", shown(&answers));
+    assert!(answers.iter().all(|answer| answer.end.kind != EndKind::Unexplained), "{}", shown(&answers));
+}

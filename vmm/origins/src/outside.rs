@@ -1,0 +1,323 @@
+//! Names what came from outside: the event of the log, the device and the block of the disk.
+
+use devices::virtio::{DeviceStateV1, QueueStateV1, SECTOR_BYTES, VirtioFunctionStateV1};
+use history::timeline::{Poll, Timeline};
+use machine::Machine;
+use machine::error::Error;
+use machine::inputs::Event;
+use machine::position::Instructions;
+
+use crate::cell::Cell;
+use crate::rules::Outside;
+use crate::seen::Step;
+use crate::writers::Wanted;
+
+/// The port at which the first serial port's driver reads typed bytes.
+const SERIAL_DATA: u16 = 0x3f8;
+/// Addresses of the chips with registers in memory.
+const IO_APIC: u64 = 0xfec0_0000;
+const LOCAL_APIC: u64 = 0xfee0_0000;
+const APIC_BYTES: u64 = 0x1000;
+/// The base address registers in configuration space, and the bits of a base address that are an address.
+const FIRST_BAR: usize = 0x10;
+const BARS: usize = 6;
+const BAR_ADDRESS: u32 = !0xf;
+/// Flags of a virtqueue's descriptor (VIRTIO 1.2, section 2.7.5).
+const NEXT: u16 = 1;
+const WRITABLE: u16 = 2;
+const INDIRECT: u16 = 4;
+const DESCRIPTOR_BYTES: u64 = 16;
+/// Bytes in the header of a request to a virtio disk, and the offset of its sector.
+const REQUEST_SECTOR: u64 = 8;
+/// The largest number of descriptors in one chain. Larger chains are a mistake of the guest.
+const MOST_DESCRIPTORS: usize = 1 << 15;
+
+/// A source outside of the machine's registers and memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The source in words.
+    pub text: String,
+    /// The number of the log's event.
+    pub event: Option<u64>,
+}
+
+impl Source {
+    fn of(text: impl Into<String>) -> Source {
+        Source { text: text.into(), event: None }
+    }
+}
+
+/// Names the source that an instruction read.
+pub fn read(timeline: &Timeline, at: Instructions, outside: &Outside, value: u8) -> Result<Source, Error> {
+    Ok(match outside {
+        Outside::Processor(name) => Source::of(format!("the processor, by {name}")),
+        Outside::Port(SERIAL_DATA) => {
+            let has_it =
+                |event: &Event| matches!(event, Event::ConsoleInput(bytes) if bytes.contains(&value));
+            match timeline.last_event(at, has_it)? {
+                Some((number, _)) => Source {
+                    text: format!("port {SERIAL_DATA:#x}: {} typed at event {number}", key(value)),
+                    event: Some(number),
+                },
+                None => Source::of(format!("port {SERIAL_DATA:#x}, the serial port")),
+            }
+        }
+        Outside::Port(port) => Source::of(format!("port {port:#x}")),
+    })
+}
+
+fn key(byte: u8) -> String {
+    if byte.is_ascii_graphic() { format!("'{}'", char::from(byte)) } else { format!("byte {byte:#04x}") }
+}
+
+/// Whether an address is in RAM.
+pub fn is_ram(machine: &Machine<Instructions>, address: u64) -> bool {
+    machine.read_physical(address, &mut [0]) == 1
+}
+
+/// Names the device whose register is at an address outside of RAM.
+pub fn register(machine: &Machine<Instructions>, address: u64) -> Source {
+    let chips = [(IO_APIC, "I/O APIC"), (LOCAL_APIC, "local APIC")];
+    if let Some((base, name)) = chips.iter().find(|(base, _)| address.wrapping_sub(*base) < APIC_BYTES) {
+        return Source::of(format!("register {:#x} of the {name}", address - base));
+    }
+    let device = function_at(&machine.functions(), address)
+        .map_or_else(|| "a device".to_string(), |(_, function)| format!("the {}", name(&function.device)));
+    Source::of(format!("the register at physical address {address:#x} of {device}"))
+}
+
+/// The function, with its slot, whose registers are at an address.
+fn function_at(functions: &[VirtioFunctionStateV1], address: u64) -> Option<(usize, &VirtioFunctionStateV1)> {
+    let numbered = functions.iter().enumerate().map(|(index, function)| (index + 1, function));
+    let base = |function: &VirtioFunctionStateV1| bases(function).filter(|base| *base <= address).max();
+    numbered
+        .filter_map(|found| Some((base(found.1)?, found)))
+        .max_by_key(|(base, _)| *base)
+        .map(|found| found.1)
+}
+
+fn bases(function: &VirtioFunctionStateV1) -> impl Iterator<Item = u64> {
+    (0..BARS).filter_map(|number| {
+        let at = FIRST_BAR + 4 * number;
+        let bytes: [u8; 4] = function.config.get(at..at + 4)?.try_into().ok()?;
+        let value = u32::from_le_bytes(bytes);
+        Some(u64::from(value & BAR_ADDRESS)).filter(|base| *base != 0 && value & 1 == 0)
+    })
+}
+
+fn name(device: &DeviceStateV1) -> &'static str {
+    match device {
+        DeviceStateV1::Block { .. } => "virtio disk",
+        DeviceStateV1::Console { .. } => "virtio console",
+        DeviceStateV1::Rng { .. } => "virtio entropy device",
+        DeviceStateV1::Net { .. } => "virtio network card",
+        _ => "passed-through device",
+    }
+}
+
+/// Names the device or event that wrote some bytes of memory in a step or just before it. `None` if the poll function
+/// returned true.
+pub fn wrote(
+    timeline: &mut Timeline,
+    at: Instructions,
+    wanted: &[Wanted],
+    poll: &mut Poll<'_>,
+) -> Result<Option<(Source, Step)>, Error> {
+    timeline.seek(at, poll)?.unless_interrupted()?;
+    let Some(address) = wanted.iter().find_map(|(cell, _)| match cell {
+        Cell::Memory(address) => Some(*address),
+        Cell::Register { .. } => None,
+    }) else {
+        return Ok(Some((Source::of("an unknown source"), Step::default())));
+    };
+    let functions = timeline.machine().functions();
+    let request = functions.iter().find_map(|function| in_queues(timeline.machine(), function, address));
+    let is_table_entry = changes_like_a_page_walk(timeline, at, address, poll)?;
+    timeline.seek(at, poll)?.unless_interrupted()?;
+    let events = timeline.events_at(at)?;
+    let Some(step) = Step::replay(timeline, at, poll)? else { return Ok(None) };
+    let value: Vec<u8> = wanted.iter().map(|(_, value)| *value).collect();
+    if let Some(source) = events.iter().find_map(|(number, record)| by_event(*number, &record.event, &value))
+    {
+        return Ok(Some((source, step)));
+    }
+    let told = step.stores.iter().find(|store| !is_ram(timeline.machine(), store.physical));
+    let told = told.and_then(|store| function_at(&functions, store.physical));
+    let source = match (told, request, step.writes_port()) {
+        (_, Some(source), _) => source,
+        (Some((slot, function)), None, _) => Source::of(format!(
+            "the {} in slot {slot}, which this instruction notified",
+            name(&function.device)
+        )),
+        (None, None, true) => Source::of("a device, which this instruction told by a port"),
+        (None, None, false) if is_table_entry => {
+            Source::of("the processor, which set the accessed or dirty bit of a page table entry")
+        }
+        (None, None, false) => Source::of("a device or the processor itself, outside of instructions"),
+    };
+    Ok(Some((source, step)))
+}
+
+/// Whether only the accessed and dirty bits of a byte change in a step.
+fn changes_like_a_page_walk(
+    timeline: &mut Timeline,
+    at: Instructions,
+    address: u64,
+    poll: &mut Poll<'_>,
+) -> Result<bool, Error> {
+    const ACCESSED_AND_DIRTY: u8 = 0x60;
+    let read = |timeline: &Timeline| {
+        let mut byte = [0];
+        timeline.machine().read_physical(address, &mut byte);
+        byte[0]
+    };
+    let before = read(timeline);
+    timeline.seek(at + 1, poll)?.unless_interrupted()?;
+    let changed = before ^ read(timeline);
+    Ok(address % 8 == 0 && changed != 0 && changed & !ACCESSED_AND_DIRTY == 0)
+}
+
+fn by_event(number: u64, event: &Event, value: &[u8]) -> Option<Source> {
+    let text = match event {
+        Event::ConsoleInput(bytes) => {
+            let typed: Vec<String> = bytes.iter().take(16).map(|byte| key(*byte)).collect();
+            format!("event {number}: typed {}", typed.join(" "))
+        }
+        Event::ConsoleResize { columns, rows } => {
+            format!("event {number}: the console's size, {columns} x {rows}")
+        }
+        Event::NetworkInput(frames) => {
+            let place = frames.iter().enumerate().find_map(|(frame, bytes)| {
+                let offset = bytes.windows(value.len().max(1)).position(|part| part == value)?;
+                Some((frame, bytes.len(), offset))
+            });
+            match place {
+                Some((frame, length, offset)) => format!(
+                    "event {number}: byte {offset} of network frame {} of {}, which has {length} bytes",
+                    frame + 1,
+                    frames.len()
+                ),
+                None => format!("event {number}: {} network frames", frames.len()),
+            }
+        }
+        Event::Devices(_) => format!("event {number}: input of a passed-through device"),
+        _ => return None,
+    };
+    Some(Source { text, event: Some(number) })
+}
+
+/// Names the part of a device's queues to which an address belongs: a buffer of a waiting request or the used ring.
+fn in_queues(
+    machine: &Machine<Instructions>,
+    function: &VirtioFunctionStateV1,
+    address: u64,
+) -> Option<Source> {
+    function.queues.iter().enumerate().filter(|(_, queue)| queue.enabled && queue.size != 0).find_map(
+        |(number, queue)| {
+            let name = name(&function.device);
+            let ring = 6 + 8 * u64::from(queue.size);
+            if address.wrapping_sub(queue.used) < ring {
+                return Some(Source::of(format!("the {name}: used ring of its queue {number}")));
+            }
+            let text = in_buffers(machine, function, queue, address)?;
+            Some(Source::of(format!("the {name}: {text}")))
+        },
+    )
+}
+
+struct Descriptor {
+    address: u64,
+    length: u32,
+    flags: u16,
+    next: u16,
+}
+
+fn u16_at(machine: &Machine<Instructions>, address: u64) -> Option<u16> {
+    let mut bytes = [0; 2];
+    (machine.read_physical(address, &mut bytes) == 2).then(|| u16::from_le_bytes(bytes))
+}
+
+fn descriptor(machine: &Machine<Instructions>, table: u64, index: u16) -> Option<Descriptor> {
+    let mut bytes = [0; DESCRIPTOR_BYTES as usize];
+    let at = table.checked_add(u64::from(index) * DESCRIPTOR_BYTES)?;
+    (machine.read_physical(at, &mut bytes) == bytes.len()).then_some(())?;
+    Some(Descriptor {
+        address: u64::from_le_bytes(bytes[..8].try_into().ok()?),
+        length: u32::from_le_bytes(bytes[8..12].try_into().ok()?),
+        flags: u16::from_le_bytes(bytes[12..14].try_into().ok()?),
+        next: u16::from_le_bytes(bytes[14..].try_into().ok()?),
+    })
+}
+
+/// The descriptors of the chain that begins with descriptor `head`.
+fn chain(machine: &Machine<Instructions>, queue: &QueueStateV1, head: u16) -> Vec<Descriptor> {
+    match descriptor(machine, queue.descriptors, head) {
+        Some(first) if first.flags & INDIRECT != 0 => chain_in(machine, first.address, 0),
+        _ => chain_in(machine, queue.descriptors, head),
+    }
+}
+
+fn chain_in(machine: &Machine<Instructions>, table: u64, first: u16) -> Vec<Descriptor> {
+    let (mut index, mut found) = (first, Vec::new());
+    while found.len() < MOST_DESCRIPTORS {
+        let Some(next) = descriptor(machine, table, index) else { break };
+        let (flags, behind) = (next.flags, next.next);
+        found.push(next);
+        if flags & NEXT == 0 {
+            break;
+        }
+        index = behind;
+    }
+    found
+}
+
+/// Names the buffer of a waiting request that contains an address.
+fn in_buffers(
+    machine: &Machine<Instructions>,
+    function: &VirtioFunctionStateV1,
+    queue: &QueueStateV1,
+    address: u64,
+) -> Option<String> {
+    let behind = u16_at(machine, queue.available.checked_add(2)?)?;
+    let waiting = behind.wrapping_sub(queue.next_available).min(queue.size);
+    (0..waiting).find_map(|number| {
+        let slot = queue.next_available.wrapping_add(number) % queue.size;
+        let head = u16_at(machine, queue.available.checked_add(4 + 2 * u64::from(slot))?)?;
+        let chain = chain(machine, queue, head);
+        let mut before = 0;
+        for buffer in chain.iter().filter(|buffer| buffer.flags & WRITABLE != 0) {
+            let offset = address.wrapping_sub(buffer.address);
+            if offset < u64::from(buffer.length) {
+                return Some(told(machine, function, &chain, before + offset));
+            }
+            before += u64::from(buffer.length);
+        }
+        None
+    })
+}
+
+/// Names the byte at an offset of a request's writable buffers.
+fn told(
+    machine: &Machine<Instructions>,
+    function: &VirtioFunctionStateV1,
+    chain: &[Descriptor],
+    offset: u64,
+) -> String {
+    if !matches!(function.device, DeviceStateV1::Block { .. }) {
+        return format!("byte {offset} of what it sent");
+    }
+    let all: u64 =
+        chain.iter().filter(|part| part.flags & WRITABLE != 0).map(|part| u64::from(part.length)).sum();
+    if offset + 1 == all {
+        return "the status of a request".to_string();
+    }
+    let mut sector = [0; 8];
+    let header = chain.first().and_then(|first| first.address.checked_add(REQUEST_SECTOR));
+    match header.map(|at| machine.read_physical(at, &mut sector)) {
+        Some(8) => {
+            let sector = u64::from_le_bytes(sector).saturating_add(offset / SECTOR_BYTES as u64);
+            format!("byte {} of sector {sector} of the disk", offset % SECTOR_BYTES as u64)
+        }
+        _ => format!("byte {offset} of a request"),
+    }
+}

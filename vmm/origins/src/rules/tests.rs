@@ -1,0 +1,282 @@
+//! A table of instructions and the bytes that they move.
+
+use cpu::CpuState;
+use iced_x86::code_asm::*;
+use iced_x86::{Decoder, DecoderOptions, IcedError};
+
+use super::*;
+
+/// Where instructions load and store.
+const LOADED: u64 = 0x1000;
+const STORED: u64 = 0x2000;
+/// RAX before each instruction, and the bytes at [`LOADED`].
+const RAX: u64 = 0x1122_3344_5566_7788;
+
+fn state() -> CpuState {
+    let mut state = CpuState::reset();
+    for (number, value) in state.gpr.iter_mut().enumerate() {
+        *value = RAX + number as u64;
+    }
+    state.gpr[4] = 0x3000;
+    state.rflags = 2 | ZERO;
+    state
+}
+
+/// The source of one byte that an instruction writes. The instruction may load and store 512 bytes.
+fn source(
+    assemble: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+    before: &CpuState,
+    place: Place,
+) -> Option<Source> {
+    let mut a = CodeAssembler::new(64).unwrap();
+    assemble(&mut a).unwrap();
+    let code = a.assemble(0x100).unwrap();
+    let instruction = Decoder::with_ip(64, &code, 0x100, DecoderOptions::NONE).decode();
+    let size = match instruction.memory_size().size() {
+        0 => 8,
+        size => size,
+    };
+    let mut bytes: Vec<u8> = RAX.to_le_bytes().repeat(64);
+    bytes.truncate(size);
+    let access = |linear| vec![Access { linear, physical: linear, bytes: bytes.clone() }];
+    let (loads, stores) = (access(LOADED), access(STORED));
+    let executed = Executed { instruction: &instruction, before, loads: &loads, stores: &stores };
+    source_of(&effects(&executed), place)
+}
+
+fn reg(number: u8, byte: u8) -> Place {
+    Place::Register(Reg::General(number), byte)
+}
+
+fn xmm(number: u8, byte: u8) -> Place {
+    Place::Register(Reg::Vector(number), byte)
+}
+
+fn stored(byte: u64) -> Place {
+    Place::Memory(STORED + byte)
+}
+
+fn loaded(byte: u64) -> Option<Source> {
+    Some(Source::Copy(Place::Memory(LOADED + byte)))
+}
+
+fn copied(place: Place) -> Option<Source> {
+    Some(Source::Copy(place))
+}
+
+const IMMEDIATE: Option<Source> = Some(Source::Constant("an immediate"));
+const IDIOM: Option<Source> = Some(Source::Constant("a zeroing idiom"));
+const COMPUTED: Option<Source> = Some(Source::Computed);
+const ZEROS: Option<Source> = Some(Source::Zeros);
+const SIGNS: Option<Source> = Some(Source::Signs);
+const KEPT: Option<Source> = Some(Source::Kept);
+
+/// Checks rows of an instruction, a byte, and the byte's source.
+macro_rules! table {
+    ($before:expr; $($assemble:expr, $place:expr => $source:expr;)*) => {$(
+        let row = stringify!($assemble, $place);
+        assert_eq!(source($assemble, $before, $place), $source, "{row}");
+    )*};
+}
+
+#[test]
+fn moves_of_general_registers() {
+    table! { &state();
+        |a| a.mov(rax, rbx), reg(0, 7) => copied(reg(3, 7));
+        |a| a.mov(rax, rbx), reg(1, 0) => None;
+        |a| a.mov(eax, ebx), reg(0, 3) => copied(reg(3, 3));
+        |a| a.mov(eax, ebx), reg(0, 4) => ZEROS;
+        |a| a.mov(ax, bx), reg(0, 2) => None;
+        |a| a.mov(al, bh), reg(0, 0) => copied(reg(3, 1));
+        |a| a.mov(ah, bl), reg(0, 1) => copied(reg(3, 0));
+        |a| a.mov(ah, bl), reg(0, 0) => None;
+        |a| a.mov(rax, qword_ptr(rbx)), reg(0, 5) => loaded(5);
+        |a| a.mov(qword_ptr(rbx), rax), stored(5) => copied(reg(0, 5));
+        |a| a.mov(byte_ptr(rbx), ah), stored(0) => copied(reg(0, 1));
+        |a| a.mov(rax, 0x1234_5678_9abc_u64), reg(0, 0) => IMMEDIATE;
+        |a| a.mov(dword_ptr(rbx), 7), stored(3) => IMMEDIATE;
+        |a| a.mov(rax, cr3), reg(0, 0) => Some(Source::Unfollowed("cr3".to_string()));
+        |a| a.mov(ax, ds), reg(0, 0) => Some(Source::Unfollowed("ds".to_string()));
+        |a| a.movzx(eax, bl), reg(0, 0) => copied(reg(3, 0));
+        |a| a.movzx(eax, bl), reg(0, 1) => ZEROS;
+        |a| a.movzx(eax, word_ptr(rbx)), reg(0, 1) => loaded(1);
+        |a| a.movzx(rax, bl), reg(0, 7) => ZEROS;
+        |a| a.movsx(rax, bx), reg(0, 1) => copied(reg(3, 1));
+        |a| a.movsx(rax, bx), reg(0, 7) => SIGNS;
+        |a| a.movsx(eax, bl), reg(0, 4) => ZEROS;
+        |a| a.movsxd(rax, dword_ptr(rbx)), reg(0, 3) => loaded(3);
+        |a| a.movsxd(rax, dword_ptr(rbx)), reg(0, 4) => SIGNS;
+        |a| a.cdqe(), reg(0, 3) => KEPT;
+        |a| a.cdqe(), reg(0, 4) => SIGNS;
+        |a| a.cbw(), reg(0, 1) => SIGNS;
+        |a| a.cbw(), reg(0, 2) => KEPT;
+        |a| a.bswap(rax), reg(0, 0) => copied(reg(0, 7));
+        |a| a.bswap(eax), reg(0, 3) => copied(reg(0, 0));
+        |a| a.bswap(eax), reg(0, 4) => ZEROS;
+        |a| a.movbe(rax, qword_ptr(rbx)), reg(0, 0) => loaded(7);
+        |a| a.movbe(qword_ptr(rbx), rax), stored(1) => copied(reg(0, 6));
+        |a| a.movnti(qword_ptr(rbx), rax), stored(1) => copied(reg(0, 1));
+        |a| a.lea(rax, ptr(rbx)), reg(0, 2) => copied(reg(3, 2));
+        |a| a.lea(eax, ptr(rbx)), reg(0, 2) => copied(reg(3, 2));
+        |a| a.lea(rax, ptr(rbx + 1)), reg(0, 2) => COMPUTED;
+        |a| a.lea(rax, ptr(rbx + rcx)), reg(0, 2) => COMPUTED;
+        |a| a.lea(rax, ptr(0x1000)), reg(0, 2) => Some(Source::Constant("an address in the instruction"));
+    }
+}
+
+#[test]
+fn stack_and_exchange() {
+    table! { &state();
+        |a| a.push(rax), stored(2) => copied(reg(0, 2));
+        |a| a.push(rax), reg(4, 0) => COMPUTED;
+        |a| a.push(7), stored(2) => IMMEDIATE;
+        |a| a.push(qword_ptr(rbx)), stored(2) => loaded(2);
+        |a| a.pushfq(), stored(0) => Some(Source::Unfollowed("rflags".to_string()));
+        |a| a.pop(rax), reg(0, 2) => loaded(2);
+        |a| a.pop(rsp), reg(4, 2) => loaded(2);
+        |a| a.pop(rax), reg(4, 2) => COMPUTED;
+        |a| a.pop(qword_ptr(rbx)), stored(2) => loaded(2);
+        |a| a.call(0x400_u64), stored(0) => Some(Source::Constant("a return address"));
+        |a| a.leave(), reg(5, 3) => loaded(3);
+        |a| a.enter(16, 0), stored(3) => copied(reg(5, 3));
+        |a| a.iretq(), reg(4, 3) => copied(Place::Memory(0x3018 + 3));
+        |a| a.syscall(), reg(1, 0) => Some(Source::Constant("the address after SYSCALL"));
+        |a| a.syscall(), reg(11, 0) => Some(Source::Unfollowed("rflags".to_string()));
+        |a| a.xchg(rax, rbx), reg(0, 1) => copied(reg(3, 1));
+        |a| a.xchg(rax, rbx), reg(3, 1) => copied(reg(0, 1));
+        |a| a.xchg(qword_ptr(rcx), rbx), reg(3, 1) => loaded(1);
+        |a| a.xchg(qword_ptr(rcx), rbx), stored(1) => copied(reg(3, 1));
+        |a| a.xadd(qword_ptr(rcx), rbx), reg(3, 1) => loaded(1);
+        |a| a.xadd(qword_ptr(rcx), rbx), stored(1) => COMPUTED;
+        |a| a.xadd(rcx, rbx), reg(3, 1) => copied(reg(1, 1));
+        // The accumulator is equal to the bytes that were loaded.
+        |a| a.cmpxchg(qword_ptr(rcx), rbx), stored(1) => copied(reg(3, 1));
+        |a| a.cmpxchg(qword_ptr(rcx), rbx), reg(0, 1) => KEPT;
+        // The accumulator is not equal to this register.
+        |a| a.cmpxchg(rcx, rbx), reg(1, 1) => KEPT;
+        |a| a.cmpxchg(rcx, rbx), reg(0, 1) => copied(reg(1, 1));
+        |a| a.cmpxchg16b(xmmword_ptr(rcx)), reg(0, 1) => loaded(1);
+        |a| a.cmpxchg16b(xmmword_ptr(rcx)), reg(2, 1) => loaded(9);
+        |a| a.cmpxchg16b(xmmword_ptr(rcx)), stored(9) => KEPT;
+    }
+    let mut equal = state();
+    equal.gpr[2] = RAX;
+    table! { &equal;
+        |a| a.cmpxchg16b(xmmword_ptr(rcx)), stored(1) => copied(reg(3, 1));
+        |a| a.cmpxchg16b(xmmword_ptr(rcx)), stored(9) => copied(reg(1, 1));
+        |a| a.cmpxchg16b(xmmword_ptr(rcx)), reg(0, 1) => KEPT;
+    }
+}
+
+#[test]
+fn conditions_strings_and_constants() {
+    let mut finished = state();
+    finished.gpr[1] = 0;
+    table! { &state();
+        |a| a.cmove(rax, rbx), reg(0, 1) => copied(reg(3, 1));
+        |a| a.cmovne(rax, rbx), reg(0, 1) => KEPT;
+        |a| a.cmovne(eax, ebx), reg(0, 1) => KEPT;
+        |a| a.cmovne(eax, ebx), reg(0, 4) => ZEROS;
+        |a| a.cmovle(rax, qword_ptr(rbx)), reg(0, 1) => loaded(1);
+        |a| a.cmovb(rax, rbx), reg(0, 1) => KEPT;
+        |a| a.movsb(), stored(0) => loaded(0);
+        |a| a.movsq(), stored(7) => loaded(7);
+        |a| a.movsq(), reg(6, 0) => COMPUTED;
+        |a| a.rep().movsq(), stored(7) => loaded(7);
+        |a| a.stosd(), stored(3) => copied(reg(0, 3));
+        |a| a.lodsb(), reg(0, 0) => loaded(0);
+        |a| a.lodsd(), reg(0, 4) => ZEROS;
+        |a| a.insb(), stored(0) => Some(Source::Outside(Outside::Port(0x778a)));
+        |a| a.in_(al, dx), reg(0, 0) => Some(Source::Outside(Outside::Port(0x778a)));
+        |a| a.in_(eax, 0x80), reg(0, 0) => Some(Source::Outside(Outside::Port(0x80)));
+        |a| a.rdtsc(), reg(2, 0) => Some(Source::Outside(Outside::Processor("RDTSC")));
+        |a| a.rdtsc(), reg(2, 4) => ZEROS;
+        |a| a.cpuid(), reg(3, 0) => Some(Source::Outside(Outside::Processor("CPUID")));
+        |a| a.rdrand(rbx), reg(3, 7) => Some(Source::Outside(Outside::Processor("RDRAND")));
+        |a| a.rdmsr(), reg(0, 0) => Some(Source::Outside(Outside::Processor("RDMSR")));
+        |a| a.xor(eax, eax), reg(0, 0) => IDIOM;
+        |a| a.xor(eax, eax), reg(0, 4) => ZEROS;
+        |a| a.xor(eax, ebx), reg(0, 0) => COMPUTED;
+        |a| a.sub(rax, rax), reg(0, 0) => IDIOM;
+        |a| a.sbb(rax, rax), reg(0, 0) => COMPUTED;
+        |a| a.and(rax, 0), reg(0, 0) => IDIOM;
+        |a| a.and(rax, 1), reg(0, 0) => COMPUTED;
+        |a| a.or(dword_ptr(rbx), -1), stored(0) => IDIOM;
+        |a| a.pxor(xmm1, xmm1), xmm(1, 9) => IDIOM;
+        |a| a.pxor(xmm1, xmm2), xmm(1, 9) => COMPUTED;
+        |a| a.add(rax, rbx), reg(0, 0) => COMPUTED;
+        |a| a.inc(dword_ptr(rbx)), stored(0) => COMPUTED;
+        |a| a.mul(rbx), reg(2, 0) => COMPUTED;
+        |a| a.sete(al), reg(0, 0) => COMPUTED;
+        |a| a.cmp(rax, rbx), reg(0, 0) => None;
+        |a| a.nop(), reg(0, 0) => None;
+    }
+    table! { &finished;
+        |a| a.rep().movsq(), stored(7) => None;
+        |a| a.rep().movsq(), reg(6, 0) => None;
+        |a| a.rep().stosq(), stored(7) => None;
+    }
+}
+
+#[test]
+fn moves_of_vectors() {
+    table! { &state();
+        |a| a.movaps(xmm1, xmm2), xmm(1, 15) => copied(xmm(2, 15));
+        |a| a.movups(xmm1, xmmword_ptr(rbx)), xmm(1, 15) => loaded(15);
+        |a| a.movdqu(xmmword_ptr(rbx), xmm1), stored(15) => copied(xmm(1, 15));
+        |a| a.movntdq(xmmword_ptr(rbx), xmm1), stored(15) => copied(xmm(1, 15));
+        |a| a.movd(xmm1, eax), xmm(1, 3) => copied(reg(0, 3));
+        |a| a.movd(xmm1, eax), xmm(1, 4) => ZEROS;
+        |a| a.movd(eax, xmm1), reg(0, 3) => copied(xmm(1, 3));
+        |a| a.movd(eax, xmm1), reg(0, 4) => ZEROS;
+        |a| a.movq(xmm1, rax), xmm(1, 7) => copied(reg(0, 7));
+        |a| a.movq(xmm1, rax), xmm(1, 8) => ZEROS;
+        |a| a.movq(rax, xmm1), reg(0, 7) => copied(xmm(1, 7));
+        |a| a.movq(xmm1, xmm2), xmm(1, 7) => copied(xmm(2, 7));
+        |a| a.movq(xmm1, xmm2), xmm(1, 8) => ZEROS;
+        |a| a.movq(xmm1, qword_ptr(rbx)), xmm(1, 7) => loaded(7);
+        |a| a.movq(qword_ptr(rbx), xmm1), stored(7) => copied(xmm(1, 7));
+        |a| a.movq(qword_ptr(rbx), mm1), stored(7) => Some(Source::Unfollowed("mm1".to_string()));
+        |a| a.movss(xmm1, xmm2), xmm(1, 3) => copied(xmm(2, 3));
+        |a| a.movss(xmm1, xmm2), xmm(1, 4) => KEPT;
+        |a| a.movss(xmm1, dword_ptr(rbx)), xmm(1, 4) => ZEROS;
+        |a| a.movsd_2(xmm1, xmm2), xmm(1, 7) => copied(xmm(2, 7));
+        |a| a.movsd_2(qword_ptr(rbx), xmm2), stored(7) => copied(xmm(2, 7));
+        |a| a.movlps(xmm1, qword_ptr(rbx)), xmm(1, 7) => loaded(7);
+        |a| a.movlps(xmm1, qword_ptr(rbx)), xmm(1, 8) => KEPT;
+        |a| a.movhps(xmm1, qword_ptr(rbx)), xmm(1, 8) => loaded(0);
+        |a| a.movhps(xmm1, qword_ptr(rbx)), xmm(1, 7) => KEPT;
+        |a| a.movhps(qword_ptr(rbx), xmm1), stored(0) => copied(xmm(1, 8));
+        |a| a.movhlps(xmm1, xmm2), xmm(1, 0) => copied(xmm(2, 8));
+        |a| a.movlhps(xmm1, xmm2), xmm(1, 8) => copied(xmm(2, 0));
+        |a| a.punpcklqdq(xmm1, xmm2), xmm(1, 8) => copied(xmm(2, 0));
+        |a| a.punpcklqdq(xmm1, xmm2), xmm(1, 7) => KEPT;
+        |a| a.punpckhqdq(xmm1, xmm2), xmm(1, 0) => copied(xmm(1, 8));
+        |a| a.punpckhqdq(xmm1, xmm2), xmm(1, 8) => copied(xmm(2, 8));
+        |a| a.movddup(xmm1, xmm2), xmm(1, 9) => copied(xmm(2, 1));
+        |a| a.pshufd(xmm1, xmm2, 0x4e), xmm(1, 0) => copied(xmm(2, 8));
+        |a| a.pinsrq(xmm1, rax, 1), xmm(1, 8) => copied(reg(0, 0));
+        |a| a.pinsrq(xmm1, rax, 1), xmm(1, 7) => KEPT;
+        |a| a.pextrq(rax, xmm1, 1), reg(0, 0) => copied(xmm(1, 8));
+        |a| a.pextrb(eax, xmm1, 3), reg(0, 0) => copied(xmm(1, 3));
+        |a| a.pextrb(eax, xmm1, 3), reg(0, 1) => ZEROS;
+        |a| a.addps(xmm1, xmm2), xmm(1, 0) => COMPUTED;
+        |a| a.fxsave(ptr(rbx)), xmm(1, 0) => None;
+        |a| a.fxrstor(ptr(0x1000)), xmm(2, 5) => loaded(160 + 2 * 16 + 5);
+    }
+}
+
+#[test]
+fn a_delivery_pushes_a_frame() {
+    let stores: Vec<Access> = (0..6)
+        .map(|slot: u64| Access { linear: 0x5000 + slot * 8, physical: 0, bytes: vec![0; 8] })
+        .collect();
+    let effects = of_delivery(0x5000, true, true, &stores);
+    let at = |offset: u64| source_of(&effects, Place::Memory(0x5000 + offset));
+    assert_eq!(at(0), Some(Source::Constant("the error code of the exception")));
+    assert_eq!(at(8), Some(Source::Constant("the address at which the guest was interrupted")));
+    assert_eq!(at(16), Some(Source::Unfollowed("cs".to_string())));
+    assert_eq!(at(35), copied(reg(4, 3)));
+    assert_eq!(source_of(&effects, reg(4, 0)), COMPUTED);
+    assert_eq!(at(0x100), None);
+}

@@ -1,0 +1,4 @@
+//! Tests of the library, with guests of a few instructions.
+
+mod flows;
+mod others;

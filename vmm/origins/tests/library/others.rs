@@ -1,0 +1,190 @@
+//! Typed keys, interrupted searches, and several processors.
+
+use cpu::{AddressKind, WatchKind, Watchpoint};
+use history::timeline::{Stops, Timeline, Watch};
+use iced_x86::code_asm::*;
+use machine::config::Processors;
+use machine::error::Error;
+use machine::inputs::Event;
+use machine::position::{Count, Instructions};
+use origins::{Answer, EndKind, Location, WhoSet};
+use recording::Recording;
+use tiny_guest::{DENSE, STIRRED, Script, long_mode, several};
+
+fn ask(timeline: &mut Timeline, text: &str, processor: Option<usize>, at: Instructions) -> Answer {
+    let location: Location = text.parse().unwrap();
+    WhoSet { location: &location, processor, at, limit: 100 }.run(timeline, &mut || false).unwrap()
+}
+
+/// The guest waits for a key, and stores it.
+fn typed(directory: &std::path::Path) -> Recording<Instructions> {
+    let code = |a: &mut CodeAssembler| {
+        a.mov(edx, 0x3f9)?;
+        a.mov(al, 1)?;
+        a.out(dx, al)?;
+        let mut wait = a.create_label();
+        a.set_label(&mut wait)?;
+        a.mov(edx, 0x3fd)?;
+        a.in_(al, dx)?;
+        a.test(al, 1)?;
+        a.je(wait)?;
+        a.mov(edx, 0x3f8)?;
+        a.in_(al, dx)?;
+        a.mov(byte_ptr(STIRRED), al)?;
+        a.mov(ebx, 100_000)?;
+        let mut rest = a.create_label();
+        a.set_label(&mut rest)?;
+        a.dec(ebx)?;
+        a.jne(rest)
+    };
+    let keys = vec![(20_000, Event::ConsoleInput(b"k".to_vec()))];
+    long_mode::record(directory, "typed.ttvm", code, keys).0
+}
+
+#[test]
+fn a_typed_key_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = typed(directory.path());
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    let answer = ask(&mut timeline, &format!("{STIRRED:#x}:1"), None, end);
+    assert_eq!(
+        (answer.end.kind, answer.end.event, answer.links.len()),
+        (EndKind::Outside, Some(1), 2),
+        "{answer}"
+    );
+    assert!(answer.end.text.contains("'k' typed"), "{answer}");
+    let json = serde_json::to_value(&answer).unwrap();
+    assert_eq!((&json["end"]["kind"], &json["value"]), (&"outside".into(), &"0x6b".into()));
+    let limited: Location = format!("{STIRRED:#x}:1").parse().unwrap();
+    let question = WhoSet { location: &limited, processor: None, at: end, limit: 1 };
+    let answer = question.run(&mut timeline, &mut || false).unwrap();
+    assert_eq!((answer.end.kind, answer.links.len()), (EndKind::Limit, 1), "{answer}");
+}
+
+/// The register was written 200,000 steps before the end, so the search has many polls.
+#[test]
+fn an_interrupted_search_says_so_and_the_next_search_is_right() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = typed(directory.path());
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    for text in [format!("{STIRRED:#x}:1"), "rcx".to_string(), "rsp".to_string()] {
+        let whole = ask(&mut timeline, &text, None, end);
+        let location: Location = text.parse().unwrap();
+        let mut polls = 0;
+        loop {
+            let mut left = polls;
+            let mut poll = || {
+                left -= 1;
+                left < 0
+            };
+            let question = WhoSet { location: &location, processor: None, at: end, limit: 100 };
+            match question.run(&mut timeline, &mut poll) {
+                Err(Error::Interrupted) => {}
+                Ok(answer) if answer.end.kind == EndKind::Interrupted => {
+                    assert!(whole.links.starts_with(&answer.links), "{text}, {polls} polls:\n{answer}");
+                }
+                Ok(answer) => {
+                    assert_eq!((answer.links, answer.end), (whole.links, whole.end), "{text}, {polls} polls");
+                    break;
+                }
+                Err(error) => panic!("{error}"),
+            }
+            polls += 1;
+        }
+        assert!(polls > 0, "{text}");
+    }
+}
+
+#[test]
+fn locations_that_do_not_exist_are_refused_with_a_sentence() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = typed(directory.path());
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    for (text, processor, part) in [
+        ("0x7fff12345678", None, "not mapped"),
+        ("phys:0xfee00000", None, "not in the guest's memory"),
+        ("jiffies", None, "no symbol jiffies"),
+        ("rax", Some(7), "processor"),
+    ] {
+        let location: Location = text.parse().unwrap();
+        let question = WhoSet { location: &location, processor, at: end, limit: 100 };
+        let error = question.run(&mut timeline, &mut || false).unwrap_err().to_string();
+        assert!(error.contains(part), "{text}: {error}");
+    }
+}
+
+fn record_several(directory: &std::path::Path) -> Recording<Instructions> {
+    let guest = (20_000, Processors::new(3).unwrap());
+    several::record(directory, "several.ttvm", guest, DENSE, None, Script(Vec::new())).0
+}
+
+/// All processors write one word. The last write of the word is the last hit of a watchpoint.
+#[test]
+fn the_writers_of_a_word_are_found_on_all_processors() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = record_several(directory.path());
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    let point = Watchpoint {
+        space: AddressKind::Physical,
+        address: several::SHARED,
+        length: 4,
+        kind: WatchKind::Write,
+    };
+    timeline.set_stops(Stops { watches: vec![Watch::from(point)], ..Stops::default() });
+    let hits = timeline.hits(Instructions(0), end, usize::MAX, &mut || false).unwrap().found;
+    timeline.set_stops(Stops::default());
+    let mut on = std::collections::BTreeSet::new();
+    for place in 1..40 {
+        let at = Instructions(end.number() * place / 40);
+        let Some(last) = hits.iter().rfind(|hit| hit.before < at) else { continue };
+        let answer = ask(&mut timeline, &format!("phys:{:#x}:4", several::SHARED), None, at);
+        let link = &answer.links[0];
+        assert_eq!(
+            (link.instruction, link.processor),
+            (last.before.number(), Some(last.processor)),
+            "{answer}"
+        );
+        on.insert(last.processor);
+    }
+    assert!(on.len() > 1, "{on:?}");
+}
+
+/// The part before a place in which changes of registers are noted.
+const STEPS: u64 = 3_000;
+
+/// A register's last write is not before the last change of its value.
+#[test]
+fn registers_are_followed_on_their_processor() {
+    let directory = tempfile::tempdir().unwrap();
+    let recording = record_several(directory.path());
+    let mut timeline = Timeline::open_with(&recording, 1).unwrap();
+    let end = timeline.end();
+    for place in [3, 5, 7, 9] {
+        let at = Instructions(end.number() * place / 10);
+        for (number, name) in [(0, "rax"), (1, "rcx"), (3, "rbx"), (6, "rsi")] {
+            for processor in 0..timeline.machine().processors() {
+                timeline.seek(at - STEPS, &mut || false).unwrap();
+                let value = |timeline: &Timeline| timeline.machine().cpu().state_of(processor).gpr[number];
+                let (mut before, mut changed) = (value(&timeline), None);
+                while timeline.position() < at {
+                    let step = timeline.position();
+                    timeline.step_forward().unwrap();
+                    let after = value(&timeline);
+                    if std::mem::replace(&mut before, after) != after {
+                        changed = Some(step);
+                    }
+                }
+                let answer = ask(&mut timeline, name, Some(processor), at);
+                let what = format!("{name} of processor {processor}: {changed:?}\n{answer}");
+                assert_ne!(answer.end.kind, EndKind::Unexplained, "{what}");
+                let (Some(changed), Some(link)) = (changed, answer.links.first()) else { continue };
+                assert!(link.instruction >= changed.number(), "{what}");
+                assert_eq!(link.processor, Some(processor), "{what}");
+            }
+        }
+    }
+}
