@@ -356,7 +356,7 @@ impl GdbTarget<'_> {
         let here = self.timeline.snapshot().map_err(refused)?;
         let (processor, at) = (Some(self.shown_processor), self.timeline.position());
         let question = WhoSet { location: &location, processor, at, limit: MAX_LINKS };
-        let answer = question.run(&mut self.timeline, poll);
+        let answer = question.run(self.timeline, poll);
         self.timeline.return_to(&here).map_err(refused)?;
         self.points_changed();
         Ok(format!("{}\n", answer.map_err(refused)?))

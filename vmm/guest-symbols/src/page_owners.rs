@@ -1,4 +1,4 @@
-//! What the guest's kernel uses a page of physical memory for, by its array of `struct page`.
+//! The use of a page of physical memory, by the kernel's array of `struct page`.
 //!
 //! Follows Linux 6.1 to 7.2: `include/linux/page-flags.h`, `include/linux/mm_types.h`, `mm/slab.h`. Since Linux 6.12 the
 //! kinds of pages are numbers (`enum pagetype`), and the kernel's type information names them. Before, they are bits.

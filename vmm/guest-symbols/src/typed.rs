@@ -1,5 +1,5 @@
-//! Variables and values in words, by the kernel's type information: names of types, fields of variables, and numbers,
-//! texts and structures as a person reads them.
+//! Variables and values in words, by the kernel's type information. The information has the names of types and fields.
+//! Numbers, texts and structures are shown as a person reads them.
 //!
 //! The guest's memory and its types are not trusted: every text, array and depth has a limit.
 

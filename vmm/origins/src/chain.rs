@@ -61,7 +61,7 @@ impl WhoSet<'_> {
         let (instruction, bytes) = (self.at.number(), wanted.len());
         let shown = hex(&wanted);
         let mut walk = Walk { timeline, kernels, links: Vec::new(), wanted, before: self.at };
-        let end = walk.to_the_end(self.limit, poll)?;
+        let end = walk.until_the_end(self.limit, poll)?;
         let Walk { links, timeline, .. } = walk;
         Ok(Answer {
             location: self.location.to_string(),
@@ -116,7 +116,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn to_the_end(&mut self, limit: usize, poll: &mut Poll<'_>) -> Result<End, Error> {
+    fn until_the_end(&mut self, limit: usize, poll: &mut Poll<'_>) -> Result<End, Error> {
         while self.links.len() < limit {
             let Some(writers) = last_writers(self.timeline, &self.wanted, self.before, poll)? else {
                 return Ok(End::interrupted());

@@ -174,7 +174,7 @@ fn changes_like_a_page_walk(
     let before = read(timeline);
     timeline.seek(at + 1, poll)?.unless_interrupted()?;
     let changed = before ^ read(timeline);
-    Ok(address % 8 == 0 && changed != 0 && changed & !ACCESSED_AND_DIRTY == 0)
+    Ok(address.is_multiple_of(8) && changed != 0 && changed & !ACCESSED_AND_DIRTY == 0)
 }
 
 fn by_event(number: u64, event: &Event, value: &[u8]) -> Option<Source> {

@@ -213,7 +213,7 @@ impl Rules<'_> {
     }
 
     /// A write to one of the decoder's registers. A write of 32 bits of a general register clears the upper half.
-    fn to_register(&mut self, register: Register, from: Source) {
+    fn set_register(&mut self, register: Register, from: Source) {
         let Some((reg, first)) = Reg::of(register) else { return };
         self.add(Place::Register(reg, first), register.size().min(16), from);
         if register.is_gpr32() {
@@ -222,7 +222,7 @@ impl Rules<'_> {
     }
 
     /// A write of less than a whole XMM register that clears the rest.
-    fn to_vector(&mut self, register: Register, bytes: usize, from: Source) {
+    fn set_vector(&mut self, register: Register, bytes: usize, from: Source) {
         let Some((reg @ Reg::Vector(_), _)) = Reg::of(register) else { return };
         self.add(Place::Register(reg, 0), bytes, from);
         self.add(Place::Register(reg, bytes as u8), 16_usize.saturating_sub(bytes), Source::Zeros);
@@ -263,12 +263,12 @@ impl Rules<'_> {
     }
 
     /// A write of a whole operand.
-    fn to_operand(&mut self, index: u32, from: Source) {
+    fn set_operand(&mut self, index: u32, from: Source) {
         if self.is_memory(index) {
             let (to, bytes) = (self.first_store(), self.operand_bytes(index));
             self.add(to, bytes, from);
         } else {
-            self.to_register(self.register(index), from);
+            self.set_register(self.register(index), from);
         }
     }
 
@@ -305,10 +305,10 @@ impl Rules<'_> {
             return self.string();
         }
         if self.is_zeroing_idiom() {
-            return self.to_operand(0, Source::Constant("a zeroing idiom"));
+            return self.set_operand(0, Source::Constant("a zeroing idiom"));
         }
         match instruction.mnemonic() {
-            M::Mov | M::Movnti => self.to_operand(0, self.operand(1)),
+            M::Mov | M::Movnti => self.set_operand(0, self.operand(1)),
             M::Movzx => self.extend(Source::Zeros),
             M::Movsx | M::Movsxd => self.extend(Source::Signs),
             M::Cbw | M::Cwde | M::Cdqe => self.extend_accumulator(),
@@ -316,21 +316,21 @@ impl Rules<'_> {
                 let (to, bytes) = (self.first_store(), stored_bytes(self.executed.stores));
                 self.add(to, bytes, self.operand(0));
             }
-            M::Pop => self.to_operand(0, Source::Copy(self.first_load())),
+            M::Pop => self.set_operand(0, Source::Copy(self.first_load())),
             M::Xchg => {
                 let (first, second) = (self.operand(0), self.operand(1));
-                self.to_operand(0, second);
-                self.to_operand(1, first);
+                self.set_operand(0, second);
+                self.set_operand(1, first);
             }
             M::Xadd => {
                 let first = self.operand(0);
-                self.to_operand(1, first);
+                self.set_operand(1, first);
             }
             M::Cmpxchg => self.compare_and_exchange(),
             M::Cmpxchg8b | M::Cmpxchg16b => self.compare_and_exchange_pair(),
             M::Bswap => {
                 if let Some((reg, first)) = Reg::of(self.register(0)) {
-                    self.to_register(self.register(0), Source::Reversed(Place::Register(reg, first)));
+                    self.set_register(self.register(0), Source::Reversed(Place::Register(reg, first)));
                 }
             }
             M::Movbe => {
@@ -338,7 +338,7 @@ impl Rules<'_> {
                     Source::Copy(place) => Source::Reversed(place),
                     other => other,
                 };
-                self.to_operand(0, from);
+                self.set_operand(0, from);
             }
             M::Call => {
                 let (to, bytes) = (self.first_store(), stored_bytes(self.executed.stores));
@@ -352,11 +352,11 @@ impl Rules<'_> {
             M::Lea => self.address(),
             M::Iretq => {
                 let rsp = self.gpr(Register::RSP);
-                self.to_register(Register::RSP, Source::Copy(Place::Memory(rsp.wrapping_add(24))));
+                self.set_register(Register::RSP, Source::Copy(Place::Memory(rsp.wrapping_add(24))));
             }
             M::Syscall => {
-                self.to_register(Register::RCX, Source::Constant("the address after SYSCALL"));
-                self.to_register(Register::R11, Source::Unfollowed("rflags".to_string()));
+                self.set_register(Register::RCX, Source::Constant("the address after SYSCALL"));
+                self.set_register(Register::R11, Source::Unfollowed("rflags".to_string()));
             }
             M::Pushf | M::Pushfd | M::Pushfq => {
                 let (to, bytes) = (self.first_store(), stored_bytes(self.executed.stores));
@@ -381,7 +381,7 @@ impl Rules<'_> {
             | M::Movntdq
             | M::Movntps
             | M::Movntpd
-            | M::Movntdqa => self.to_operand(0, self.operand(1)),
+            | M::Movntdqa => self.set_operand(0, self.operand(1)),
             M::Movd | M::Movq => self.move_quarter_or_half(),
             M::Movss | M::Movsd => self.move_scalar(),
             M::Movlps | M::Movlpd => self.move_half(0),
@@ -426,34 +426,34 @@ impl Rules<'_> {
                     OpKind::Register => self.gpr(Register::RDX) as u16,
                     _ => u16::from(self.executed.instruction.immediate8()),
                 };
-                self.to_register(self.register(0), Source::Outside(Outside::Port(port)));
+                self.set_register(self.register(0), Source::Outside(Outside::Port(port)));
             }
-            M::Rdtsc => self.to_registers(&[Register::EAX, Register::EDX], &processor("RDTSC")),
+            M::Rdtsc => self.set_registers(&[Register::EAX, Register::EDX], &processor("RDTSC")),
             M::Rdtscp => {
-                self.to_registers(&[Register::EAX, Register::EDX, Register::ECX], &processor("RDTSCP"));
+                self.set_registers(&[Register::EAX, Register::EDX, Register::ECX], &processor("RDTSCP"));
             }
-            M::Rdpmc => self.to_registers(&[Register::EAX, Register::EDX], &processor("RDPMC")),
-            M::Rdmsr => self.to_registers(&[Register::EAX, Register::EDX], &processor("RDMSR")),
-            M::Xgetbv => self.to_registers(&[Register::EAX, Register::EDX], &processor("XGETBV")),
+            M::Rdpmc => self.set_registers(&[Register::EAX, Register::EDX], &processor("RDPMC")),
+            M::Rdmsr => self.set_registers(&[Register::EAX, Register::EDX], &processor("RDMSR")),
+            M::Xgetbv => self.set_registers(&[Register::EAX, Register::EDX], &processor("XGETBV")),
             M::Cpuid => {
                 let all = [Register::EAX, Register::EBX, Register::ECX, Register::EDX];
-                self.to_registers(&all, &processor("CPUID"));
+                self.set_registers(&all, &processor("CPUID"));
             }
-            M::Rdrand => self.to_registers(&[self.register(0)], &processor("RDRAND")),
-            M::Rdseed => self.to_registers(&[self.register(0)], &processor("RDSEED")),
-            M::Rdpid => self.to_registers(&[self.register(0)], &processor("RDPID")),
+            M::Rdrand => self.set_registers(&[self.register(0)], &processor("RDRAND")),
+            M::Rdseed => self.set_registers(&[self.register(0)], &processor("RDSEED")),
+            M::Rdpid => self.set_registers(&[self.register(0)], &processor("RDPID")),
             M::Rdfsbase => {
-                self.to_registers(&[self.register(0)], &Source::Unfollowed("the base of fs".into()))
+                self.set_registers(&[self.register(0)], &Source::Unfollowed("the base of fs".into()))
             }
             M::Rdgsbase => {
-                self.to_registers(&[self.register(0)], &Source::Unfollowed("the base of gs".into()))
+                self.set_registers(&[self.register(0)], &Source::Unfollowed("the base of gs".into()))
             }
             _ => {}
         }
     }
 
-    fn to_registers(&mut self, registers: &[Register], from: &Source) {
-        registers.iter().for_each(|register| self.to_register(*register, from.clone()));
+    fn set_registers(&mut self, registers: &[Register], from: &Source) {
+        registers.iter().for_each(|register| self.set_register(*register, from.clone()));
     }
 
     /// Whether the instruction's result does not depend on its operands.
@@ -525,7 +525,7 @@ impl Rules<'_> {
                 self.add(store, bytes, Source::Copy(Place::Register(Reg::General(0), 0)));
             }
             M::Lodsb | M::Lodsw | M::Lodsd | M::Lodsq => {
-                self.to_register(self.register(0), Source::Copy(load));
+                self.set_register(self.register(0), Source::Copy(load));
             }
             M::Insb | M::Insw | M::Insd => {
                 let port = self.gpr(Register::RDX) as u16;
@@ -550,7 +550,7 @@ impl Rules<'_> {
         let Some(destination) = destination else { return };
         let mask = if bytes >= 8 { u64::MAX } else { (1 << (bytes * 8)) - 1 };
         if destination & mask == accumulator & mask {
-            self.to_operand(0, self.operand(1));
+            self.set_operand(0, self.operand(1));
             self.add(Place::Register(Reg::General(0), 0), 8, Source::Kept);
         } else {
             let register = match bytes {
@@ -559,7 +559,7 @@ impl Rules<'_> {
                 4 => Register::EAX,
                 _ => Register::RAX,
             };
-            self.to_register(register, self.operand(0));
+            self.set_register(register, self.operand(0));
             // The processor writes the old value back.
             self.keep(0);
         }
@@ -590,8 +590,8 @@ impl Rules<'_> {
         } else {
             let pair =
                 if half == 8 { [Register::RAX, Register::RDX] } else { [Register::EAX, Register::EDX] };
-            self.to_register(pair[0], Source::Copy(load));
-            self.to_register(pair[1], Source::Copy(load.plus(half as u8)));
+            self.set_register(pair[0], Source::Copy(load));
+            self.set_register(pair[1], Source::Copy(load.plus(half as u8)));
             self.add(store, 2 * half, Source::Kept);
         }
     }
@@ -611,11 +611,11 @@ impl Rules<'_> {
     fn conditional_move(&mut self) {
         let register = self.register(0);
         if holds(self.executed.instruction.condition_code(), self.executed.before.rflags) {
-            self.to_register(register, self.operand(1));
+            self.set_register(register, self.operand(1));
         } else {
             // A move of 32 bits clears the upper half in any case.
             let from = Source::Kept;
-            self.to_register(register, from);
+            self.set_register(register, from);
         }
     }
 
@@ -626,7 +626,7 @@ impl Rules<'_> {
             4 => Register::EBP,
             _ => Register::RBP,
         };
-        self.to_register(register, Source::Copy(self.first_load()));
+        self.set_register(register, Source::Copy(self.first_load()));
     }
 
     /// LEA is a copy if the address is only a base register, and a constant if the address has no register.
@@ -644,7 +644,7 @@ impl Rules<'_> {
         if base.size() < self.register(0).size() && matches!(from, Source::Copy(_)) {
             return;
         }
-        self.to_register(self.register(0), from);
+        self.set_register(self.register(0), from);
     }
 
     fn move_quarter_or_half(&mut self) {
@@ -660,9 +660,9 @@ impl Rules<'_> {
         if self.is_memory(0) {
             self.add(self.first_store(), bytes, from);
         } else if to.is_gpr() {
-            self.to_register(to, from);
+            self.set_register(to, from);
         } else {
-            self.to_vector(to, bytes, from);
+            self.set_vector(to, bytes, from);
         }
     }
 
@@ -672,7 +672,7 @@ impl Rules<'_> {
         if self.is_memory(0) {
             self.add(self.first_store(), bytes, from);
         } else if self.is_memory(1) {
-            self.to_vector(self.register(0), bytes, from);
+            self.set_vector(self.register(0), bytes, from);
         } else {
             self.vector_part(0, from, 0, bytes as u8);
             self.keep_vector();
@@ -778,7 +778,7 @@ impl Rules<'_> {
     fn the_rest(&mut self) {
         let mut factory = InstructionInfoFactory::new();
         for register in written_registers(&mut factory, self.executed.instruction) {
-            self.to_register(register, Source::Computed);
+            self.set_register(register, Source::Computed);
         }
         let stores = self.executed.stores.iter().map(computed);
         self.found.extend(stores);

@@ -69,11 +69,8 @@ pub fn last_writers(
 ) -> Result<Option<Vec<Writer>>, Error> {
     let mut found = vec![None; wanted.len()];
     let mut from = vec![before; wanted.len()];
-    loop {
-        // All bytes that are searched from the same place on are searched at once.
-        let Some(end) = (0..wanted.len()).filter(|at| found[*at].is_none()).map(|at| from[at]).max() else {
-            break;
-        };
+    // All bytes that are searched from the same place on are searched at once.
+    while let Some(end) = (0..wanted.len()).filter(|at| found[*at].is_none()).map(|at| from[at]).max() {
         let open: Vec<usize> =
             (0..wanted.len()).filter(|at| found[*at].is_none() && from[*at] == end).collect();
         let bytes: Vec<Wanted> = open.iter().map(|at| wanted[*at]).collect();

@@ -3,8 +3,8 @@
 //! A call begins at the function's first instruction. The call ends when its thread comes to the return address with
 //! the stack pointer above this address. This also holds for functions that jump to another function at their end.
 //!
-//! One replay sees most returns: before it starts, all call instructions of the kernel's code that name the function are
-//! searched, and their return addresses are watched. Calls through pointers have other return addresses. If such calls
+//! One replay sees most returns. Before the replay, the call instructions that name the function are searched in the
+//! kernel's code. The replay watches the return addresses behind them. Calls through pointers have other return addresses. If such calls
 //! stay open, a second replay watches their return addresses.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -268,11 +268,10 @@ fn registers_between(
     new: &[(usize, BTreeMap<&'static str, String>)],
 ) -> Vec<RegisterChange> {
     let pairs = old.iter().zip(new).flat_map(|((processor, old), (_, new))| {
-        let changed = new.iter().filter_map(move |(name, value)| {
+        new.iter().filter_map(move |(name, value)| {
             let before = old.get(name).filter(|&before| before != value)?;
             Some(RegisterChange { processor: *processor, name, old: before.clone(), new: value.clone() })
-        });
-        changed
+        })
     });
     pairs.collect()
 }

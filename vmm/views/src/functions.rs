@@ -38,7 +38,7 @@ struct Function {
 /// Some functions of one kernel.
 pub(crate) struct Functions<'a> {
     functions: BTreeMap<u64, Function>,
-    /// The kernel's types and those of its modules.
+    /// The types of the kernel and of its modules.
     types: Vec<Btf<'a>>,
 }
 

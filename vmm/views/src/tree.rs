@@ -2,8 +2,8 @@
 //!
 //! An [`Observer`] is told of all branches of the run. A call begins a node, and a return ends all nodes whose return
 //! addresses are below the new stack pointer. So functions end too if the kernel leaves several at once. A jump to the
-//! first instruction of another function replaces the function of the node: the compiler made a call at a function's end
-//! from it. Interrupts and exceptions are nodes, too.
+//! first instruction of another function replaces the function of the node. Compilers make such jumps from calls at a
+//! function's end. Interrupts and exceptions are nodes, too.
 //!
 //! Several kinds of stacks belong to one thread: the program's stack, the thread's stack in the kernel, and the stacks
 //! of interrupts. A return ends nodes on its own stack only.
@@ -313,7 +313,7 @@ fn instruction_at(core: &Core, rip: u64) -> Option<Instruction> {
     (count > 0).then(|| Decoder::with_ip(64, &bytes[..count], rip, DecoderOptions::NONE).decode())
 }
 
-/// SYSCALL and SYSENTER count as calls for the decoder. They are no calls of a function.
+/// SYSCALL and SYSENTER count as calls for the decoder. But these instructions call no function.
 fn is_system_call(instruction: &Instruction) -> bool {
     matches!(instruction.code(), Code::Syscall | Code::Sysenter)
 }

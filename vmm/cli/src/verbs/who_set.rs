@@ -28,7 +28,7 @@ pub struct Args {
     recording: PathBuf,
     #[command(flatten)]
     part: PartArgs,
-    /// The value's location: a register, ADDRESS[:LENGTH] or SYMBOL[+OFFSET][:LENGTH]
+    /// The value's location: a register, an address or a symbol, with a length; --help lists all forms
     location: Location,
     /// Position, like panic, 12.5s or insn:1e9
     #[arg(long, value_name = "POS", allow_hyphen_values = true, default_value = "end")]

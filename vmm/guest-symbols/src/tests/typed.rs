@@ -203,7 +203,7 @@ fn values_are_told_by_their_types() {
     let state = Variable { address: 0, size: 4, kind: numbers.state.into(), bits: None };
     assert_eq!(types.shown(&state, &[5, 0, 0, 0], &describe()), "5");
     // Fewer bytes than the type has: the guest's memory ends, or the types are damaged.
-    assert_eq!(types.shown(&task(&numbers), &[b'x'], &describe()).matches("when = 0").count(), 1);
+    assert_eq!(types.shown(&task(&numbers), b"x", &describe()).matches("when = 0").count(), 1);
     let looped = Variable { address: 0, size: 4, kind: numbers.looped.into(), bits: None };
     assert_eq!(types.shown(&looped, &[1, 2], &describe()), "0x201");
 }

@@ -131,7 +131,7 @@ fn the_writers_of_a_word_are_found_on_all_processors() {
     let point = Watchpoint {
         space: AddressKind::Physical,
         address: several::SHARED,
-        length: 4,
+        length: 2,
         kind: WatchKind::Write,
     };
     timeline.set_stops(Stops { watches: vec![Watch::from(point)], ..Stops::default() });
@@ -141,7 +141,7 @@ fn the_writers_of_a_word_are_found_on_all_processors() {
     for place in 1..40 {
         let at = Instructions(end.number() * place / 40);
         let Some(last) = hits.iter().rfind(|hit| hit.before < at) else { continue };
-        let answer = ask(&mut timeline, &format!("phys:{:#x}:4", several::SHARED), None, at);
+        let answer = ask(&mut timeline, &format!("phys:{:#x}:2", several::SHARED), None, at);
         let link = &answer.links[0];
         assert_eq!(
             (link.instruction, link.processor),
