@@ -4,12 +4,14 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use history::timeline::Timeline;
 use machine::config::MachineOptions;
 use machine::script::Script;
 use serde_json::Value;
-use tests::guests::{Artefact, BUSYBOX, CLOUD, Guest, SID, linux_options, with_files};
+use tests::gdb::batch;
+use tests::guests::{Artefact, BUSYBOX, CLOUD, Guest, SID, linux_options, repository, with_files};
 use tests::program::{json, run};
-use tests::record::record;
+use tests::record::{open, record};
 
 /// The traced functions: called directly, through pointers, by tail calls, and in interrupts.
 const FUNCTIONS: [&str; 7] = [
@@ -222,6 +224,44 @@ fn a_difference_has_the_process_that_ended_and_the_text_that_it_printed() {
     assert!(text.contains("# "), "{text}");
     let nothing = compare("+0");
     assert!(nothing["pages_changed"] == 0 && nothing["registers"] == serde_json::json!([]), "{nothing}");
+}
+
+/// gdb's commands give the same answers, and `tt goto hit:0` goes to the first place of a list.
+#[test]
+fn gdb_asks_the_same_questions() {
+    let directory = tempfile::tempdir().expect("a temporary folder");
+    let path = directory.path().join("r.ttvm");
+    tests::shared::record_boot(&path);
+    let listed = json(directory.path(), &["calls", "r.ttvm", "do_exit", "comm:cat", "--json"]);
+    let at = listed["calls"][0]["instruction"].as_u64().expect("a position");
+    let commands = [
+        format!("source {}", repository().join("gdb/commands/tt.py").display()),
+        "tt calls do_exit comm:cat".to_string(),
+        "tt goto hit:0".to_string(),
+        "tt tree +3000".to_string(),
+        "tt diff +1000000".to_string(),
+        "tt values (task_struct)init_task.comm".to_string(),
+        "tt who-set $rsp".to_string(),
+        "tt calls no_such_function".to_string(),
+    ];
+    let mut timeline = Timeline::open(&open(&path)).unwrap_or_else(|error| panic!("{error}"));
+    let said = batch::serve(&mut timeline, directory.path(), |socket| {
+        let mut gdb = batch::gdb();
+        batch::attach(&mut gdb, socket, &commands);
+        gdb
+    });
+    for line in [
+        format!("hit:0    insn:{at}  "),
+        format!("instruction {at} of "),
+        "do_exit(code = 0)".to_string(),
+        "thread ".to_string(),
+        "objects of task_struct".to_string(),
+        "\"swapper/0\"".to_string(),
+        "rsp ".to_string(),
+        "'no_such_function' is no function of the guest's kernel".to_string(),
+    ] {
+        assert!(said.contains(&line), "{line} is not in {said}");
+    }
 }
 
 #[test]
