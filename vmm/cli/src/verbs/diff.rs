@@ -13,7 +13,7 @@ use crate::help::POSITIONS;
 use crate::travel::PartArgs;
 use crate::wait::Wait;
 
-/// Compare the guest at two positions: registers, processes, variables, memory, disk, console
+/// Compare the guest at two positions: registers, processes, memory, disk, console
 ///
 /// Memory is shown by its use: objects of a cache, files, page tables, programs' own memory. `ttvm verify --against`
 /// finds where two recordings of the same guest part.
