@@ -276,6 +276,7 @@ fn questions_that_make_no_sense_get_a_sentence() {
         (&["calls", "r.ttvm", "no_such_function"][..], "is no function of the guest's kernel"),
         (&["calls", "r.ttvm", "*"], "write a longer pattern"),
         (&["calls", "r.ttvm", "vfs_read", "longer:1ms"], "for system calls only"),
+        (&["tree", "r.ttvm", "--from", "5", "--to", "1"], "swap the two positions"),
         (&["values", "r.ttvm", "no_such_variable"], "neither an address nor a symbol"),
         (&["values", "r.ttvm", "(struct nothing)init_task"], "has no type 'struct nothing'"),
         (&["values", "r.ttvm", "(struct task_struct)init_task.nothing"], "has no field 'nothing'"),

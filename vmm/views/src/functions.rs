@@ -28,7 +28,7 @@ pub struct Argument {
     pub value: String,
 }
 
-/// A function, with what is known of its prototype.
+/// The name and the signature of a function.
 struct Function {
     name: String,
     /// The signature, and the index of its type information in [`Functions::types`].

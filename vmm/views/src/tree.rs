@@ -332,6 +332,10 @@ impl Question {
         part: Range<Instructions>,
         poll: &mut Poll<'_>,
     ) -> Result<Tree, Error> {
+        if part.end < part.start {
+            let why = "the end of this part is before its start: swap the two positions";
+            return Err(Error::Position(why.to_string()));
+        }
         timeline.seek(part.start, poll)?.unless_interrupted()?;
         let kernels = GuestKernels::of(timeline, part.end, poll)?;
         let machine = timeline.machine();

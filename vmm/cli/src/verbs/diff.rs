@@ -71,11 +71,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         }
     };
     drop(wait);
-    crate::output::print(&if args.json {
-        serde_json::to_string_pretty(&difference).expect("plain data always serializes")
-    } else {
-        difference.to_string()
-    })?;
+    crate::output::print_answer(&difference, args.json)?;
     Ok(exit_code::DONE)
 }
 

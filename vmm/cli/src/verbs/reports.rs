@@ -38,10 +38,6 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let mut wait = Wait::on(&timeline)?;
     let list = ReportList::of(&mut timeline, &mut || wait.poll())?;
     drop(wait);
-    crate::output::print(&if args.json {
-        serde_json::to_string_pretty(&list).expect("plain data always serializes")
-    } else {
-        list.to_string()
-    })?;
+    crate::output::print_answer(&list, args.json)?;
     Ok(exit_code::DONE)
 }

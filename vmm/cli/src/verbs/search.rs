@@ -86,11 +86,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let search = Search { condition: &args.condition, filters: &filters, wanted, backtrace: args.backtrace };
     let found = search.run(&mut timeline, &mut || wait.poll())?;
     drop(wait);
-    crate::output::print(&if args.json {
-        serde_json::to_string_pretty(&found).expect("plain data always serializes")
-    } else {
-        found.to_string()
-    })?;
+    crate::output::print_answer(&found, args.json)?;
     if !args.json {
         let billions = found.replayed as f64 / 1e9;
         say(&format!("ttvm: {} found, {billions:.3}e9 instructions replayed", found.hits.len()));

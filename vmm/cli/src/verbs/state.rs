@@ -71,11 +71,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     if let Some(damage) = state.processes.as_ref().and_then(|processes| processes.damage.as_ref()) {
         say(&format!("ttvm: the list of processes is incomplete: {damage}"));
     }
-    crate::output::print(&if args.json {
-        serde_json::to_string_pretty(&state).expect("plain data always serializes")
-    } else {
-        state.to_string()
-    })?;
+    crate::output::print_answer(&state, args.json)?;
     Ok(exit_code::DONE)
 }
 

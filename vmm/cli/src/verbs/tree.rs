@@ -57,11 +57,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let question = Question { thread: args.thread, depth, with_programs };
     let tree = question.answer(&mut timeline, from..to, &mut || wait.poll())?;
     drop(wait);
-    crate::output::print(&if args.json {
-        serde_json::to_string_pretty(&tree).expect("plain data always serializes")
-    } else {
-        tree.to_string()
-    })?;
+    crate::output::print_answer(&tree, args.json)?;
     if !args.json {
         say(&format!("ttvm: {} instructions observed", (to.0).saturating_sub(from.0)));
     }

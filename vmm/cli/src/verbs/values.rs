@@ -71,11 +71,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         Question { variable, filters: &filters, all_writes, as_bytes: false, limit: args.limit.get() };
     let found = question.answer(&mut timeline, from..to, &mut || wait.poll())?;
     drop(wait);
-    crate::output::print(&if args.json {
-        serde_json::to_string_pretty(&found).expect("plain data always serializes")
-    } else {
-        found.to_string()
-    })?;
+    crate::output::print_answer(&found, args.json)?;
     if !args.json {
         let billions = found.replayed as f64 / 1e9;
         say(&format!("ttvm: {} writes found, {billions:.3}e9 instructions replayed", found.writes.len()));

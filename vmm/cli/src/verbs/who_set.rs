@@ -52,11 +52,7 @@ pub fn run(args: &Args) -> Result<i32, Error> {
     let question = WhoSet { location: &args.location, processor: args.cpu, at, limit: args.limit.get() };
     let answer = question.run(&mut timeline, &mut || wait.poll())?;
     drop(wait);
-    crate::output::print(&if args.json {
-        serde_json::to_string_pretty(&answer).expect("plain data always serializes")
-    } else {
-        answer.to_string()
-    })?;
+    crate::output::print_answer(&answer, args.json)?;
     if !args.json {
         let billions = answer.replayed as f64 / 1e9;
         say(&format!("ttvm: {} writes found, {billions:.3}e9 instructions replayed", answer.links.len()));
