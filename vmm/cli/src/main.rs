@@ -26,6 +26,7 @@ mod output;
 mod panic_watch;
 mod passthrough_arg;
 mod progress;
+mod questions;
 mod recorded;
 mod run_listener;
 mod sandbox_arg;

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use history::timeline::{Direction, Timeline};
-use machine::error::{Error, exit_code};
+use machine::error::Error;
 use machine::notation::PositionSpec;
 use views::filters::Filters;
 use views::hits::{Search, Wanted};
@@ -12,6 +12,7 @@ use views::hits::{Search, Wanted};
 use crate::engine_arg::EngineArgs;
 use crate::help::{CONDITIONS, POSITIONS};
 use crate::output::say;
+use crate::questions::code_of;
 use crate::travel::{PartArgs, stretch};
 use crate::wait::Wait;
 
@@ -91,9 +92,5 @@ pub fn run(args: &Args) -> Result<i32, Error> {
         let billions = found.replayed as f64 / 1e9;
         say(&format!("ttvm: {} found, {billions:.3}e9 instructions replayed", found.hits.len()));
     }
-    Ok(match (found.interrupted, found.hits.is_empty()) {
-        (true, _) => exit_code::INTERRUPTED,
-        (false, true) => exit_code::FAILED,
-        (false, false) => exit_code::DONE,
-    })
+    Ok(code_of(found.interrupted, found.hits.is_empty()))
 }
