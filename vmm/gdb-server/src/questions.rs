@@ -35,7 +35,7 @@ impl GdbTarget<'_> {
         self.points_changed();
         self.timeline.return_to(&here).map_err(refused)?;
         let found = found.map_err(refused)?;
-        let lines = found.calls.iter().map(|call| (call.instruction, call.processor, call.to_string()));
+        let lines = found.calls.iter().map(|call| (call.at.instruction, call.at.processor, call.to_string()));
         Ok(self.listed(lines.collect(), found.goes_on_at))
     }
 
@@ -56,7 +56,8 @@ impl GdbTarget<'_> {
         self.points_changed();
         self.timeline.return_to(&here).map_err(refused)?;
         let found = found.map_err(refused)?;
-        let lines = found.writes.iter().map(|write| (write.instruction, write.processor, write.to_string()));
+        let lines =
+            found.writes.iter().map(|write| (write.at.instruction, write.at.processor, write.to_string()));
         Ok(found.heading() + "\n" + &self.listed(lines.collect(), found.goes_on_at))
     }
 

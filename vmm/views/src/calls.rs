@@ -26,6 +26,7 @@ pub use crate::functions::Argument;
 use crate::functions::Functions;
 use crate::functions::symbol_at;
 use crate::guest_kernel::{GuestKernel, GuestKernels};
+use crate::moment::Moment;
 use crate::place::OfKernel;
 
 /// The largest number of functions that a pattern may name.
@@ -65,19 +66,9 @@ pub struct Calls {
 /// A call of a function.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Call {
-    /// The number of instructions executed before the function's first instruction.
-    pub instruction: u64,
-    /// The guest's time at this place.
-    pub guest_seconds: f64,
-    /// The thread's number, if known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// The thread's name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The number of the processor on which the call begins, if the machine has several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub processor: Option<usize>,
+    /// The moment where the function's first instruction is next.
+    #[serde(flatten)]
+    pub at: Moment,
     /// The kernel, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<OfKernel>,
@@ -294,7 +285,7 @@ impl Asked<'_> {
         let to = edge.unwrap_or(part.end);
         let open: Vec<(u64, u64)> = joined
             .still_open()
-            .map(|&(index, open)| (joined.calls[index].instruction, open.return_address))
+            .map(|&(index, open)| (joined.calls[index].at.instruction, open.return_address))
             .filter(|(_, at)| !returns.contains(at))
             .collect();
         let mut interrupted = edge.is_some();
@@ -378,17 +369,12 @@ impl Asked<'_> {
         let mut bytes = [0; 8];
         let return_address =
             (processor.peek(rsp, &mut bytes) == bytes.len()).then(|| u64::from_le_bytes(bytes));
-        let thread = kernel.and_then(|kernel| kernel.thread(processor));
         let time_ns = machine.moment().time_ns;
         let symbol = |address| symbol_at(kernel, address);
         let read = |address: u64, to: &mut [u8]| processor.peek(address, to);
         let describe = Describe { read: &read, symbol: &symbol };
         let call = Call {
-            instruction: at.number(),
-            guest_seconds: time_ns as f64 / 1e9,
-            pid: thread.as_ref().map(|thread| thread.id),
-            name: thread.map(|thread| thread.name),
-            processor: (machine.processors() > 1).then(|| processor.number()),
+            at: Moment::of(processor, at, kernel),
             kernel: self.kernels.name_at(machine).map(OfKernel::from),
             function: name.to_string(),
             arguments: known.arguments(address, &processor.state().gpr, &describe),
@@ -451,7 +437,7 @@ impl<'a> Joined<'a> {
     fn end(&mut self, stack: Stack, end: End) {
         let Some(open) = self.open.get_mut(&stack) else { return };
         let is_it = |(index, open): &(usize, Open)| {
-            open.return_address == end.return_address && self.calls[*index].instruction < end.instruction
+            open.return_address == end.return_address && self.calls[*index].at.instruction < end.instruction
         };
         let Some(at) = open.iter().rposition(is_it) else { return };
         let (index, begun) = open.remove(at);
@@ -460,7 +446,7 @@ impl<'a> Joined<'a> {
             instruction: end.instruction,
             value: (self.result)(begun.function, end.result),
             seconds: end.time_ns.saturating_sub(begun.time_ns) as f64 / 1e9,
-            instructions: end.instruction - call.instruction,
+            instructions: end.instruction - call.at.instruction,
         });
     }
 
@@ -478,13 +464,7 @@ impl Calls {
 
 impl Display for Call {
     fn fmt(&self, f: &mut Formatter<'_>) -> Written {
-        write!(f, "insn:{}  {:.9} s", self.instruction, self.guest_seconds)?;
-        if let (Some(pid), Some(name)) = (self.pid, &self.name) {
-            write!(f, "  {pid} ({name})")?;
-        }
-        if let Some(processor) = self.processor {
-            write!(f, "  on processor {processor}")?;
-        }
+        write!(f, "{}", self.at)?;
         if let Some(kernel) = &self.kernel {
             write!(f, "  in the {kernel}")?;
         }

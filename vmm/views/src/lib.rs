@@ -34,6 +34,7 @@ mod functions;
 pub mod guest_kernel;
 pub mod hits;
 pub mod memory;
+pub mod moment;
 mod perfetto;
 mod place;
 pub mod processors;

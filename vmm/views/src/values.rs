@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use crate::filters::Filters;
 use crate::guest_kernel::{GuestKernel, GuestKernels};
+use crate::moment::Moment;
 
 /// The length in bytes of a variable without a type and without a length, if its symbol is not smaller.
 const DEFAULT_BYTES: u64 = 8;
@@ -74,19 +75,9 @@ pub struct Values {
 /// A write of the variable.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Write {
-    /// The number of instructions executed before the writing instruction.
-    pub instruction: u64,
-    /// The guest's time after the write.
-    pub guest_seconds: f64,
-    /// The thread's number, if known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// The thread's name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The number of the processor that wrote, if the machine has several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub processor: Option<usize>,
+    /// The moment where the writing instruction was next.
+    #[serde(flatten)]
+    pub at: Moment,
     /// The function that wrote, with the offset of the next instruction, or the address of this instruction.
     pub place: String,
     /// The value after the write.
@@ -190,15 +181,10 @@ impl Question<'_> {
     ) -> Write {
         let machine = processor.machine();
         let kernel = kernels.at(machine);
-        let thread = kernel.and_then(|kernel| kernel.thread(processor));
         let rip = processor.linear_rip();
         let place = kernel.and_then(|kernel| kernel.symbols.name_of(rip));
         Write {
-            instruction: hit.before.number(),
-            guest_seconds: machine.moment().time_ns as f64 / 1e9,
-            pid: thread.as_ref().map(|thread| thread.id),
-            name: thread.map(|thread| thread.name),
-            processor: (machine.processors() > 1).then(|| processor.number()),
+            at: Moment::of(processor, hit.before, kernel),
             place: place.map_or_else(|| format!("{rip:#x}"), |(name, offset)| format!("{name}+{offset:#x}")),
             value: known.shown(processor, kernel).unwrap_or_else(|| "not mapped".to_string()),
         }
@@ -302,13 +288,7 @@ fn digits(bytes: &[u8]) -> String {
 
 impl Display for Write {
     fn fmt(&self, f: &mut Formatter<'_>) -> Written {
-        write!(f, "insn:{}  {:.9} s", self.instruction, self.guest_seconds)?;
-        if let (Some(pid), Some(name)) = (self.pid, &self.name) {
-            write!(f, "  {pid} ({name})")?;
-        }
-        if let Some(processor) = self.processor {
-            write!(f, "  on processor {processor}")?;
-        }
+        write!(f, "{}", self.at)?;
         write!(f, "  {}  {}", self.place, self.value)
     }
 }
