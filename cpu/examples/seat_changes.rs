@@ -7,7 +7,7 @@ mod harness;
 
 use std::time::Instant;
 
-use cpu::{EmptyBus, TurnPolicy};
+use cpu::{EmptyBus, TurnPolicy, TurnRules};
 use harness::{CODE, Machine};
 use iced_x86::code_asm::*;
 
@@ -34,7 +34,7 @@ fn run(pauses: bool) -> f64 {
     let state = machine.state.clone();
     let mut cpu = machine.cpu;
     cpu.set_processors(2);
-    cpu.set_turn_policy(TurnPolicy::Ring, true);
+    cpu.set_turn_rules(TurnRules { spins_yield: true, ..TurnRules::new(TurnPolicy::Ring) });
     cpu.set_parked(0, std::slice::from_ref(&state));
     cpu.set_state(&state);
     let mut to = |steps| {

@@ -9,7 +9,7 @@ mod tier;
 mod translated;
 mod turns;
 
-pub use policy::{TURN_STEPS, Turn, TurnPolicy, TurnState};
+pub use policy::{TURN_STEPS, Turn, TurnPolicy, TurnRules, TurnState};
 pub use spins::SpinState;
 pub use tier::{Tier, UnknownTier};
 

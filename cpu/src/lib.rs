@@ -85,7 +85,7 @@ pub use crate::bus::{Bus, BusSignals, EmptyBus, ProcessorSignals, Startup};
 pub use crate::core::{CodeSize, Core};
 pub use crate::debug_points::{AddressKind, Hit, SystemCalls, Trap, Traps, WatchHit, WatchKind, Watchpoint};
 pub use crate::exec::{
-    Cpu, Met, SpinState, Stop, TURN_STEPS, Tier, Turn, TurnPolicy, TurnState, UnknownTier,
+    Cpu, Met, SpinState, Stop, TURN_STEPS, Tier, Turn, TurnPolicy, TurnRules, TurnState, UnknownTier,
 };
 pub use crate::happening::{At, Bytes, Happening, Place, Places, Vectors, Wants};
 pub use crate::observer::Observer;

@@ -14,14 +14,15 @@ use serde::Serialize;
 
 use super::spins::{SpinState, Spins};
 
-/// Number of steps after which every turn of the policy [`TurnPolicy::Ring`] ends.
+/// The usual length of a turn of the policy [`TurnPolicy::Ring`], in steps.
 pub const TURN_STEPS: u64 = 100_000;
 
 /// The rule that gives turns to processors that can run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TurnPolicy {
-    /// The processors get turns in the order of their numbers. A turn ends at each multiple of [`TURN_STEPS`].
+    /// The processors get turns in the order of their numbers. A turn ends at each multiple of
+    /// [`TurnRules::ring_steps`].
     #[default]
     Ring,
     /// A generator draws the processor and the length of each turn.
@@ -29,6 +30,24 @@ pub enum TurnPolicy {
         /// The generator's seed. The same seed gives the same turns.
         seed: u64,
     },
+}
+
+/// The rules by which several processors take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TurnRules {
+    /// The policy that chooses the next processor.
+    pub policy: TurnPolicy,
+    /// Number of steps after which every turn of the policy [`TurnPolicy::Ring`] ends. Not zero.
+    pub ring_steps: u64,
+    /// Whether a processor that spins without PAUSE yields, as at PAUSE.
+    pub spins_yield: bool,
+}
+
+impl TurnRules {
+    /// The rules of a policy, with the usual length of turns. Only PAUSE yields.
+    pub fn new(policy: TurnPolicy) -> TurnRules {
+        TurnRules { policy, ring_steps: TURN_STEPS, spins_yield: false }
+    }
 }
 
 /// A given turn: a turn that a caller chooses, in place of the policy. The turn ends after its steps, or earlier if the
@@ -55,8 +74,8 @@ impl Turn {
 pub struct TurnState {
     /// The generator of the random policy; 0 for another policy.
     pub generator: u64,
-    /// Turns of the ring end at counts that have this rest modulo [`TURN_STEPS`]. The rest is not 0 if the machine's
-    /// counts began in the middle of a turn.
+    /// Turns of the ring end at counts that have this rest modulo [`TurnRules::ring_steps`]. The rest is not 0 if the
+    /// machine's counts began in the middle of a turn.
     pub phase: u64,
     /// Steps left in the present turn.
     pub left: u64,
@@ -69,9 +88,9 @@ pub struct TurnState {
 }
 
 impl TurnState {
-    /// The state of the turns of a policy at step count 0; `None` if the state follows from the count.
-    pub fn at_start(policy: TurnPolicy, spins_yield: bool) -> Option<TurnState> {
-        Turns::new(policy, spins_yield).state(0)
+    /// The state of turns by these rules at step count 0; `None` if the state follows from the count.
+    pub fn at_start(rules: TurnRules) -> Option<TurnState> {
+        Turns::new(rules).state(0)
     }
 }
 
@@ -89,6 +108,7 @@ pub(super) enum End {
 /// The turns of several processors.
 pub(super) struct Turns {
     policy: TurnPolicy,
+    ring_steps: u64,
     generator: u64,
     phase: u64,
     /// The step count at which the present turn ends.
@@ -99,15 +119,16 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Creates the turns of a machine at step count 0, and begins the first turn. `spins_yield` says whether a processor
-    /// that spins yields, as at PAUSE.
-    pub fn new(policy: TurnPolicy, spins_yield: bool) -> Turns {
+    /// Creates the turns of a machine at step count 0, and begins the first turn.
+    pub fn new(rules: TurnRules) -> Turns {
+        let TurnRules { policy, ring_steps, spins_yield } = rules;
         let generator = match policy {
             TurnPolicy::Ring => 0,
             TurnPolicy::Random { seed } => seed,
         };
         let mut turns = Turns {
             policy,
+            ring_steps: ring_steps.max(1),
             generator,
             phase: 0,
             ends_at: 0,
@@ -170,32 +191,35 @@ impl Turns {
     /// The state at a step count, for a machine that takes over here and counts steps from zero.
     pub fn state_from_zero(&self, steps: u64) -> Option<TurnState> {
         let phase = match self.policy {
-            TurnPolicy::Ring => (self.phase + TURN_STEPS - steps % TURN_STEPS) % TURN_STEPS,
+            TurnPolicy::Ring => (self.phase + self.ring_steps - steps % self.ring_steps) % self.ring_steps,
             TurnPolicy::Random { .. } => 0,
         };
         let ends_at = self.ends_at.saturating_sub(steps);
         let (generator, waiting) = (self.generator, self.waiting.clone());
         let mut spins = self.spins.clone();
         spins.recounted(steps, 0);
-        Turns { policy: self.policy, generator, phase, ends_at, is_given: self.is_given, waiting, spins }
-            .state(0)
+        Turns { generator, phase, ends_at, waiting, spins, ..*self }.state(0)
     }
 
     /// Replaces the policy, at a step count. A new turn begins.
     pub fn set_policy(&mut self, policy: TurnPolicy, steps: u64) {
-        *self = Turns::new(policy, self.spins.end_turns());
+        *self = Turns::new(TurnRules { policy, ..self.rules() });
         self.recounted(0, steps);
+    }
+
+    fn rules(&self) -> TurnRules {
+        TurnRules { policy: self.policy, ring_steps: self.ring_steps, spins_yield: self.spins.end_turns() }
     }
 
     /// Replaces the state, at a step count.
     pub fn set_state(&mut self, state: Option<&TurnState>, steps: u64) {
         let Some(TurnState { generator, phase, left, is_given, waiting, spins }) = state else {
-            *self = Turns::new(self.policy, self.spins.end_turns());
+            *self = Turns::new(self.rules());
             return self.recounted(0, steps);
         };
         self.spins.set_state(spins.as_ref(), steps);
         self.ends_at = steps.saturating_add((*left).max(1));
-        (self.generator, self.phase, self.is_given) = (*generator, phase % TURN_STEPS, *is_given);
+        (self.generator, self.phase, self.is_given) = (*generator, phase % self.ring_steps, *is_given);
         self.waiting = waiting.iter().copied().take(Turn::MOST_WAITING).collect();
     }
 
@@ -282,8 +306,9 @@ impl Turns {
 
     /// The end of the ring's turn at a step count.
     fn end_in_ring(&self, steps: u64) -> u64 {
-        let since = (steps % TURN_STEPS + TURN_STEPS - self.phase) % TURN_STEPS;
-        steps.saturating_add(TURN_STEPS - since)
+        let length = self.ring_steps;
+        let since = (steps % length + length - self.phase) % length;
+        steps.saturating_add(length - since)
     }
 
     /// The length of a turn: 1 to 262,143 steps. Each power of two is as likely as another, so short turns and long
@@ -317,7 +342,7 @@ mod tests {
 
     #[test]
     fn the_ring_follows_from_the_count() {
-        let mut turns = Turns::new(TurnPolicy::Ring, false);
+        let mut turns = Turns::new(TurnRules::new(TurnPolicy::Ring));
         assert_eq!((turns.ends_at(), turns.state(5)), (TURN_STEPS, None));
         assert_eq!(turns.next(End::Yield, 7, (1, 4), |number| number != 2), Some(3));
         assert_eq!(turns.ends_at(), TURN_STEPS);
@@ -330,7 +355,8 @@ mod tests {
     #[test]
     fn a_seed_decides_processors_and_lengths() {
         let run = |seed| {
-            let (mut turns, mut steps, mut seat) = (Turns::new(TurnPolicy::Random { seed }, false), 0, 0);
+            let (mut turns, mut steps, mut seat) =
+                (Turns::new(TurnRules::new(TurnPolicy::Random { seed })), 0, 0);
             let taken = (0..5000).map(|_| {
                 let length = turns.ends_at() - steps;
                 steps = turns.ends_at();
@@ -354,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_processor_that_yields_keeps_its_turn_where_no_other_can_run() {
-        let mut turns = Turns::new(SEED, false);
+        let mut turns = Turns::new(TurnRules::new(SEED));
         let before = turns.state(0);
         assert_eq!(turns.next(End::Yield, 0, (1, 4), |number| number == 1), None);
         assert_eq!(turns.state(0), before);
@@ -365,7 +391,7 @@ mod tests {
     #[test]
     fn given_turns_come_first_and_the_policy_goes_on_behind_them() {
         for policy in [TurnPolicy::Ring, SEED] {
-            let mut turns = Turns::new(policy, false);
+            let mut turns = Turns::new(TurnRules::new(policy));
             let all = |_| true;
             assert!(turns.give(&[turn(3, 10), turn(3, 20), turn(2, 30)]));
             assert_eq!(turns.next(End::Steps, 5, (0, 4), all), Some(3));
@@ -385,7 +411,7 @@ mod tests {
 
     #[test]
     fn given_turns_of_processors_that_cannot_run_are_skipped_or_wait() {
-        let mut turns = Turns::new(TurnPolicy::Ring, false);
+        let mut turns = Turns::new(TurnRules::new(TurnPolicy::Ring));
         turns.give(&[turn(9, 1), turn(1, 2), turn(2, 3), turn(1, 4)]);
         // There is no processor 9, and processor 1 cannot run.
         assert_eq!(turns.next(End::Steps, 0, (0, 4), |number| number != 1), Some(2));
@@ -401,12 +427,12 @@ mod tests {
 
     #[test]
     fn a_state_goes_on_at_any_count() {
-        let mut turns = Turns::new(SEED, false);
+        let mut turns = Turns::new(TurnRules::new(SEED));
         turns.give(&[turn(1, 50), turn(2, 60)]);
         turns.next(End::Steps, 100, (0, 4), |_| true);
         let state = turns.state(110).unwrap();
         assert_eq!((state.left, state.is_given, &state.waiting[..]), (40, true, &[turn(2, 60)][..]));
-        let mut other = Turns::new(SEED, false);
+        let mut other = Turns::new(TurnRules::new(SEED));
         other.set_state(Some(&state), 0);
         assert_eq!((other.ends_at(), other.state(0).as_ref()), (40, Some(&state)));
         other.recounted(0, 110);
@@ -421,11 +447,11 @@ mod tests {
 
     #[test]
     fn counts_can_begin_in_the_middle_of_a_turn() {
-        let mut turns = Turns::new(TurnPolicy::Ring, false);
+        let mut turns = Turns::new(TurnRules::new(TurnPolicy::Ring));
         turns.recounted(0, 3 * TURN_STEPS + 10);
         let state = turns.state_from_zero(3 * TURN_STEPS + 10).unwrap();
         assert_eq!((state.phase, state.left), (TURN_STEPS - 10, TURN_STEPS - 10));
-        let mut later = Turns::new(TurnPolicy::Ring, false);
+        let mut later = Turns::new(TurnRules::new(TurnPolicy::Ring));
         later.set_state(Some(&state), 0);
         for turn in 1..4 {
             assert_eq!(later.ends_at(), turn * TURN_STEPS - 10);
@@ -442,7 +468,7 @@ mod tests {
 
     #[test]
     fn a_bad_state_is_bounded() {
-        let mut turns = Turns::new(TurnPolicy::Ring, false);
+        let mut turns = Turns::new(TurnRules::new(TurnPolicy::Ring));
         let waiting = vec![turn(0, 0); Turn::MOST_WAITING + 5];
         turns.set_state(
             Some(&TurnState { left: 0, waiting, is_given: true, ..TurnState::default() }),

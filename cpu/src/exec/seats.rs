@@ -4,7 +4,7 @@
 
 use translator::Frame;
 
-use super::policy::{End, TurnPolicy, Turns};
+use super::policy::{End, TurnPolicy, TurnRules, Turns};
 use crate::attention;
 use crate::bus::{Bus, Startup};
 use crate::core::Core;
@@ -57,7 +57,7 @@ impl Seats {
     pub fn of(count: usize) -> Seats {
         let state = CpuState::reset();
         let parked = (0..count).map(|_| Parked::of(&state)).collect();
-        Seats { parked, seat: 0, turns: Turns::new(TurnPolicy::default(), false), last_turn: None }
+        Seats { parked, seat: 0, turns: Turns::new(TurnRules::new(TurnPolicy::default())), last_turn: None }
     }
 
     /// The number of processors.

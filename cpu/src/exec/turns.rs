@@ -7,7 +7,7 @@
 use cpu_model::Topology;
 
 use super::Cpu;
-use super::policy::{End, Turn, TurnPolicy, TurnState, Turns};
+use super::policy::{End, Turn, TurnPolicy, TurnRules, TurnState, Turns};
 use super::seats::{Halted, Seats, can_run, started_at};
 use crate::attention;
 use crate::bus::Bus;
@@ -37,10 +37,9 @@ impl Cpu {
         self.core.topology = topology;
     }
 
-    /// Sets the policy that gives turns, and whether a processor that spins without PAUSE yields. Must be called after
-    /// [`Cpu::set_processors`], before the CPU first runs.
-    pub fn set_turn_policy(&mut self, policy: TurnPolicy, spins_yield: bool) {
-        self.seats.turns = Turns::new(policy, spins_yield);
+    /// Sets the rules of the processors' turns. Must be called after [`Cpu::set_processors`], before the CPU first runs.
+    pub fn set_turn_rules(&mut self, rules: TurnRules) {
+        self.seats.turns = Turns::new(rules);
     }
 
     /// Replaces the policy between two runs. A new turn begins.

@@ -1,7 +1,8 @@
 //! Several processors that take turns: a run that is cut anywhere, and restored there, is the same run.
 
 use cpu::{
-    Counts, Cpu, CpuState, EmptyBus, Hit, Met, Stop, TURN_STEPS, Trap, Traps, Turn, TurnPolicy, TurnState,
+    Counts, Cpu, CpuState, EmptyBus, Hit, Met, Stop, TURN_STEPS, Trap, Traps, Turn, TurnPolicy, TurnRules,
+    TurnState,
 };
 use iced_x86::code_asm::*;
 use seeded::Rng;
@@ -112,10 +113,10 @@ fn begin() -> Cpu {
 }
 
 fn begin_with(policy: TurnPolicy) -> Cpu {
-    begin_of(racing(), policy, false)
+    begin_of(racing(), TurnRules::new(policy))
 }
 
-fn begin_of(machine: Machine, policy: TurnPolicy, spins_yield: bool) -> Cpu {
+fn begin_of(machine: Machine, rules: TurnRules) -> Cpu {
     let states: Vec<CpuState> = (0..COUNT as u64)
         .map(|number| {
             let mut state = machine.state.clone();
@@ -126,7 +127,7 @@ fn begin_of(machine: Machine, policy: TurnPolicy, spins_yield: bool) -> Cpu {
         .collect();
     let mut cpu = machine.cpu;
     cpu.set_processors(COUNT);
-    cpu.set_turn_policy(policy, spins_yield);
+    cpu.set_turn_rules(rules);
     cpu.set_parked(0, &states[1..]);
     cpu.set_state(&states[0]);
     cpu
@@ -161,7 +162,8 @@ fn cuts_move_no_turn() {
 }
 
 fn cuts_move_no_turn_of(policy: TurnPolicy, given: &[Turn]) {
-    let expected = must_be_the_same_in_pieces(racing, policy, false, given, 25 * TURN_STEPS + 12_345);
+    let rules = TurnRules::new(policy);
+    let expected = must_be_the_same_in_pieces(racing, rules, given, 25 * TURN_STEPS + 12_345);
     let rounds = &expected.memory[1..];
     assert!(rounds.iter().all(|&rounds| rounds > 1_000), "each processor runs: {rounds:?}");
     if policy == TurnPolicy::Ring && given.is_empty() {
@@ -174,26 +176,21 @@ fn cuts_move_no_turn_of(policy: TurnPolicy, given: &[Turn]) {
 fn cuts_move_no_end_of_a_spin() {
     for policy in [TurnPolicy::Ring, TurnPolicy::Random { seed: 9 }] {
         for given in [&[][..], &random_turns(40)] {
-            must_be_the_same_in_pieces(spinning, policy, true, given, WORK_STEPS);
+            let rules = TurnRules { spins_yield: true, ..TurnRules::new(policy) };
+            must_be_the_same_in_pieces(spinning, rules, given, WORK_STEPS);
         }
     }
 }
 
 /// Runs a machine twice: at once, and cut into random pieces. Returns its state after this number of steps.
-fn must_be_the_same_in_pieces(
-    machine: fn() -> Machine,
-    policy: TurnPolicy,
-    spins_yield: bool,
-    given: &[Turn],
-    steps: u64,
-) -> All {
-    let mut whole = begin_of(machine(), policy, spins_yield);
+fn must_be_the_same_in_pieces(machine: fn() -> Machine, rules: TurnRules, given: &[Turn], steps: u64) -> All {
+    let mut whole = begin_of(machine(), rules);
     whole.give_turns(&mut EmptyBus::default(), given);
     run_to(&mut whole, steps);
     let expected = all(&whole);
 
     let mut random = Rng::new(&[47]);
-    let mut cut = begin_of(machine(), policy, spins_yield);
+    let mut cut = begin_of(machine(), rules);
     cut.give_turns(&mut EmptyBus::default(), given);
     while cut.steps() < steps {
         let to = match random.below(4) {
@@ -214,7 +211,7 @@ fn must_be_the_same_in_pieces(
             // The CPU goes on from its saved states, with empty caches.
             let (seat, parked, state) = (cut.seat(), cut.parked_states(), cut.state());
             let (turns, counts) = (cut.turn_state(), cut.counts());
-            cut.set_turn_policy(policy, spins_yield);
+            cut.set_turn_rules(rules);
             cut.set_counts(Counts::default());
             cut.set_parked(seat, &parked);
             cut.set_turn_state(turns.as_ref());
@@ -230,7 +227,7 @@ fn must_be_the_same_in_pieces(
 fn processors_that_spin_without_pause_yield() {
     let all_halted = |cpu: &Cpu| (0..COUNT).all(|number| cpu.state_of(number).halted);
     let steps_of = |spins_yield| {
-        let mut cpu = begin_of(spinning(), TurnPolicy::Ring, spins_yield);
+        let mut cpu = begin_of(spinning(), TurnRules { spins_yield, ..TurnRules::new(TurnPolicy::Ring) });
         while !all_halted(&cpu) {
             let origin = cpu.steps();
             cpu.run(&mut EmptyBus::default(), origin + TURN_STEPS, origin);

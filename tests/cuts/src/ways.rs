@@ -1,6 +1,6 @@
 //! The ways to run a program. All ways must have the same result.
 
-use cpu::{Counts, CpuState, Startup, Stop, TurnPolicy, TurnState};
+use cpu::{Counts, CpuState, Startup, Stop, TurnPolicy, TurnRules, TurnState};
 use guest_ram::GuestRam;
 
 use crate::board::{Board, Lines, Requests};
@@ -79,7 +79,7 @@ impl<T: Tier> Guest<T> {
         let policy = *policy;
         let spins_yield = turns.as_ref().is_some_and(|turns| turns.spins.is_some());
         cpu.inner().set_processors(snapshot.parked.len() + 1);
-        cpu.inner().set_turn_policy(policy, spins_yield);
+        cpu.inner().set_turn_rules(TurnRules { spins_yield, ..TurnRules::new(policy) });
         set_others(&mut cpu, snapshot);
         cpu.set_state(&snapshot.state, snapshot.counts);
         Guest { cpu, policy, board, over: false }

@@ -103,8 +103,7 @@ impl StartingState {
 
     /// Begins a new turn of the policy of these processors. Turns that were given are forgotten.
     pub fn begin_turns(&mut self, processors: Processors) {
-        let (policy, spins_yield) = (processors.turns(), processors.spins_yield());
-        self.state.others.turns = TurnState::at_start(policy, spins_yield);
+        self.state.others.turns = TurnState::at_start(processors.turn_rules());
     }
 
     /// Drops pages of RAM and blocks of the disk that the run from this state on does not need. These pages of RAM then

@@ -96,7 +96,7 @@ impl From<Processors> for ProcessorsV6 {
     fn from(processors: Processors) -> ProcessorsV6 {
         ProcessorsV6 {
             count: processors.count(),
-            turn_steps: cpu::TURN_STEPS,
+            turn_steps: processors.turn_rules().ring_steps,
             policy: match processors.turns() {
                 TurnPolicy::Ring => PolicyV6::Ring,
                 TurnPolicy::Random { seed } => PolicyV6::Random { seed },
@@ -104,7 +104,7 @@ impl From<Processors> for ProcessorsV6 {
             topology: processors
                 .topology()
                 .map(|topology| TopologyV6 { sockets: topology.sockets(), threads: topology.threads() }),
-            spins_yield: processors.spins_yield(),
+            spins_yield: processors.turn_rules().spins_yield,
         }
     }
 }
@@ -113,10 +113,7 @@ impl ProcessorsV6 {
     /// The processors, if this program can run them.
     fn processors(&self) -> Option<Processors> {
         let ProcessorsV6 { count, turn_steps, ref policy, ref topology, spins_yield } = *self;
-        if turn_steps != cpu::TURN_STEPS {
-            return None;
-        }
-        let processors = Processors::without_topology(count)?;
+        let processors = Processors::without_topology(count)?.with_ring_steps(turn_steps)?;
         let processors = match topology {
             Some(TopologyV6 { sockets, threads }) => processors.with_topology(*sockets, *threads)?,
             None => processors,

@@ -395,7 +395,8 @@ fn a_manifest_with_several_processors() {
         ("\"count\": 4", "\"count\": 65"),
         ("\"count\": 4", "\"count\": 1"),
         ("\"ring\"", "\"rang\""),
-        ("100000", "100001"),
+        ("100000", "0"),
+        ("100000", "-1"),
         ("\"processors\"", "\"professors\""),
     ] {
         assert!(Manifest::parse(&text.replace(from, to)).is_err(), "{to}");
@@ -416,7 +417,7 @@ fn a_manifest_with_a_topology_and_random_turns() {
     let text = manifest.text();
     let expected = r#"    "processors": {
       "count": 12,
-      "turn_steps": 100000,
+      "turn_steps": 266666,
       "policy": {
         "random": {
           "seed": 18446744073709551614
@@ -437,13 +438,15 @@ fn a_manifest_with_a_topology_and_random_turns() {
         ("\"threads\": 3", "\"threads\": 300"),
         ("18446744073709551614", "18446744073709551616"),
         ("\"seed\"", "\"seat\""),
+        ("\"turn_steps\": 266666", "\"turn_steps\": 0"),
         ("\"spins_yield\": true", "\"spins_yield\": 1"),
     ] {
         assert!(Manifest::parse(&text.replace(from, to)).is_err(), "{to}");
     }
-    // The policy, the spins and the topology determine the run.
+    // The policy, the length of turns, the spins and the topology determine the run.
     let hash_with = |from: &str, to: &str| Manifest::parse(&text.replace(from, to)).unwrap().machine_hash();
     assert_ne!(hash_with("51614", "51615"), manifest.machine_hash());
+    assert_ne!(hash_with("266666", "100000"), manifest.machine_hash());
     assert_ne!(hash_with("\"sockets\": 2", "\"sockets\": 4"), manifest.machine_hash());
     assert_ne!(hash_with("\"spins_yield\": true", "\"spins_yield\": false"), manifest.machine_hash());
 }

@@ -159,7 +159,7 @@ impl Engine for SoftEngine {
     fn set_processors(&mut self, processors: Processors) {
         self.cpu.set_processors(processors.count().into());
         self.cpu.set_topology(processors.topology());
-        self.cpu.set_turn_policy(processors.turns(), processors.spins_yield());
+        self.cpu.set_turn_rules(processors.turn_rules());
     }
 
     fn cpu(&self) -> &Cpu {
