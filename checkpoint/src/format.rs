@@ -1,7 +1,7 @@
 //! The bytes of a checkpoint's file. `FORMAT.md` describes the format.
 //!
-//! The reader trusts no length. Sections must fill the file exactly, and a section unpacks to at most [`MAX_RATIO`]
-//! times its size plus [`UNPACK_FREE_BYTES`].
+//! The reader checks every length in the file. Sections must fill the file exactly, and a section unpacks to at
+//! most [`MAX_RATIO`] times its size plus [`UNPACK_FREE_BYTES`].
 
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -115,7 +115,8 @@ impl Directory {
         self.places().filter_map(|(id, _, blob)| Some((id, blob.base?.get())))
     }
 
-    /// The first fault that shows without the other files; `None` if there is no such fault.
+    /// The first fault of the directory that can be found without reading the other files; `None` if there is no
+    /// such fault.
     fn fault(&self, footer: &Footer) -> Option<&'static str> {
         let Shape { ram_pages, disk_blocks } = footer.shape;
         for lists in [&self.list, &self.back] {
@@ -271,7 +272,7 @@ impl Footer {
     }
 }
 
-/// A section's bytes in the file, and their description.
+/// Packs a section. Returns its bytes in the file, and their description.
 pub(crate) fn pack_section(raw: &[u8]) -> (Vec<u8>, Section) {
     let packed = zstd::bulk::compress(raw, 1).ok();
     let bytes = packed.filter(|p| p.len() < raw.len() && raw.len() as u64 <= unpack_limit(p.len() as u64));
@@ -281,7 +282,7 @@ pub(crate) fn pack_section(raw: &[u8]) -> (Vec<u8>, Section) {
     (bytes, section)
 }
 
-/// The description of an uncompressed section.
+/// The description of a section that consists of these bytes, uncompressed.
 pub(crate) fn plain_section(bytes: &[u8]) -> Section {
     Section { len: bytes.len() as u64, raw_len: bytes.len() as u64, crc: crc32fast::hash(bytes) }
 }

@@ -82,7 +82,7 @@ pub struct PageMap {
 }
 
 impl PageMap {
-    /// A map of `pages` pages that are all as at power-on.
+    /// A map of `pages` pages that all have their contents of power-on.
     pub fn new(pages: u64) -> PageMap {
         PageMap { len: pages, chunks: Arc::default() }
     }
@@ -94,7 +94,7 @@ impl PageMap {
         map
     }
 
-    /// This map, in which pages as at power-on take their versions from `base`.
+    /// A copy of this map. Pages that are [`PageRef::Base`] in this map have their versions of `base` in the copy.
     pub fn over(&self, base: &PageMap) -> PageMap {
         let mut map = base.clone();
         let chunks = Arc::make_mut(&mut map.chunks);
@@ -129,7 +129,7 @@ impl PageMap {
     ///
     /// # Panics
     ///
-    /// If there is no such page: the caller numbers its own pages.
+    /// If the map has no such page.
     pub fn set(&mut self, page: u64, to: PageRef) {
         assert!(page < self.len, "page {page} of {}", self.len);
         let number = page / CHUNK_PAGES;
@@ -183,7 +183,7 @@ impl PageMap {
         numbers
     }
 
-    /// The pages that are not as at power-on, in ascending order.
+    /// The pages that are not [`PageRef::Base`], in ascending order.
     pub fn iter_not_base(&self) -> impl Iterator<Item = (u64, &PageRef)> {
         self.chunks.iter().flat_map(|(number, chunk)| {
             let pages = (number * CHUNK_PAGES..).zip(chunk.iter());

@@ -35,11 +35,11 @@ pub(crate) fn load(dir: &Path, shape: Shape) -> Result<Index> {
     load_listed(dir, shape, &folder::list(dir)?, known.as_mut())
 }
 
-/// Contents of the files that earlier attempts have read. The first attempt stores nothing here, because nearly every
-/// first attempt succeeds.
+/// Contents of the files that earlier attempts have read. The first attempt stores nothing in this map, because
+/// nearly every first attempt succeeds.
 type Known = BTreeMap<Listed, Contents>;
 
-/// The contents of a file that opening a store needs.
+/// The parts of a file that are needed to open a store.
 #[derive(Clone)]
 pub(crate) struct Contents {
     footer: Footer,

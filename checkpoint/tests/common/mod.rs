@@ -1,4 +1,4 @@
-//! A model of a store that keeps full copies, and pages to fill it with.
+//! A model of a store, which keeps full copies of all checkpoints, and test pages to fill the store with.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -33,7 +33,7 @@ pub fn page(code: u32) -> Page {
     page
 }
 
-/// The contents of every page; `None` as at power-on.
+/// The contents of every page. `None` stands for the contents at power-on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
     pub ram: Vec<Option<u32>>,
