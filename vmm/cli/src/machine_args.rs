@@ -135,7 +135,7 @@ impl MachineArgs {
             (PathBuf::from(file), cmdline.to_string())
         });
         Ok(MachineOptions {
-            // The option --kernel is always there, unless the machine comes from a recording. Then this path is not
+            // The user must give --kernel, unless the machine comes from a recording. In that case this path is not
             // used.
             kernel: self.kernel.clone().unwrap_or_default(),
             initrd: self.initrd.clone(),

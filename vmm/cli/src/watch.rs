@@ -2,12 +2,12 @@
 //! appears.
 //!
 //! ```text
-//!   ttvm control ── socket ──► a thread ──► Watch ◄── Watcher, which hears the machine: pauses the run when it is asked to
+//!   ttvm control ── socket ──► a thread ──► Watch ◄── Watcher: a listener of the machine, which pauses the run on request
 //! ```
 //!
-//! The machine's thread only reads a flag, so it waits neither for the socket's thread nor for a client. A client sends
-//! one line, and gets one line as answer. A client that does not send its line within `PATIENCE` is disconnected, so
-//! other clients wait no longer than `PATIENCE`.
+//! The machine's thread only reads a flag. So this thread waits neither for the socket's thread nor for a client. A
+//! client sends one line, and gets one line as answer. A client that does not send its line within `PATIENCE` is
+//! disconnected, so other clients wait no longer than `PATIENCE`.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -29,7 +29,7 @@ use crate::run_listener::RunListener;
 const MAX_LINE_BYTES: usize = 64;
 /// How long a client may take to send its line.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a client waits until the recording begins. If the run is stopped, the recording does not begin.
+/// How long a client waits until the recording begins. While a signal has stopped the run, a recording cannot begin.
 const BEGINNING: Duration = Duration::from_secs(30);
 
 /// The beginning of an answer to a successful request.

@@ -26,8 +26,8 @@ fn the_last_stretch_has_all_of_its_checkpoints_and_the_newest_one_before_it() {
     let kernel = write_kernel(path, u32::MAX).display().to_string();
     // The guest is never idle, so its instructions take a nanosecond each.
     const LAST: u64 = 40_000_000;
-    // Checkpoints come every 10 ms. While the guest runs, several old checkpoints are removed at once, so the
-    // run's end decides how many are too old.
+    // Checkpoints come every 10 ms. While the guest runs, the recorder removes old checkpoints several at a time. At
+    // the end of the run, it removes all checkpoints that are too old. So the test ends the run at three times.
     for (number, end) in ["120ms", "147ms", "163ms"].iter().enumerate() {
         let name = format!("{number}.ttvm");
         let arguments = ["record", "-o", &name, "--kernel", &kernel, "--memory", "4M", "--unpaced"];
