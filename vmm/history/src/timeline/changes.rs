@@ -33,7 +33,8 @@ impl Timeline {
         Ok(true)
     }
 
-    /// Returns to the place where the fork began, and returns that place; `None` if the machine is in no fork.
+    /// Moves the machine back to the place where the fork began. Returns this place, or `None` if the machine is in
+    /// no fork.
     pub fn leave_fork(&mut self) -> Result<Option<Instructions>, Error> {
         let Some(fork) = &self.fork else { return Ok(None) };
         let root = fork.begun_at();

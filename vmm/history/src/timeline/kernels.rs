@@ -42,7 +42,7 @@ pub struct Kernels(pub(super) Arc<[Kernel]>);
 pub struct KernelName {
     /// The kernel's number, from 1 on.
     pub number: usize,
-    /// The kernel's release.
+    /// The kernel's release, as `uname -r` shows it.
     pub release: String,
 }
 
@@ -119,7 +119,8 @@ impl Kernels {
     }
 }
 
-/// The breakpoints and watchpoints of all kernels, each with a filter that is true while one of its kernels is mapped.
+/// The breakpoints and watchpoints of all kernels, each with a filter. The filter is true while one of the kernels
+/// with this breakpoint or watchpoint is mapped.
 fn union<K: Clone>(read: Vec<(K, Stops)>, filter: impl Fn(Vec<K>) -> Filter) -> Stops {
     let mut all = Stops::default();
     let (mut breakpoints, mut watches) = (BTreeMap::<u64, Vec<K>>::new(), BTreeMap::<u64, Vec<K>>::new());

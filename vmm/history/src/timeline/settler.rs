@@ -30,7 +30,7 @@ const SNAPSHOTS: u64 = 64;
 /// the thread.
 pub(super) struct Settler(Arc<Door>);
 
-/// The thread's requests.
+/// The requests to the settler's thread.
 #[derive(Default)]
 struct Door {
     /// The timeline's present place, if the thread has not taken this request yet.
@@ -75,7 +75,8 @@ impl Settler {
 impl Drop for Settler {
     fn drop(&mut self) {
         {
-            // The thread checks `is_over` while it holds this lock, and then waits.
+            // The thread holds this lock from its check of `is_over` until it waits for the bell. So the thread
+            // cannot miss the bell.
             let _look = self.0.look();
             self.0.is_over.store(true, Ordering::Relaxed);
         }
