@@ -56,7 +56,7 @@ pub struct FakeBus {
     pub ports: Vec<(u16, u8, u32)>,
     pub msrs: BTreeMap<u32, u64>,
     pub apic_disabled: bool,
-    /// A HLT followed by this byte reads this value from the clock.
+    /// The mark byte and a clock value. A HLT that is followed by the mark byte reads this clock value.
     pub time_reads: Option<(u8, u64)>,
     pub cr8: u64,
     pub acknowledged: u32,
@@ -134,7 +134,8 @@ impl Machine {
         state.gpr[4] = KERNEL_STACK;
         state.gdtr = TableRegister { base: GDT, limit: GDT_LIMIT };
         let mut cpu = Cpu::new(ram);
-        // The other test program with these tests translates all code at once.
+        // The test program `translated` has the same tests, but its CPU translates all code before its first
+        // execution.
         if !module_path!().starts_with("translated") {
             cpu.set_tier(Tier::Interpreter);
         } else {

@@ -6,7 +6,7 @@ use iced_x86::code_asm::*;
 
 use crate::harness::{CODE, DATA, Machine};
 
-/// One model of each kind that executes some instructions differently.
+/// Three CPU models. Each of them executes some instructions differently from the others.
 const MODELS: [CpuModel; 3] = [CpuModel::V2, CpuModel::V2Kvm, CpuModel::V2KvmTcg];
 const STACK_FAULT: u8 = 12;
 const GENERAL_PROTECTION: u8 = 13;

@@ -19,9 +19,10 @@
 //! The translator works beside the interpreter. The interpreter decodes blocks, executes blocks that are not worth
 //! translating, and executes instructions that generated code exits for.
 //!
-//! Generated code counts steps and conditional branches exactly. Entering a block charges all its steps, and the block
-//! exits before its first instruction if the budget is too small. If a block exits in the middle, the steps that did
-//! not run are given back. At every exit, registers, flags and memory are exact for that instruction.
+//! Generated code counts steps and conditional branches exactly. Entering a block charges all its steps, and the
+//! block exits before its first instruction if the budget is too small. If a block exits in the middle, the steps
+//! that did not run are added to the budget again. At every exit, registers, flags and memory are exact for that
+//! instruction.
 //!
 //! Generated code exits for addresses that the TLB does not map, instructions that are not translated, faults, and
 //! targets that are not known yet. Then [`Translator::run`] returns the place ([`At`]) that the guest has reached, and
@@ -158,7 +159,7 @@ pub struct Resume {
     /// Offset of the code.
     offset: usize,
     generation: u32,
-    /// Remaining steps of the block.
+    /// The number of steps of the block that remain from this place on.
     pub steps: u64,
 }
 

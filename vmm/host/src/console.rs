@@ -22,7 +22,7 @@ use machine::inputs::{Event, Idle, Inputs, View};
 use machine::position::Moment;
 use machine::unit::Unit;
 
-/// The longest distance, in the machine's unit, between two polls for events.
+/// The longest distance between two polls for events, in the machine's unit (instructions or exits).
 const MOST_BETWEEN_POLLS: u64 = 2_000_000;
 /// The longest single wait for input. Signals are checked between two waits.
 const LONGEST_WAIT_NS: u64 = 100_000_000;
@@ -39,7 +39,7 @@ pub struct LiveOptions<C> {
     pub console_log: Option<PathBuf>,
     /// How time passes while the guest is idle.
     pub pacing: Pacing,
-    /// The count at which the run ends, if any.
+    /// The count of instructions or exits at which the run ends, if any.
     pub end_at: Option<C>,
     /// The guest time in nanoseconds after which the run ends, if any.
     pub end_after_ns: Option<u64>,
@@ -85,8 +85,9 @@ pub struct LiveConsole<C> {
 }
 
 impl<C: Unit> LiveConsole<C> {
-    /// Takes over standard input and output. From now on SIGTERM, SIGHUP, SIGINT and SIGQUIT end the run with an event,
-    /// so that the log gets an end record. The terminal must still be in the mode of the user's shell.
+    /// Uses standard input and output as the guest's console. From now on SIGTERM, SIGHUP, SIGINT and SIGQUIT end
+    /// the run with an event, so that the log gets an end record. The terminal must still be in the mode of the
+    /// user's shell.
     pub fn new(options: LiveOptions<C>) -> Result<LiveConsole<C>, Error> {
         let (terminated, resized) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};

@@ -71,7 +71,7 @@ pub fn fyl2xp1(env: &mut X87Env, x: F80, y: F80) -> Option<F80> {
                 env.raise(PE);
                 return Some(x.value);
             }
-            // If y is zero or infinite, only the sign matters.
+            // If y is zero or infinite, only the sign of the logarithm matters.
             Logarithm::Finite(wide::ONE.negated())
         }
         Kind::Finite => Logarithm::Finite(wide::log2_of_1_plus(x.exact())),

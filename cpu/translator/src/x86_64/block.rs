@@ -42,7 +42,7 @@ pub(super) const fn field(offset: usize) -> Mem {
 }
 
 pub(super) const FLAGS: Mem = field(offset_of!(Frame, flags));
-/// The byte of [`Frame::flags`] that takes AH after LAHF.
+/// The byte of [`Frame::flags`] to which generated code writes AH after LAHF.
 const FLAGS_HIGH: Mem = field(offset_of!(Frame, flags) + 1);
 pub(super) const SLOTS_POINTER: Mem = field(offset_of!(Frame, slots));
 const JUMPS_POINTER: Mem = field(offset_of!(Frame, jumps));
@@ -222,7 +222,7 @@ pub(super) struct Edge {
     pub ahead: u64,
     /// Offset of the displacement of a jump that can be linked to the code of the next block.
     pub displacement: Option<NonZeroU32>,
-    /// As `displacement`, for the jump in the block's twin.
+    /// As `displacement`, but for the jump in the block's twin, the copy of the block that checks every access.
     pub twin: Option<NonZeroU32>,
     /// For a target in another page: offset of the addend with which the TLB must map that page.
     pub addend: Option<NonZeroU32>,
@@ -271,9 +271,9 @@ pub(super) struct BlockWriter<'a> {
     ways: Vec<(Way, Vec<Fixup>, Option<Recipe>)>,
     /// Jumps from the current instruction to its exit.
     leaving: Vec<Fixup>,
-    /// Whether the current instruction can also exit after a failed look into the page's second TLB slot.
+    /// Whether the current instruction can also exit after the page's second TLB slot has missed too.
     leaves_later: bool,
-    /// Flags that are valid in the host's register, and in the frame.
+    /// Flags that are valid in the host's register. The next field has the flags that are valid in the frame.
     in_host: u8,
     in_frame: u8,
     /// Whether the recipe of the current instruction's flags needs a saved operand.
@@ -362,7 +362,7 @@ pub(super) fn write(source: &Source<'_>, site: &Site, recipes: &mut Recipes) -> 
     Some(Written { changes, movable, ..written })
 }
 
-/// Removes the entrances that rely on earlier checks, from a block that has no twin to continue in.
+/// In a block without a twin, removes the entrances to code that relies on earlier checks of pages.
 fn forget_checked(entrances: &mut [Entrance], groups: &Groups) {
     for (n, entrance) in entrances.iter_mut().enumerate() {
         entrance.at = entrance.at.filter(|_| groups.can_begin_at(n));
@@ -393,7 +393,7 @@ fn is_movable(source: &Source<'_>, kinds: &[Option<Kind>]) -> bool {
 struct Entrance {
     /// Whether the instruction's code can exit to the interpreter.
     exits: bool,
-    /// As [`Reentry::at`] and [`Reentry::behind`].
+    /// The offset for [`Reentry::at`]. The next field is the offset for [`Reentry::behind`].
     at: Option<NonZeroU32>,
     behind: Option<NonZeroU32>,
 }

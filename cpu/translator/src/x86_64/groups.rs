@@ -72,7 +72,7 @@ impl Groups {
         }
         groups.retain(|group| group.members.len() > 1);
         let mut found = Groups::none(source);
-        // For each place in the frame, the last instruction that uses it.
+        // For each addend field of the frame, the last instruction that uses this field.
         let mut taken = [None::<usize>; ADDENDS];
         let mut saved = 0;
         for group in &groups {
@@ -186,8 +186,8 @@ impl Default for Values {
 }
 
 impl Values {
-    /// The one access of an instruction. `None` if the instruction has none or two, or if the address is not computed
-    /// from general registers alone.
+    /// The only memory access of an instruction. `None` if the instruction has none or two, or if the address is
+    /// not computed from general registers alone.
     fn access(&self, i: &Instruction, kind: Kind) -> Option<Access> {
         let on_stack = |register: usize, offset: i64, write| {
             let (base, added) = self.registers[register];

@@ -25,7 +25,7 @@ fn has_high_byte(i: &Instruction) -> bool {
 }
 
 impl BlockWriter<'_> {
-    /// Writes an instruction.
+    /// Writes the host's code for an instruction of the guest.
     pub fn instruction(&mut self, i: &Instruction, kind: Kind, effect: Effect) -> Result<(), Cannot> {
         match kind {
             Kind::Alu(which) => self.arithmetic(i, which, &effect),

@@ -32,7 +32,7 @@ struct Relocation {
 
 /// The destination of code that was written for block 0 at offset 0.
 pub(super) struct Place {
-    /// The guest address of the destination minus the address of translation.
+    /// The guest address of the destination minus the guest address for which the block was translated.
     pub by: u64,
     pub number: u32,
     pub offset: usize,

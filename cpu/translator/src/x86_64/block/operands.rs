@@ -23,7 +23,8 @@ impl BlockWriter<'_> {
         Self::place(number_of(register))
     }
 
-    /// The host register with the value of a guest register: the guest register's own, or `scratch` after a load.
+    /// Returns a host register with the value of a guest register. If the guest register has no host register,
+    /// loads the value into `scratch` and returns `scratch`.
     pub fn in_register(&mut self, n: usize, scratch: Reg) -> Reg {
         match Self::place(n) {
             Place::Reg(reg) => reg,
@@ -52,7 +53,8 @@ impl BlockWriter<'_> {
         self.in_register(n, scratch)
     }
 
-    /// Writes back the register of the first operand, which [`BlockWriter::operand_register`] gave.
+    /// Writes the first operand's value, which is in the host register that [`BlockWriter::operand_register`]
+    /// returned, to the guest's register.
     pub fn write_back(&mut self, register: Register, from: Reg) {
         self.set_all(number_of(register), if from == DH { RDX } else { from });
     }
@@ -335,7 +337,7 @@ impl BlockWriter<'_> {
         Ok(at(RAX, below))
     }
 
-    /// Saves RCX in the frame across another access.
+    /// Saves RCX in the frame, because the next access overwrites RCX.
     pub fn keep(&mut self) {
         self.asm.store(B8, SPARE, RCX);
     }
