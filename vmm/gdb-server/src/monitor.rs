@@ -222,7 +222,7 @@ impl GdbTarget<'_> {
         Ok(found + &self.when())
     }
 
-    /// Runs with other stops than gdb's breakpoints and watchpoints.
+    /// Runs until one of `stops` stops the machine. gdb's breakpoints and watchpoints do not stop this run.
     fn run(
         &mut self,
         stops: &Stops,

@@ -65,7 +65,8 @@ const CHANGEABLE_FLAGS: u64 = 0x0025_7fd5;
 /// RFLAGS bit 1 is always set.
 const FIXED_FLAG: u64 = 1 << 1;
 
-/// Changes the registers of `state` that differ from [`to_gdb`]'s result.
+/// Converts gdb's registers to the CPU's state. Changes each register of `state` that differs between `new` and
+/// [`to_gdb`]'s result.
 ///
 /// # Errors
 ///
