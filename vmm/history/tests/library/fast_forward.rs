@@ -11,7 +11,7 @@ use recording::Recording;
 use tiny_guest::stopped::{record_rounds, record_with_checkpoints};
 use tiny_guest::{Numbers, STIRRED};
 
-/// The largest number of breakpoints of the other engine. A processor has this number of debug registers.
+/// The largest number of breakpoints that the other engine can set. A processor has this number of debug registers.
 const MOST_BREAKPOINTS: usize = 4;
 
 /// Options for a short guest.
