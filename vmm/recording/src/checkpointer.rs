@@ -97,7 +97,8 @@ impl<C: Unit> Checkpointer<C> {
         }
         let lost = self.writer.take_lost()?;
         if !lost.is_empty() {
-            // The trail's states are relative to a checkpoint that was lost.
+            // The trail's states need a checkpoint that could not be stored. So the trail begins again without
+            // them.
             self.trail.as_mut().map_or(Ok(()), |trail| trail.begin_anew(machine))?;
         }
         machine.write_again(lost);

@@ -132,7 +132,7 @@ impl<C: Unit> Trail<C> {
             }
             let nothing = PageMap::new(kept.disk.len());
             for (block, contents) in kept.disk.changed_since(before.as_ref().unwrap_or(&nothing)) {
-                // An earlier checkpoint has the other blocks.
+                // Only blocks in memory are stored here. The other changed blocks are in an earlier checkpoint.
                 if let PageRef::Held(contents) = contents {
                     writer.page(Space::Disk, block, contents)?;
                 }

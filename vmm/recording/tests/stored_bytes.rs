@@ -316,7 +316,7 @@ fn a_machines_state_with_several_processors() {
     for length in bytes.len() + 1..with_turns.len() {
         assert_eq!(MachineState::from_bytes(Format::V6, &with_turns[..length]), None, "{length}");
     }
-    // The search for spins comes last, if spins yield.
+    // If spinning processors yield their turns, the state of the search for spins comes last.
     let turns = state.others.turns.as_mut().expect("they are not None");
     turns.spins = Some(SpinState { next_look: Some(0x99), registers: Some(0x1234_5678) });
     let with_spins = state.to_bytes(Format::V6);
