@@ -171,7 +171,7 @@ impl LocalApic {
             return;
         }
         if self.mode() == Mode::Disabled {
-            // Without an APIC the pins are the CPU's INTR and NMI.
+            // While the APIC is disabled, its two pins are the CPU's INTR and NMI pins.
             self.s.nmi_pending |= pin == 1;
         } else {
             self.fire_lvt(LVT_LINT0 + pin);
@@ -221,7 +221,7 @@ impl LocalApic {
         self.s.tpr >> 4
     }
 
-    /// Sets CR8; only the low four bits count.
+    /// Sets CR8; only the low four bits are used.
     pub fn set_cr8(&mut self, value: u8) {
         self.s.tpr = value << 4;
     }
@@ -239,7 +239,8 @@ impl LocalApic {
         }
     }
 
-    /// Reads an MSR of [`is_apic_msr`]. Any other register raises the fault of the hardware.
+    /// Reads one of the MSRs for which [`is_apic_msr`] is true. Any other register raises a general-protection
+    /// fault, as on hardware.
     pub fn read_msr(&mut self, index: u32, now_ns: u64) -> Result<u64, GeneralProtection> {
         match index {
             MSR_APIC_BASE => Ok(self.s.base),
@@ -251,7 +252,8 @@ impl LocalApic {
         }
     }
 
-    /// Writes an MSR of [`is_apic_msr`]. A TSC deadline is given in nanoseconds of virtual time; 0 disarms the timer.
+    /// Writes one of the MSRs for which [`is_apic_msr`] is true. A TSC deadline is given in nanoseconds of virtual
+    /// time; 0 disarms the timer.
     pub fn write_msr(&mut self, index: u32, value: u64, now_ns: u64) -> Result<(), GeneralProtection> {
         match index {
             MSR_APIC_BASE => self.write_base(value),
@@ -289,7 +291,8 @@ impl LocalApic {
         self.startup
     }
 
-    /// Takes the vector of a start-up message that is due. The processor starts at this page.
+    /// Takes the vector of a start-up message that is due. The vector is the number of the page where the processor
+    /// starts.
     pub fn take_start(&mut self) -> Option<u8> {
         let StartupV1::Due(vector) = self.startup else { return None };
         self.startup = StartupV1::Done;
@@ -404,7 +407,7 @@ impl LocalApic {
     fn report_error(&mut self, error: u32) {
         let is_new = self.s.errors & error == 0;
         self.s.errors |= error;
-        // An error entry with an illegal vector reports that error as well, once.
+        // If the vector of the LVT error entry is illegal, firing the entry reports a further error, but only once.
         if is_new {
             self.fire_lvt(LVT_ERROR);
         }

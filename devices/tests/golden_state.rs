@@ -32,7 +32,7 @@ fn a_saved_board_has_the_bytes_of_version_1() {
     check(include_str!("golden/platform_state_v1_b.json"), include_str!("golden/platform_state_v1_b.hex"));
 }
 
-/// Network cards were added later than the two boards.
+/// Network cards were added after the two golden boards, so this test has their state.
 #[test]
 fn a_saved_network_card_has_the_bytes_of_version_1() {
     let state = DeviceStateV1::Net {

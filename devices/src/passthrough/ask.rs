@@ -10,7 +10,7 @@ pub enum RegionV1 {
     Bar(u8),
     /// Configuration space.
     Config,
-    /// Port I/O ranges.
+    /// The device's ranges of I/O ports.
     Ports,
 }
 
@@ -19,11 +19,11 @@ pub enum RegionV1 {
 pub enum InterruptModeV1 {
     /// The function cannot interrupt.
     Off,
-    /// By the function's interrupt line.
+    /// The function interrupts by its interrupt line.
     Line,
-    /// By one message.
+    /// The function interrupts by one message (MSI).
     Msi,
-    /// By this number of messages (MSI).
+    /// The function interrupts by this number of messages (MSI-X).
     Msix(u16),
 }
 
@@ -38,7 +38,7 @@ pub enum AskV1 {
         region: RegionV1,
         /// The offset of the access in the region.
         offset: u32,
-        /// 1, 2, 4 or 8.
+        /// The number of bytes: 1, 2, 4 or 8.
         size_bytes: u8,
     },
     /// The guest writes.
@@ -49,7 +49,7 @@ pub enum AskV1 {
         region: RegionV1,
         /// The offset of the access in the region.
         offset: u32,
-        /// 1, 2, 4 or 8.
+        /// The number of bytes: 1, 2, 4 or 8.
         size_bytes: u8,
         /// The value.
         value: u64,
@@ -61,7 +61,7 @@ pub enum AskV1 {
         /// The interrupt mode.
         mode: InterruptModeV1,
     },
-    /// The guest changed which memory devices can access.
+    /// The guest changed the mappings that decide which memory the devices can access.
     Translate {
         /// The root table's address; `None` if devices can access no memory.
         root: Option<u64>,
@@ -73,8 +73,8 @@ pub enum AskV1 {
 }
 
 impl AskV1 {
-    /// Whether the device answers with something that the guest can see: a value, or DMA writes that the device made
-    /// before.
+    /// Whether the ask has an answer that the guest can see. The answer to a read is a value. The answer to a
+    /// change of mappings is the DMA writes that devices made before the change.
     pub fn is_answered(&self) -> bool {
         matches!(self, AskV1::Read { .. } | AskV1::Translate { .. })
     }

@@ -21,7 +21,8 @@ pub struct SentFrame {
 }
 
 impl SentFrame {
-    /// The frame with its checksum. This function does not segment: a frame to segment is longer than the guest's MTU.
+    /// The frame with its checksum. This function does not segment the frame. If segmentation was left to the
+    /// device, the result is longer than the guest's MTU.
     pub fn into_checksummed(self) -> Vec<u8> {
         let SentFrame { header, mut bytes } = self;
         let field = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));

@@ -67,7 +67,7 @@ pub struct QueueStateV1 {
 /// these devices, only PCI functions have a configuration space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceStateV1 {
-    /// Block: the properties of the disk that the guest has read. A restore compares them, to detect a wrong disk.
+    /// Block: the properties of the disk that the guest can read. A restore compares them, to detect a wrong disk.
     Block {
         /// Size in sectors of 512 bytes.
         capacity_sectors: u64,
