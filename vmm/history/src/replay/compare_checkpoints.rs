@@ -277,7 +277,7 @@ impl<C: Unit> CheckpointComparison<C> {
     }
 
     fn disk_block(&mut self, block: u64, to: &mut Page) -> Result<(), Error> {
-        // A store with disk blocks belongs to a machine with a disk.
+        // Without a disk in the machine, the store has no disk blocks to compare.
         let Some(disk) = &mut self.disk else { return Ok(()) };
         disk.read_whole_block(block, to)
     }
@@ -291,7 +291,7 @@ fn disk_of<C>(recording: &Recording<C>, store: &Arc<Store>) -> Result<Option<Ove
     Ok(Some(disk))
 }
 
-/// RAM as the loader leaves it.
+/// RAM with the contents that the loader wrote.
 fn ram_at_power_on<C: Unit>(recording: &Recording<C>) -> Result<PageMap, Error> {
     let player = Player::new(recording.log.clone())?;
     let machine = &recording.manifest.machine;

@@ -1,9 +1,9 @@
 //! The kernels of a run, and the decision which kernel runs at a place.
 //!
-//! A guest starts a second kernel by kexec, or a crash kernel after a panic. Each boot has its own addresses, so a name
-//! means one address in each kernel. A breakpoint at such an address counts only while its kernel is mapped. At each
-//! hit, a filter reads memory to decide this ([`guest_symbols::boot`]). So the timeline need not find the place where
-//! one kernel ends and the next begins. `find_kernels.rs` finds the kernels.
+//! A guest starts a second kernel by kexec, or a crash kernel after a panic. Each boot has its own addresses, so a
+//! name stands for a different address in each kernel. A breakpoint at such an address is ignored while its kernel
+//! is not mapped. At each hit, a filter reads memory to decide this ([`guest_symbols::boot`]). So the timeline need
+//! not find the place where one kernel ends and the next begins. `find_kernels.rs` finds the kernels.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -97,8 +97,8 @@ impl Kernels {
         Kernels(kernels.into())
     }
 
-    /// Calls `parse` with the names of each kernel, and joins the results. The stops from a kernel's names count only
-    /// while this kernel is mapped. Fails if `parse` fails for each kernel.
+    /// Calls `parse` with the names of each kernel, and joins the results. The stops from a kernel's names are
+    /// ignored while this kernel is not mapped. Fails if `parse` fails for each kernel.
     pub fn stops<E>(&self, parse: impl Fn(&dyn Names) -> Result<Stops, E>) -> Result<Stops, E> {
         let [earlier @ .., last] = &self.0[..] else { return parse(&NoNames) };
         let read_last = parse(&*last.symbols);

@@ -65,7 +65,8 @@ impl Settler {
 
     /// Tells the thread that the timeline has stopped moving at `here`.
     pub fn look_at(&self, here: Instructions, shared: &Shared) {
-        // If an old request is still there, the thread is awake and waits for [`QUIET`], and need not be woken.
+        // If the thread has not taken the previous request yet, the thread is awake and waits for [`QUIET`]. Then
+        // it need not be woken.
         if self.0.look().replace(Look { here, movement: shared.movement() }).is_none() {
             self.0.bell.notify_one();
         }
@@ -118,7 +119,7 @@ impl Door {
         }
     }
 
-    /// Waits until the timeline has stood still for [`QUIET`].
+    /// Waits until the timeline has not moved for [`QUIET`].
     fn wait(&self, shared: &Shared) -> Option<Look> {
         let mut look = self.look();
         while !self.is_over() {

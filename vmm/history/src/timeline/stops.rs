@@ -25,8 +25,8 @@ impl Breakpoint {
     }
 }
 
-/// A condition that must be true for a breakpoint or an access to count. Any thread may evaluate the condition, and the
-/// run goes on if it is false.
+/// A condition on a breakpoint or an access. Any thread may evaluate the condition. If the condition is false, the
+/// run does not stop.
 #[derive(Clone)]
 pub struct Filter(Arc<Question>);
 

@@ -170,8 +170,8 @@ impl Timeline {
         &mut self.walker.machine
     }
 
-    /// Ends the time travel: the machine goes on from here as a live machine ([`Machine::begin_here`]). The machine
-    /// keeps its translated code. The rest of the timeline is freed.
+    /// Ends the time travel: the machine continues from here as a live machine ([`Machine::begin_here`]). The
+    /// machine keeps its translated code. The rest of the timeline is freed.
     pub fn go_live(self) -> Result<Machine<Instructions>, Error> {
         self.must_be_history()?;
         let Timeline { walker, shared, .. } = self;

@@ -1,5 +1,5 @@
 //! Tests that results are the same if long stretches run on an engine that counts exits. The other engine is the
-//! software engine, which can count exits as KVM does. The KVM lab tests KVM itself.
+//! software engine, which can count exits in the same way as KVM. The KVM lab tests KVM itself.
 
 use cpu::{AddressKind, WatchKind, Watchpoint};
 use history::recount::{from_exit, in_instructions, start_of_last};

@@ -44,7 +44,7 @@ fn write() -> Stops {
     Stops { watches: vec![Watch::from(point)], ..Stops::default() }
 }
 
-/// A stop at the guest's write that counts only before a place.
+/// A stop at the guest's write, with a filter that is true only before a place.
 fn write_before(place: Instructions) -> Stops {
     let early = Filter::new(move |machine| machine.moment().count < place);
     Stops { watch_filters: [(STIRRED, early)].into(), ..write() }
