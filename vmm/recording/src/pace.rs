@@ -163,9 +163,9 @@ impl<C: Unit> Pace<C> {
         }
         let saved = self.saved_at(now);
         if !C::NAMES_ONE_PLACE {
-            // Before a debugger opens a run that counts exits, ttvm replays the part after the last checkpoint on the
-            // software CPU. This replay takes far longer than the part took on KVM. So the first checkpoint comes at
-            // once. After each checkpoint, the next one waits until guest time has covered the cost.
+            // Before a debugger opens a run that counts exits, ttvm replays the part after the last checkpoint on
+            // the software CPU. This replay takes far longer than KVM took to run the part. So the first checkpoint
+            // comes at once. After each checkpoint, the next one waits until guest time has covered the cost.
             return Ok(saved >= 0);
         }
         if saved < self.known_cost {

@@ -336,8 +336,8 @@ fn a_log_reserves_disk_space_while_it_is_written_and_gives_it_back() {
         writer.append_event(&record(number, typed)).unwrap();
         let (length, on_disk) = size();
         assert_eq!(length, writer.bytes());
-        // The file occupies at least half of the reserved space on the disk, and not much more than the whole
-        // reserved space.
+        // Besides the log, the file occupies at least half of the reserved space on the disk, and at most little
+        // more than all reserved space.
         assert!(!can_reserve || on_disk >= length + (128 << 10) - 4096, "{number}: {on_disk} for {length}");
         assert!(on_disk <= length + (256 << 10) + 8192, "{number}: {on_disk} for {length}");
     }
