@@ -44,7 +44,7 @@ impl PartArgs {
         self.of(Opened::open(path)?)
     }
 
-    /// As [`PartArgs::open`], for an opened recording.
+    /// Does the same as [`PartArgs::open`], for a recording whose files are already open.
     pub fn of(&self, opened: Opened) -> Result<Recording<Instructions>, Error> {
         let Some(last_ns) = self.last else { return in_instructions(opened, true) };
         let recording = match opened {

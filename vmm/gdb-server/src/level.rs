@@ -190,7 +190,7 @@ impl Level {
         core.cpl == PROGRAM && core.reg64(RSP).wrapping_sub(self.stack) < JUMPED_BYTES && self.runs(machine)
     }
 
-    /// Whether an interrupt or exception has just been delivered at this place. Ignores software interrupts (INT).
+    /// Whether an interrupt or exception has just been delivered at this place. Ignores software interrupts (INT n).
     pub fn was_interrupted(&self, machine: &Machine<Instructions>) -> bool {
         Interrupted::now(machine).is_some_and(|at| {
             at.is_program == self.is_program

@@ -306,7 +306,7 @@ impl GdbTarget<'_> {
         stop
     }
 
-    /// Converts the end of a movement for gdb. gdb's user now looks at this place.
+    /// Converts the end of a movement for gdb. gdb now shows this place to its user.
     fn stopped(&mut self, stop: TravelStop) -> Stop {
         self.timeline.settle_meanwhile();
         // An access may be the last step of a turn.

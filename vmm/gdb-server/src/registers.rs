@@ -131,7 +131,7 @@ fn canonical(address: u64) -> bool {
     ((address as i64) << 16 >> 16) as u64 == address
 }
 
-/// The number of the physical register behind ST(n).
+/// The number of the physical register that ST(n) names.
 fn physical(state: &CpuState, n: usize) -> usize {
     (usize::from(state.fpu.status >> 11) + n) & 7
 }

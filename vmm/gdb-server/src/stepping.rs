@@ -10,6 +10,6 @@ pub(super) struct Stepping {
     /// Whether a single step executes a whole system call, as a range step always does. Reset at the next stop that
     /// gdb shows to its user.
     pub pass_calls: bool,
-    /// The place of the last failed search for the guest's kernel.
+    /// The position at which a search for the guest's kernel last failed.
     pub no_kernel_at: Option<Instructions>,
 }

@@ -138,8 +138,8 @@ impl GdbTarget<'_> {
             }
             let here = Level::on(processor, self.timeline.machine(), there.tasks());
             let is_same = here.is_same(&there);
-            // The step after another place was the thread's own instruction. Such an instruction switched threads,
-            // made a system call, or had a fault that led elsewhere.
+            // If the places differ, the step at the earlier place was the thread's own instruction. Such an
+            // instruction switched threads, made a system call, or had a fault that led elsewhere.
             if !is_same {
                 return Ok(self.stopped(TravelStop::Reached));
             }
@@ -376,7 +376,7 @@ impl GdbTarget<'_> {
     }
 
     /// Whether the next step delivers an interrupt or exception whose handler returns to `there`. Ignores software
-    /// interrupts (INT).
+    /// interrupts (INT n).
     fn begins_handler(&mut self, there: &Level, poll: &mut Poll<'_>) -> Result<bool, Refusal> {
         let here = self.level_with(there);
         let begin = self.timeline.snapshot().map_err(refused)?;

@@ -155,7 +155,7 @@ impl<'a> Btf<'a> {
         Btf::parse_with(bytes, None)
     }
 
-    /// As [`Btf::parse`], for a module's type information, which refers to the kernel's.
+    /// Does the same as [`Btf::parse`] for a module's type information, which refers to the kernel's types.
     pub fn parse_module(bytes: &'a [u8], kernel: &'a Btf<'a>) -> Option<Btf<'a>> {
         Btf::parse_with(bytes, Some(kernel))
     }
@@ -394,7 +394,7 @@ impl<'a> Btf<'a> {
 
 /// `struct btf_type`.
 struct Record<'a> {
-    /// The types that contain the record.
+    /// The bytes of all type records, including this record.
     types: &'a [u8],
     name: u32,
     kind: u32,

@@ -135,7 +135,7 @@ impl<'a> Tokens<'a> {
         })
     }
 
-    /// The texts at the offsets in `start`, if `table` is these texts and up to seven zeros.
+    /// The texts at the offsets in `start`. `None` unless `table` consists of these texts and up to seven zeros.
     fn texts(table: &'a [u8], start: &dyn Fn(usize) -> usize) -> Option<Vec<&'a [u8]>> {
         let last = table.get(start(255)..)?;
         let end = start(255) + last.iter().position(|&byte| byte == 0)? + 1;

@@ -34,10 +34,11 @@ use crate::symbols::Symbols;
 
 /// The symbol of the instruction with which interrupts and exceptions return.
 const IRET: &str = "native_irq_return_iret";
-/// IRET has two bytes. Debuggers look up a function by the byte before its return address.
+/// IRET has two bytes. Debuggers look up a caller's function by the byte before the return address.
 const IRET_BYTES: u64 = 2;
-/// The addresses of user programs. gdb looks up the symbol at the first address, and warns if the symbol is a variable.
-/// An offset of a per-CPU variable may be such an address, but no such offset is odd.
+/// The addresses of user programs. gdb looks up the symbol at the first address, and warns if the symbol is a
+/// variable. The offset of a per-CPU variable may be equal to such an address. The first address is odd, because no
+/// such offset is odd.
 const PROGRAMS: Range<u64> = 0x1001..0x7fff_ffff_f000;
 /// The largest number of rows in one entry. Entries are short, because debuggers read all rows up to the row that they
 /// look for.
@@ -177,7 +178,7 @@ impl Frames {
 
     /// Adds the rule from the kernel's tables for a range of code.
     fn add(&mut self, code: Range<u64>, entry: Entry) {
-        // The format has 32 bits for the length, and no kernel's table has such a long range.
+        // The format has 32 bits for the length of a range. No kernel's table has a longer range.
         if code.end - code.start > u64::from(u32::MAX) {
             return;
         }

@@ -77,7 +77,7 @@ fn whole_messages_are_read_also_where_the_rings_begin_again() {
         (FINALIZED, 64, 80, b"first"),
         (RESERVED, 80, 96, b"half"),
         (COMMITTED, 96, 120, b"two\nlines\x1b"),
-        // The message's block would extend beyond the end.
+        // This block would extend beyond the end of the ring, so it begins at the ring's beginning.
         (FINALIZED, 120, 152, b"at the beginning"),
     ]);
     let found = messages::of_kernel(&memory, &symbols).unwrap();
