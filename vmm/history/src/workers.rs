@@ -198,8 +198,9 @@ struct Work<'a, T> {
 
 struct Next {
     number: usize,
-    /// Sends to the caller, in the order of the intervals, the number of the worker that took the interval. `None` when
-    /// no worker takes more intervals. Until then the caller waits for the next number.
+    /// A channel to the caller. For each interval, in order, a worker sends its own number when it takes the
+    /// interval. The channel is `None` when no worker takes more intervals. Until then the caller waits for the
+    /// next number.
     announce: Option<Sender<usize>>,
 }
 

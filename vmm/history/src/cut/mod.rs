@@ -17,7 +17,7 @@
 //! is replayed again and recorded, without the left-out pages and blocks. Both machines must be equal at the end,
 //! in registers, devices, and all pages and blocks that were not left out.
 //!
-//! Positions count from the cut. Guest time continues.
+//! The positions in the new recording are counted from the cut. Guest time continues from the longer recording.
 
 mod inputs;
 mod touched;

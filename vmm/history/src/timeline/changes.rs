@@ -40,7 +40,7 @@ impl Timeline {
         let root = fork.begun_at();
         Armed::disarm(&mut self.walker.machine);
         self.walker.restore(&fork.root)?;
-        // The fork is forgotten only now. If restoring fails, the machine is still in the fork.
+        // Forget the fork only after the state was restored. If restoring fails, the machine is still in the fork.
         self.fork = None;
         Ok(Some(root))
     }

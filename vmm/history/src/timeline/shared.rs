@@ -20,7 +20,7 @@ pub(super) struct Shared {
     pub end: Instructions,
     /// The guest time at which the opened part begins.
     pub begins_ns: u64,
-    /// The recording's checkpoints, if it has any. `None` also while the first walker is being made.
+    /// The recording's checkpoints, if it has any. The field is also `None` while the first walker is being made.
     pub checkpoints: Option<Checkpoints<Instructions>>,
     /// The positions of checkpoints that could not be restored because they are damaged. The timeline does not use
     /// these checkpoints.

@@ -309,7 +309,7 @@ impl Walker {
         poll: &mut Poll<'_>,
     ) -> Result<Ahead, Error> {
         let nothing = Ok(Ahead::NotBefore(Instructions::MAX));
-        // If console output is wanted, it must come from the software engine.
+        // Console output must come from the software engine. So the other engine does not run if output is wanted.
         let Some(runner) = self.runner.as_mut().filter(|_| !self.player.shows_output()) else {
             return nothing;
         };
