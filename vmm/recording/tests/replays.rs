@@ -163,7 +163,7 @@ fn each_part_of_a_changed_record_is_noticed_and_named() {
             assert_eq!(found.what, part, "{what}, {scrutiny:?}");
             assert!(found.expected != found.actual, "{what}: {found}");
         }
-        // A replay that compares nothing goes on, whatever the record contains.
+        // A replay that compares nothing does not fail, whatever the record contains.
         assert!(replayed(&changed, Scrutiny::Nothing).is_ok(), "{what}");
     }
 }

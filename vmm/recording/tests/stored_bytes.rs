@@ -441,7 +441,7 @@ fn a_manifest_with_a_topology_and_random_turns() {
     ] {
         assert!(Manifest::parse(&text.replace(from, to)).is_err(), "{to}");
     }
-    // The policy, the spins and the topology determine the run.
+    // The hash covers the policy, `spins_yield` and the topology, because they determine the run.
     let hash_with = |from: &str, to: &str| Manifest::parse(&text.replace(from, to)).unwrap().machine_hash();
     assert_ne!(hash_with("51614", "51615"), manifest.machine_hash());
     assert_ne!(hash_with("\"sockets\": 2", "\"sockets\": 4"), manifest.machine_hash());
