@@ -196,7 +196,7 @@ impl<'t> Adapter<'t> {
         use MultiThreadStopReason as Reason;
         let tid = self.selected_cpu();
         match stop {
-            // Not `DoneStep`, whose packet has no room for registers.
+            // `DoneStep` would not do, because its packet has no room for registers.
             Stop::Step => Reason::SignalWithThread { tid, signal: Signal::SIGTRAP },
             // With this signal, gdb does not report that the program received one.
             Stop::Elsewhere => Reason::SignalWithThread { tid, signal: Signal::SIGZERO },

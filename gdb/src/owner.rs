@@ -109,7 +109,8 @@ fn read_whole(table: &File) -> io::Result<String> {
     }
 }
 
-/// Finds the users of connections in a table. The kernel shows an end that its program has closed as root's.
+/// Finds the users of connections in a table. For an end that its program has closed, the kernel shows root as the
+/// owner.
 fn find_owners(table: &str, wanted: &mut HashMap<Ends, Option<u32>>) {
     let owner = |line: &str| {
         let mut words = line.split_whitespace().skip(1);

@@ -199,7 +199,7 @@ fn a_range_of_steps_ends_outside_or_at_a_breakpoint() {
 #[test]
 fn a_range_of_steps_may_end_in_an_instruction_of_one_byte() {
     let mut client = Client::connect_without_acks(Toy::new());
-    // The NOP is the last byte of the range, and at the end the whole range.
+    // The NOP is the last byte of the first two ranges. The last range has only the NOP.
     for first in [ENTRY, LOOP] {
         client.request(&format!("vCont;r{first:x},{JMP:x}:p1.1;c:p1.-1"));
         assert_eq!(client.rip(), JMP);

@@ -12,8 +12,8 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use crate::error::{Error, failed};
 
-/// Three pages that Intel's processors need for real mode. The pages lie below the firmware's usual place,
-/// where there is no RAM.
+/// Three pages that Intel's processors need for real mode. The pages lie below the usual place of the
+/// firmware, at addresses without RAM.
 const TSS_ADDRESS: usize = 0xfffb_d000;
 /// One more page for the same purpose.
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;

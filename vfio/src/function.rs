@@ -33,9 +33,9 @@ pub enum Interrupts {
     Off,
     /// The interrupt line. After each interrupt the line is masked until [`Function::unmask_line`].
     Line,
-    /// One message.
+    /// One message (MSI).
     Msi,
-    /// This many messages.
+    /// This many messages (MSI-X).
     Msix(u16),
 }
 

@@ -200,7 +200,7 @@ fn judge(name: &'static str, value: String, good: bool, advice: &'static str) ->
     CounterTest { name, found: if good { Ok(value) } else { Err(value) }, advice }
 }
 
-/// Intel only: firmware in system management mode runs on the same counters.
+/// Intel only: unless `freeze_on_smi` is set, the counters also count firmware in system management mode.
 fn freeze_on_smi() -> Option<CounterTest> {
     let value = setting("/sys/devices/cpu/freeze_on_smi")?;
     let good = value != "0";

@@ -220,7 +220,7 @@ fn calls(ram: &GuestRam, changes_register: bool) -> (Snapshot, u64) {
         a.mov(ecx, -1)?;
         a.jmp(round)?;
         a.set_label(&mut function)?;
-        // Not by 1: a small odd number may be a copy of flags, which are not compared in full.
+        // Add more than 1: a small odd number may look like a copy of RFLAGS, which is not compared in full.
         if changes_register {
             a.add(r8, 0x100)?
         } else {

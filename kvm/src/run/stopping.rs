@@ -84,7 +84,7 @@ impl KvmCpu {
         Ok(Some(Stopping::at_one_of(&places, run.patience)))
     }
 
-    /// Handles a breakpoint: at the landing place, which the loop checks, or at a place for a forced stop.
+    /// Handles a breakpoint: at the landing place, which the run loop checks, or at a place for a forced stop.
     pub(super) fn breakpoint(&mut self, run: &mut Run<'_>) -> Result<Option<End>, Error> {
         let synced = self.vcpu.synced();
         let Some(stopping) = &mut run.stopping else {

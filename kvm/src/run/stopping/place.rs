@@ -13,8 +13,8 @@ const INSTRUCTIONS: usize = 48;
 /// The place to stop a guest that stands at `rip`, possibly `rip` itself. `bits` is the width of its code segment,
 /// whose base is zero. `read` reads code and returns the number of bytes read.
 ///
-/// A place after a loop is better than one inside, because a replay stops each time that the guest passes the place.
-/// But loops may be long, so `leave_loops` is for the first attempt.
+/// A place after a loop is better than a place inside the loop, because a replay stops each time that the guest
+/// passes the place. But loops may be long, so callers set `leave_loops` only in the first attempt.
 pub(super) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, &mut [u8]) -> usize) -> u64 {
     let mut at = rip;
     let (mut best, mut second_best) = (None, None);
@@ -25,7 +25,7 @@ pub(super) fn choose(rip: u64, bits: u32, leave_loops: bool, read: impl Fn(u64, 
             FlowControl::Next if shadows(&instruction) => break,
             FlowControl::Next => {}
             FlowControl::ConditionalBranch if leave_loops && instruction.near_branch_target() <= rip => {
-                // The branch does not change the flags.
+                // The branch does not change the flags, so the place after it is as good as the place before it.
                 (best, second_best) = (best.and(Some(next)), second_best.and(Some(next)));
                 at = next;
                 continue;
