@@ -197,9 +197,9 @@ mod tests {
         }
 
         /// Sets a period that begins with the next store. This relies on two properties of the kernel's software
-        /// events. An event overflows at the first count after its period was set. After an overflow, it continues
-        /// with the period that it had at the previous overflow. So two overflows are needed, and the function
-        /// waits for both.
+        /// events. An event overflows at the first count after its period was set. After an overflow, the event
+        /// continues with the period that it had at the previous overflow. So two overflows are needed, and the
+        /// function waits for both.
         fn set_period(&self, period: u64) {
             for _ in 0..2 {
                 self.event.set_period(period).unwrap();
