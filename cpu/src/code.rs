@@ -618,7 +618,7 @@ mod tests {
         let translation = cache.translation(number).expect("it serves anywhere").clone();
         let places =
             [0x7f12_3456_7000, 0x7f12_0000_0000, 0x5555_0000_2000, 0x7f00_0000_0000, 0x7f12_3456_7000];
-        // A translation that was made for a 32-bit address is not valid at a 64-bit address.
+        // A translation that was made for a low address is not valid at a high address, whose encoding is longer.
         assert!(cache.place(number, places[0], &translation).is_none());
         translate(&mut cache, number, places[0]);
         let translation = cache.translation(number).expect("it serves anywhere").clone();
