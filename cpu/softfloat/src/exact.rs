@@ -1,8 +1,8 @@
 //! Exact arithmetic on finite, nonzero values, and the only code that rounds.
 //!
-//! The type [`Exact`] knows no formats, flags or NaNs. A value is kept in 128 bits. Bits that do not fit are
-//! *jammed* (or-ed) into the lowest bit. The jammed bit is enough for every rounding decision, because results keep
-//! at most 64 bits.
+//! The type [`Exact`] knows no formats, flags or NaNs. A value is kept in 128 bits. Bits that do not fit are or-ed
+//! into the lowest bit, which is then a *jammed* bit. The jammed bit is enough for every rounding decision, because
+//! results keep at most 64 bits.
 
 use crate::env::Rounding;
 

@@ -344,7 +344,7 @@ fn a_store_to_the_first_byte_of_a_block_is_seen() {
     assert_eq!(m.run_steps(20), Stop::Halted);
 }
 
-/// A store beside code, which must not change the code, and then a store to the code.
+/// A store to bytes next to code, which must not change the code, and then a store to the code.
 #[test]
 fn a_store_beside_code_does_not_hide_the_next() {
     let mut m = Machine::long();
@@ -360,7 +360,7 @@ fn a_store_beside_code_does_not_hide_the_next() {
     assert_eq!(m.state.rip, PAGE + 1);
 }
 
-/// A store to another entry of a table, and then to the entry in use.
+/// A store to an unused entry of a page table, and then a store to the entry in use.
 #[test]
 fn a_store_beside_an_entry_does_not_hide_the_next() {
     let mut m = two_roots();

@@ -102,8 +102,8 @@ fn accessed_bits_set_in_code_change_the_code() {
     assert_eq!(both_ways(make, 3).gpr[0], 0x27, "ADD AL, 7 has become ADD AL, 27h");
 }
 
-/// One page of code at two addresses. The page is also a page table, and the entry of the second address lies in the
-/// code. Running the code there sets the entry's accessed bit, which changes an operand.
+/// One page of code at two addresses. The page is also a page table, and the entry of the second address lies in
+/// the code. Running the code at the second address sets the entry's accessed bit, which changes an operand.
 #[test]
 fn accessed_bits_that_a_fetch_sets_in_its_own_code_change_the_code() {
     let make = || {

@@ -286,7 +286,7 @@ impl Machine {
         self.put(address, &assembler.assemble(rip).expect("the test's code assembles"));
     }
 
-    /// Runs from `state` until the CPU stops, for at most 1000 steps, and takes over the new state.
+    /// Runs from `state` until the CPU stops, for at most 1000 steps, and stores the new state in `state`.
     pub fn run(&mut self) -> Stop {
         self.run_steps(1000)
     }

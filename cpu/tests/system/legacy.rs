@@ -214,9 +214,9 @@ fn a_task_gate_takes_an_exception_with_its_error_code() {
     assert_eq!(m.ram().load_u32(TSS + 32), CODE as u32, "the fault's address");
 }
 
-/// Two tasks that fault as soon as they are entered, each with a vector whose task gate leads to the other. Each
-/// task's TSS overlaps its own descriptor: the TSS's field for EDI is the descriptor's upper half. So leaving the
-/// task stores EDI into the descriptor, which makes the task available again.
+/// Each of two tasks faults as soon as the CPU enters it. The task gate of this fault's vector leads to the other
+/// task. Each task's TSS overlaps its own descriptor: the TSS's field for EDI is the descriptor's upper half. So
+/// leaving the task stores EDI into the descriptor, which makes the task available again.
 #[test]
 fn tasks_that_lead_to_each_other_for_ever_shut_the_cpu_down() {
     const TABLE: u64 = 0x9_0000;

@@ -1,4 +1,4 @@
-//! Integer instructions of 32-bit code that 64-bit code does not have, or only in other widths (SDM vol. 2).
+//! Integer instructions of 32-bit code that 64-bit code does not have, or has only in other widths (SDM vol. 2).
 
 use cpu::Stop;
 

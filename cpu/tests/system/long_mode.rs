@@ -412,7 +412,8 @@ fn external_interrupts_wait_for_if_and_the_shadow() {
     assert_eq!(m.stack64(2) & RF, 0);
 }
 
-/// The interrupt comes exactly one instruction after STI, although the block goes on with further instructions.
+/// The interrupt comes exactly one instruction after STI, although the CPU's block of decoded code has further
+/// instructions.
 #[test]
 fn an_interrupt_that_waited_comes_one_instruction_behind_sti() {
     let mut m = Machine::long();
@@ -598,7 +599,7 @@ fn an_access_that_crosses_a_page_goes_on_where_that_is_mapped() {
         m.state.cr4 |= 1 << 9;
         m.state.gpr[1] = address;
         m.code(64, |a| {
-            // Twice, so that the second access finds both pages in the TLB.
+            // The load is executed twice, so that the second access finds both pages in the TLB.
             for register in [xmm1, xmm2] {
                 a.movdqu(register, xmmword_ptr(rcx)).unwrap();
             }

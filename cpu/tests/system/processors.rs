@@ -181,7 +181,8 @@ fn cuts_move_no_end_of_a_spin() {
     }
 }
 
-/// Runs a machine twice: at once, and cut into random pieces. Returns its state after this number of steps.
+/// Runs a machine twice: in one piece, and cut into random pieces. Both runs must reach the same state. Returns the
+/// state after `steps` steps.
 fn must_be_the_same_in_pieces(
     machine: fn() -> Machine,
     policy: TurnPolicy,

@@ -50,7 +50,7 @@ impl Verb {
         }
     }
 
-    /// The registers that address its operands.
+    /// The registers that hold the addresses of the instruction's operands.
     fn pointers(self) -> &'static [usize] {
         match self {
             Movs | Cmps => &[RSI, RDI],

@@ -15,7 +15,8 @@ const RIGHT: u64 = 0xb_0000;
 /// tables map PAGE to RIGHT.
 const OTHERS: u64 = 0xc_0000;
 
-/// Writes the page's routine, at its start, and its word.
+/// Writes a routine to the start of a RAM page, and a word to the middle of this page. The routine and the word
+/// contain `value`.
 fn furnish(m: &Machine, page: u64, value: i32) {
     m.code_at(64, page, PAGE, |a| {
         a.lea(ebx, dword_ptr(ebx + ebx * 8 + value)).unwrap();

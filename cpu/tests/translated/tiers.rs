@@ -654,7 +654,8 @@ fn what_iopl_allows_makes_nothing_else_privileged() {
     }
 }
 
-/// A page table is executed. A store sets the dirty bit of its page's entry, which is code after the store.
+/// A page table is executed. A store sets the dirty bit of its page's entry. This entry is part of the code after
+/// the store.
 #[test]
 fn an_entry_that_a_walk_changes_is_executed_as_changed() {
     let (page, other) = (DATA + 0x4000, DATA + 0x2000);

@@ -286,8 +286,9 @@ impl<C: Unit> Inputs<C> for LiveConsole<C> {
     }
 
     fn next_poll(&self, now: Moment<C>) -> C {
-        // In a run that counts instructions, each instruction takes a nanosecond, so the end is this many instructions
-        // away. In a run that counts exits, the events that let time pass reach the end.
+        // In a run that counts instructions, each instruction takes a nanosecond, so the end is this many
+        // instructions away. In a run that counts exits, the guest's time advances only by events, and such an
+        // event reaches the end.
         let left = self.end_ns.map_or(MOST_BETWEEN_POLLS, |end| end.saturating_sub(now.time_ns));
         (now.count + left.min(MOST_BETWEEN_POLLS)).min(self.options.end_at.unwrap_or(C::MAX))
     }
@@ -336,7 +337,7 @@ impl<C: Unit> LiveConsole<C> {
             let before = Instant::now();
             self.read_keyboard(Duration::from_nanos(passed_ns), others.unwrap_or_default());
             if others.is_some() || !self.typed.is_empty() || !self.commands.is_empty() {
-                // An input may have ended the wait early, so the time that has really passed counts.
+                // An input may have ended the wait early, so this function uses the time that has really passed.
                 passed_ns = passed_ns.min(before.elapsed().as_nanos() as u64).max(1);
             }
         }

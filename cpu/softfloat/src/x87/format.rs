@@ -256,8 +256,8 @@ pub(crate) fn round_pack_extended(env: &mut X87Env, value: Exact) -> F80 {
     round_pack_to(env, value, 64)
 }
 
-/// Rounds the result of a transcendental instruction. Processors treat every such result as inexact: they always report
-/// #P, and #U with every denormal result.
+/// Rounds the result of a transcendental instruction. Processors treat every such result as inexact, so every
+/// result raises #P, and every denormal result raises #U.
 pub(crate) fn round_transcendental(env: &mut X87Env, value: Exact) -> F80 {
     env.raise(PE);
     let result = round_pack_extended(env, value);

@@ -60,7 +60,7 @@ macro_rules! operand {
                     1 => (self ^ (1 << (<$bits>::BITS - 1))).wrapping_add(jitter).wrapping_sub(2),
                     2 => sign_fraction | ((exponent + jitter).saturating_sub(2).min($max) << $fraction),
                     // Case 3 gives a product near the smallest normal number, and case 4 such a quotient. The next
-                    // cases give a product and a quotient near the largest number.
+                    // case gives a product near the largest number.
                     3 => sign_fraction | ((bias + jitter).saturating_sub(exponent).min($max) << $fraction),
                     4 => {
                         sign_fraction | ((exponent + bias + jitter).saturating_sub(3).min($max) << $fraction)

@@ -256,7 +256,7 @@ impl Asm {
         self.ended();
     }
 
-    /// As [`Asm::sized`], up to the immediate.
+    /// As [`Asm::sized`], but without the immediate, which the caller writes.
     fn begin_sized(&mut self, size: Size, opcode: u8, reg: u8, rm: impl Into<Place>, reg_is_register: bool) {
         let prefix = (size == B2).then_some(0x66);
         let opcode = if size == B1 { opcode & !1 } else { opcode | 1 };
@@ -457,7 +457,7 @@ impl Asm {
         self.encode(prefix, to_size == B8, &[0x0f, opcode], (to.0, false), (from.into(), from_size == B1));
     }
 
-    /// Bytes of instructions without operands.
+    /// Writes the given bytes, which encode instructions without operands.
     pub fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }

@@ -235,27 +235,27 @@ pub(super) struct Edge {
 
 /// An exit of the block. The exit's code is written after the block.
 enum Way {
-    /// To the interpreter, which executes the instruction with this number in the block.
+    /// An exit to the interpreter, which executes the instruction with this number in the block.
     Instruction(usize),
-    /// Before the first instruction, because the budget does not allow the whole block.
+    /// An exit before the block's first instruction, because the budget does not allow the whole block.
     Budget,
-    /// To a known address in the same page, by the number of the edge.
+    /// An exit to a known address in the same page. The field is the number of the edge.
     Edge(u8),
-    /// To a known address in another page: the number of the edge, and the address.
+    /// An exit to a known address in another page. The fields are the number of the edge, and the address.
     Far(u8, u64),
-    /// To the second slot of a target in the jump table. RCX is the address of the first slot. If the second slot has
-    /// the target, the code continues at the offset in the first field. Otherwise the code exits to the interpreter,
-    /// which executes the instruction with the number in the second field.
+    /// Code that looks at the second slot of a target in the jump table. RCX is the address of the first slot. If
+    /// the second slot has the target, the code continues at the offset in the first field. Otherwise the code
+    /// exits to the interpreter, which executes the instruction with the number in the second field.
     SecondSlot(usize, usize),
-    /// To the second slot of the target's page. RAX holds the page, and RDX the address of its first slot. The fields
-    /// have the same meaning as in [`Way::SecondSlot`].
+    /// Code that looks at the second TLB slot of the target's page. RAX holds the page, and RDX the address of its
+    /// first slot. The fields have the same meaning as in [`Way::SecondSlot`].
     SecondOfTarget(usize, usize),
-    /// To the second slot of a page. The first slot is at RCX plus the offset `slots`, which selects the array of
-    /// slots. If the second slot holds the page, the code continues at the offset `found`. Otherwise the code exits to
-    /// the interpreter.
+    /// Code that looks at the second TLB slot of a page. The first slot is at RCX plus the offset `slots`, which
+    /// selects the array of slots. If the second slot holds the page, the code continues at the offset `found`.
+    /// Otherwise the code exits to the interpreter.
     SecondPage { slots: i32, found: usize, instruction: usize, write: bool },
-    /// As [`Way::SecondPage`], for a group of accesses. If the second slot does not hold the page either, continues at
-    /// the same instruction of the block's twin, which checks each access.
+    /// As [`Way::SecondPage`], for a group of accesses. If the second slot does not hold the page either, the code
+    /// continues at the same instruction of the block's twin, which checks each access.
     SecondPageOfGroup { slots: i32, found: usize, instruction: usize },
     /// Loads the slot's addend, which differs from the expected addend, and stores it as the expected addend. Then
     /// continues at the offset `back`.
@@ -295,7 +295,7 @@ pub(super) struct BlockWriter<'a> {
     role: Role,
     /// Whether the block's twin is being written, with a check of every access: see [`super::groups`].
     twin: bool,
-    /// Number of loads so far that expect an addend.
+    /// Number of loads so far that use an expected addend.
     expecting: usize,
     /// Offsets of the instructions in the twin, where the block can continue.
     in_twin: Vec<usize>,

@@ -456,7 +456,7 @@ mod tests {
     #[test]
     fn nothing_is_grouped_across_what_may_change_a_mapping_or_whose_place_is_not_known() {
         let load = |disp: u8| [0x48, 0x8b, 0x4b, disp]; // mov rcx, [rbx+disp]
-        // CPUID belongs to the interpreter; STAC and CLAC change which memory may be accessed.
+        // The interpreter executes CPUID; STAC and CLAC change which memory may be accessed.
         for between in [&[0x0f, 0xa2][..], &[0x0f, 0x01, 0xcb], &[0x0f, 0x01, 0xca]] {
             let code = [&load(0)[..], &load(8), &load(16), between, &load(0), &load(8), &load(16)].concat();
             assert_eq!(

@@ -22,7 +22,7 @@ const GIVEN_BACK_AFTER: usize = 1 << 20;
 /// A fork copies old code in parts of this size.
 const GRANULE: usize = 16 << 10;
 
-/// Room for code.
+/// A memory area for generated code, with its two mappings.
 pub(super) struct CodeMemory {
     written: NonNull<c_void>,
     executed: NonNull<c_void>,

@@ -70,7 +70,7 @@ enum Line {
 }
 
 impl Serial {
-    /// Takes over a port in its current state.
+    /// Begins with the current values of the port's registers.
     pub fn new(port: &mut impl Registers) -> Serial {
         let (lcr, mcr) = (port.read(LCR), port.read(MCR));
         let ier = if lcr & LCR_DIVISOR == 0 { port.read(IER) } else { 0 };

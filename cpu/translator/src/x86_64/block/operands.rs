@@ -196,9 +196,9 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// Whether an access should use an expected addend. A load in a loop of one block in user space should:
-    /// it may depend on a load of the previous round. The expected addend gives the address before the TLB
-    /// slot is read.
+    /// Whether an access should use an expected addend. Only loads in a loop of one block in user space use one.
+    /// The address of such a load may depend on a load of the previous round. The expected addend gives the address
+    /// before the TLB slot is read.
     fn expects(&self, write: bool) -> bool {
         let rip = self.source.rip;
         let loops = |last: &Instruction| last.is_jcc_short_or_near() && last.near_branch64() == rip;
