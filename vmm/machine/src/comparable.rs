@@ -1,9 +1,9 @@
 //! The part of a CPU's state that is the same on every engine and processor.
 //!
-//! The software CPU gives states that are equal bit by bit. Hardware processors also have state that the architecture
-//! does not define. Examples are hidden parts of unused segments, undefined flags (also in copies of RFLAGS), and the
-//! address of the last x87 instruction. Machines that may run on different engines and processor models are compared
-//! without such state, and without counts that only one engine has.
+//! The software CPU gives states that are equal bit by bit. Hardware processors also have state that the
+//! architecture does not define. Examples are hidden parts of unused segments, undefined flags (also in copies of
+//! RFLAGS), and the address of the last x87 instruction. Machines that may run on different engines and processor
+//! models are compared without this undefined state, and without counts that only one engine has.
 
 use cpu::{Counts, CpuState, CpuStateV1, SegReg, TurnState};
 use serde::Serialize;

@@ -21,14 +21,14 @@ pub struct Processors {
 }
 
 impl Processors {
-    /// Describes `count` processors, as cores of one socket that take turns in a ring. A processor that spins yields. `None`
-    /// unless there are 1 to [`MAX_PROCESSORS`].
+    /// Describes `count` processors, as cores of one socket that take turns in a ring. If a processor spins, its
+    /// turn ends. `None` unless `count` is 1 to [`MAX_PROCESSORS`].
     pub fn new(count: u8) -> Option<Processors> {
         Some(Processors::without_topology(count)?.with_topology(1, 1)?.with_spins_yield(true))
     }
 
-    /// As [`Processors::new`], but CPUID has only the number of processors, and only PAUSE yields, as in recordings of
-    /// earlier versions of ttvm.
+    /// Describes processors as in recordings of earlier versions of ttvm. Differs from [`Processors::new`] in two
+    /// ways: CPUID has only the number of processors, and a spinning processor's turn ends only at PAUSE.
     pub fn without_topology(count: u8) -> Option<Processors> {
         let is_possible = (1..=MAX_PROCESSORS).contains(&count);
         is_possible.then_some(Processors {
@@ -39,8 +39,8 @@ impl Processors {
         })
     }
 
-    /// The same processors, divided into `sockets` sockets, and into cores with `threads` threads each. `None` if the
-    /// number of processors cannot be divided so. For one processor, no topology is stored.
+    /// The same processors, divided into `sockets` sockets, and into cores with `threads` threads each. `None` if
+    /// the number of processors cannot be divided in this way. For one processor, no topology is stored.
     pub fn with_topology(self, sockets: u8, threads: u8) -> Option<Processors> {
         let topology = Topology::new(self.count, sockets, threads)?;
         Some(Processors { topology: Some(topology).filter(|_| self.count > 1), ..self })
@@ -51,7 +51,8 @@ impl Processors {
         (self.count > 1).then_some(Processors { turns, ..self })
     }
 
-    /// These processors, with or without turns that end where a processor spins without PAUSE. One processor takes no turns.
+    /// The same processors, where `spins_yield` says whether a turn ends if its processor spins without PAUSE. Has
+    /// no effect for one processor, which takes no turns.
     #[must_use]
     pub fn with_spins_yield(self, spins_yield: bool) -> Processors {
         Processors { spins_yield: spins_yield && self.count > 1, ..self }
@@ -72,7 +73,7 @@ impl Processors {
         self.turns
     }
 
-    /// Whether the turn of a processor ends that spins without PAUSE.
+    /// Whether a processor's turn ends if the processor spins without PAUSE.
     pub fn spins_yield(self) -> bool {
         self.spins_yield
     }
