@@ -86,7 +86,7 @@ impl Wanted {
         }
     }
 
-    /// The last position that the search looks at.
+    /// The position at which the search ends.
     fn to(self, timeline: &Timeline) -> Instructions {
         match self {
             Wanted::One { from, direction: Direction::Backward } => from,
@@ -97,7 +97,7 @@ impl Wanted {
 }
 
 impl Search<'_> {
-    /// Runs the search. The search changes the timeline's position and stops.
+    /// Runs the search. The search changes the timeline's position, and the stops that are set in the timeline.
     pub fn run(&self, timeline: &mut Timeline, poll: &mut Poll<'_>) -> Result<Found, Error> {
         let from = self.wanted.from();
         self.filters.check(timeline.machine())?;
@@ -232,8 +232,8 @@ impl Asked<'_> {
         direction: Direction,
         poll: &mut Poll<'_>,
     ) -> Result<Found, Error> {
-        // The machine need not stand at `from` for a backward search: the search restores earlier states. A checkpoint
-        // at the end is enough.
+        // The search backward restores earlier states of the machine. So for a search from the end, a checkpoint at
+        // the end is enough.
         if timeline.seek(from, poll)? == TravelStop::Interrupted {
             return Ok(Found::interrupted_before(from));
         }

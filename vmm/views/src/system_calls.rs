@@ -1,4 +1,5 @@
-//! System calls of Linux for x86-64 in words: arguments with paths and strings read from the guest's memory, and results.
+//! System calls of Linux for x86-64 as text: arguments with paths and strings read from the guest's memory, and
+//! results.
 //!
 //! A call that is not in the table shows its first arguments as numbers. Guest memory is not trusted: every text has a
 //! limit.
@@ -226,7 +227,7 @@ fn text(address: u64, length: Option<u64>, read: &dyn Fn(u64, &mut [u8]) -> usiz
     format!("\"{}\"{rest}", bytes[..end.unwrap_or(count)].escape_ascii())
 }
 
-/// A result in words: the name of an error, or a number.
+/// A result as text: the name of an error, or a number.
 pub(crate) fn result_in_words(result: u64, is_address: bool) -> String {
     let value = result as i64;
     if (LOWEST_ERROR..0).contains(&value) {
