@@ -232,8 +232,7 @@ impl Asked<'_> {
         direction: Direction,
         poll: &mut Poll<'_>,
     ) -> Result<Found, Error> {
-        // The search backward restores earlier states of the machine. So for a search from the end, a checkpoint at
-        // the end is enough.
+        // The search begins at `from`. The steps of the way to `from` are not counted in `replayed`.
         if timeline.seek(from, poll)? == TravelStop::Interrupted {
             return Ok(Found::interrupted_before(from));
         }

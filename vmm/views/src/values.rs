@@ -80,8 +80,8 @@ pub struct Write {
     /// The moment just before the writing instruction.
     #[serde(flatten)]
     pub at: Moment,
-    /// The function that wrote, with the offset of the next instruction. Without a known function, the address of
-    /// the next instruction.
+    /// The function that wrote, with the offset of the instruction after the write. If no function is known, the
+    /// address of this instruction.
     pub place: String,
     /// The value after the write.
     pub value: String,
