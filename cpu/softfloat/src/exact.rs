@@ -115,7 +115,7 @@ impl Exact {
         if self.exp > 63 {
             return None;
         }
-        // Put the binary point between the two halves.
+        // Put the binary point between the upper and the lower 64 bits.
         let fixed = shift_right_jam(self.sig, (63 - self.exp) as u32);
         let (whole, fraction) = ((fixed >> 64) as u64, fixed as u64);
         let up = rounds_up(self.sign, whole & 1 != 0, fraction as u128, 1 << 63, mode);

@@ -279,7 +279,7 @@ impl Machine {
         self
     }
 
-    /// Assembles code for an address.
+    /// Assembles code that runs at `rip`, and writes it to physical memory at `address`.
     pub fn code_at(&self, bitness: u32, address: u64, rip: u64, write: impl FnOnce(&mut CodeAssembler)) {
         let mut assembler = CodeAssembler::new(bitness).expect("a valid bitness");
         write(&mut assembler);

@@ -48,9 +48,9 @@ pub struct Frame {
     pub(crate) addends: [u64; ADDENDS],
     /// General registers 0 to 15, then the interpreter's extra registers; at [`KEPT`], the saved operand of a shift.
     pub regs: [u64; 32],
-    /// Segment bases by slot.
+    /// The bases of the segments, indexed by the number of the segment register.
     pub seg_base: [u64; 8],
-    /// Selectors of the segment registers, by slot.
+    /// The selectors of the segment registers, indexed in the same way as `seg_base`.
     pub selectors: [u16; 8],
     /// The address that missed in the TLB, if generated code exited for that reason: `missed[0]` for a read,
     /// `missed[1]` for a write. Zero means no such address.

@@ -43,7 +43,7 @@ impl Jumps {
         self.0.as_ptr()
     }
 
-    /// The remembered code of a target.
+    /// The table's entry with the code of a target, if there is one.
     #[inline]
     pub fn find(&self, rip: u64, addend: u64) -> Option<&JumpSlot> {
         let first = slot_of(rip);

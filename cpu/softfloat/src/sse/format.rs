@@ -105,7 +105,7 @@ macro_rules! host {
 host!(u32, f32);
 host!(u64, f64);
 
-/// The class of a bit pattern, after DAZ.
+/// The class of a bit pattern. Under DAZ, a denormal has the class of zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Zero,

@@ -64,7 +64,7 @@ impl Relocations {
         self.list.len() * size_of::<Relocation>()
     }
 
-    /// Notes the kind of the bytes before an offset.
+    /// Records that the bytes before the offset `end` must be relocated; `kind` says how.
     pub fn note(&mut self, kind: Kind, end: usize) {
         self.list.push(Relocation { kind, end: end as u32 });
     }

@@ -49,7 +49,7 @@ pub(super) trait Registers {
 
 /// A serial port of the host, with the state of its interrupt in the guest.
 pub(super) struct Serial {
-    /// The registers, as they were last written.
+    /// The values that were last written to the registers IER, LCR and MCR.
     ier: u8,
     lcr: u8,
     mcr: u8,
