@@ -36,7 +36,7 @@ pub struct CheckpointDraft<'a> {
     previous: Maps,
     /// The check of `previous`.
     previous_check: u64,
-    /// The maps at this checkpoint, as far as its pages have arrived.
+    /// The maps at this checkpoint, changed by all pages that the caller has handed in so far.
     maps: Maps,
     /// The maps to which this file's `list` applies: `previous`, changed by the `back` list of the previous checkpoint.
     incoming: Maps,
@@ -44,7 +44,7 @@ pub struct CheckpointDraft<'a> {
     next: Option<Next>,
     codec: Codec,
     blobs: Vec<BlobEntry>,
-    /// Id of this file's first blob; the others follow.
+    /// The id of this file's first blob. The other blobs have the next ids, without gaps.
     first_blob: u64,
     /// Versions to which this file will refer. Each entry adds one to the version's reference count, so that the
     /// version is kept until the file's list is written.

@@ -1,4 +1,4 @@
-//! The store's folder: file names, the header, the writers' lock, and placing complete files.
+//! The store's folder: file names, the header, the writers' lock, and giving complete files their names.
 //!
 //! A file whose name ends in `.part` is unfinished, or a killed writer left it behind. Only a complete file
 //! gets its final name.

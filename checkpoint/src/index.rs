@@ -196,7 +196,7 @@ mod tests {
             let listed = Listed { number, inode: 0, len: 0 };
             index.insert(footer, &Directory::default(), Vec::new(), listed, &file);
         };
-        // The test itself holds one more reference than the index.
+        // The number of references that the index holds. The test itself holds one more, which is subtracted.
         let held = || Arc::strong_count(&file) - 1;
         const MORE: u32 = HELD_FILES as u32 + 10;
         (1..=MORE).for_each(|number| insert(&mut index, number));

@@ -1,7 +1,8 @@
 //! Maps give the version of every page of a machine at one point of its run.
 //!
-//! A map is cheap to copy: copies share chunks of 512 pages until one is changed. A map holds only references. The
-//! contents are in the [`Store`](crate::store::Store), with the caller, or shared in memory.
+//! A map is cheap to copy: copies share chunks of 512 pages until one is changed. A map holds only references to
+//! contents. The contents are in the [`Store`](crate::store::Store), in memory that maps share, or known only to
+//! the caller (contents at power-on).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use crate::page::{PAGE_BYTES, Page};
 
-/// Pages in a chunk. A chunk of references takes two pages of host memory.
+/// Number of pages in a chunk. A chunk of references takes two pages of host memory.
 const CHUNK_PAGES: u64 = 512;
 
 /// A page of zeroes.
@@ -140,7 +141,8 @@ impl PageMap {
         Arc::make_mut(chunk)[(page % CHUNK_PAGES) as usize] = to;
     }
 
-    /// Sets `count` pages from `first` on to the same version. Whole chunks share their memory.
+    /// Sets `count` pages from `first` on to the same version. Chunks that lie wholly in this range share one copy
+    /// in memory.
     pub(crate) fn fill(&mut self, first: u64, count: u64, to: &PageRef) {
         let end = first + count;
         assert!(end <= self.len, "pages up to {end} of {}", self.len);

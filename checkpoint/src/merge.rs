@@ -1,4 +1,5 @@
-//! Removes a checkpoint. Blobs of its file that other checkpoints refer to move into a neighbour's file.
+//! Removes a checkpoint. If other checkpoints refer to blobs in its file, these blobs are moved into a neighbour's
+//! file.
 //!
 //! The writer first replaces the neighbour's file under its old name, and then deletes the removed file. If the writer
 //! is killed between these two actions, or cannot delete the file, the checkpoint still exists. Some blobs are then in
@@ -24,7 +25,7 @@ const COPY_BLOBS: usize = (1 << 20) / PAGE_BYTES;
 
 /// The plan for removing a checkpoint.
 struct Plan {
-    /// The checkpoint to be removed, and its file.
+    /// The position of the checkpoint to be removed, and the number of its file.
     position: u64,
     number: u32,
     /// The neighbour's new file. `None` if no other checkpoint refers to a blob of the removed file.

@@ -21,7 +21,7 @@ const ATTEMPTS: usize = 100;
 ///
 /// A writer that removes a checkpoint first replaces the next file by the merged one, and then deletes the removed
 /// file. So files that all existed at one time belong together. If a file vanishes between listing and opening, the
-/// next listing is newer.
+/// next attempt lists the folder again.
 pub(crate) fn load(dir: &Path, shape: Shape) -> Result<Index> {
     let mut known = None;
     for _ in 1..ATTEMPTS {

@@ -87,7 +87,8 @@ impl Store {
         self.read_index().blobs.get(id.0).map(|row| row.digest)
     }
 
-    /// The place of a version, and the place of its base; `None` as the base of a full version.
+    /// The place of a version, and the place of its base. A full version has no base, so the second place is
+    /// `None`.
     fn places(&self, id: u64) -> Result<(Place, Option<Place>)> {
         let index = self.read_index();
         let row = self.row(&index, id)?;

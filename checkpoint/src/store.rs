@@ -1,8 +1,8 @@
 //! The store of checkpoints: their list, and the page versions and state of each.
 //!
-//! A checkpoint is one file in the store's folder (`FORMAT.md`), with the versions of the pages that changed since the
-//! previous checkpoint. Reading takes no lock, and files stay open, so that a recorder may thin out checkpoints while a
-//! reader uses them. Adding, removing and thinning take the writers' lock at their first use.
+//! A checkpoint is one file in the store's folder (`FORMAT.md`), with the versions of the pages that changed since
+//! the previous checkpoint. Readers do not take the writers' lock, and files stay open. So a recorder may thin out
+//! checkpoints while a reader uses them. Adding, removing and thinning take the writers' lock at their first use.
 
 use std::fs::File;
 use std::ops::Bound;
@@ -233,7 +233,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If there is no such checkpoint or its state cannot be read.
+    /// If there is no such checkpoint, or if its state cannot be read.
     pub fn state_at(&self, position: u64) -> Result<Vec<u8>> {
         let open = {
             let index = self.read_index();

@@ -31,7 +31,7 @@ pub(crate) struct Row {
 const LOW_BITS: u32 = 12;
 const LOW_MASK: u64 = (1 << LOW_BITS) - 1;
 
-/// Rows by id. Ids are assigned in ascending order, so that nearly all insertions append.
+/// The rows, sorted by id. Ids are assigned in ascending order, so nearly all insertions append a row at the end.
 #[derive(Default)]
 pub(crate) struct BlobTable {
     chunks: BTreeMap<u64, Vec<Row>>,

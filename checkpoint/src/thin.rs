@@ -14,8 +14,8 @@ const LARGE_GAP: f64 = 4e8;
 /// The cost of a large gap grows with this power of its length. With the sixth power, the large gaps of a long run
 /// are nearly equal.
 const LARGE_GAP_POWER: i32 = 6;
-/// Near the end, equal gaps would leave no checkpoint at all. So no gap grows beyond this share of its
-/// distance from the newest checkpoint while another gap can grow.
+/// With equal gaps only, there would be no checkpoint near the end of a long run. So no gap grows beyond this share
+/// of its distance from the newest checkpoint while another gap can grow.
 const LARGEST_SHARE: f64 = 0.25;
 
 /// The limits of a store. Each limit that is set must hold; the default limits only the number of
@@ -42,10 +42,10 @@ impl Store {
     ///
     /// First removes the checkpoints older than `keep_last_ns`, except the newest old one: replay needs it to reach
     /// the oldest wanted moment. Then removes checkpoints one by one while their number or their size exceeds a
-    /// limit. The next to remove has the smallest gap around it, relative to its distance from the newest
-    /// checkpoint. So the gaps grow exponentially into the past, until replaying a gap would take some time. If all
-    /// other checkpoints are removed, the first checkpoint is removed next, and the newest checkpoint last. A cap
-    /// smaller than any checkpoint leaves no checkpoint.
+    /// limit. The checkpoint that is removed next has the smallest gap around it, relative to its distance from the
+    /// newest checkpoint. So the gaps grow exponentially into the past, until replaying a gap would take some time.
+    /// If all other checkpoints are removed, the first checkpoint is removed next, and the newest checkpoint last.
+    /// A cap smaller than any checkpoint leaves no checkpoint.
     ///
     /// # Errors
     ///
@@ -169,7 +169,7 @@ pub(crate) fn too_old(entries: &[Entry], keep_ns: Option<u64>, end_ns: Option<u6
 }
 
 /// The number of bytes that a recorder may fill before it thins out. The rest below the cap is room for the
-/// temporary file of a merge. Half of the cap is always enough for this file.
+/// temporary file of a merge. A room of half the cap is always enough for this file.
 fn goal_bytes(max_bytes: u64, room_bytes: u64) -> u64 {
     max_bytes - room_bytes.clamp(max_bytes / 8, max_bytes / 2)
 }

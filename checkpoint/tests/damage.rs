@@ -337,7 +337,7 @@ fn what_is_damaged_is_not_copied() {
     assert!(error.is_damage() && error.path == damaged, "{error}");
     let after: Vec<Vec<u8>> = files(dir.path()).iter().map(|path| fs::read(path).unwrap()).collect();
     assert!(before == after, "nothing has changed");
-    // Thinning keeps checkpoints that it cannot copy, and thins out the others.
+    // Thinning keeps checkpoints whose removal would copy damaged data, and thins out the others.
     let removed = store.thin(&Policy { max_checkpoints: 3, ..Policy::default() }).unwrap();
     assert_eq!((removed.len(), store.entries()[0].position), (4, 10));
     let error = Store::open(dir.path()).unwrap().verify(|_, _| {}).unwrap_err();

@@ -231,8 +231,8 @@ fn what_nobody_needs_is_gone() {
     assert!(matches!(store.state_at(10).unwrap_err().kind, StoreErrorKind::Missing(10)));
 }
 
-/// A delta can lose its own checkpoint and then all other references. The delta and its base stay in a
-/// neighbour's file until that file is rewritten.
+/// First the checkpoint that stored a delta is removed, and then all other checkpoints that refer to the delta. The
+/// delta and its base stay in a neighbour's file until that file is rewritten.
 #[test]
 fn what_only_a_lost_difference_needs_goes_with_it() {
     let dir = tempfile::tempdir().unwrap();
