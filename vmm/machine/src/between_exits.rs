@@ -16,10 +16,11 @@ pub(super) struct Stopping {
     pub stopped: Option<Stopped>,
     /// Whether the CPU's counts were restarted later than at the start of the run ([`crate::Machine::count_anew`]).
     pub counts_anew: bool,
-    /// Whether the machine has compared the guest's present place with the landing place, and found that the two
-    /// differ.
+    /// Whether the guest's present place is known to differ from the landing place, which is the recorded place
+    /// that a replay looks for.
     pub not_here: bool,
-    /// How many times in a row the engine ran beyond the landing place.
+    /// How many times in a row the engine ran beyond the landing place, which is the recorded place that a replay
+    /// looks for.
     pub overshots: u32,
     /// The state to restore if the engine runs beyond the landing place.
     pub before: Option<Before>,

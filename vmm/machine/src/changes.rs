@@ -1,4 +1,4 @@
-//! Changes that a debugger or a test makes to a machine. These changes are not part of the machine's run.
+//! Changes that a debugger or a test makes to a machine. These changes are not part of the recorded run.
 
 use cpu::CpuState;
 use vm_memory::{Bytes, GuestAddress};

@@ -7,7 +7,8 @@
 
 use crate::position::{Count, Moment};
 
-/// How often a recorder takes each kind of check. Distances are in the machine's unit, except for times.
+/// How often a recorder takes each kind of check. Distances are in the machine's unit (instructions or exits),
+/// except for times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intervals {
     /// Distance between two checks of the registers.

@@ -131,7 +131,7 @@ const DISK: &str = "disk image";
 /// The largest kernel file: with debug information a kernel may be larger than most guests' memory.
 const MAX_KERNEL_FILE_BYTES: u64 = 2 << 30;
 
-/// The largest file of a starting state, without the contents of RAM and disk.
+/// The largest size of a starting state's file, not counting the contents of RAM and disk.
 const MAX_STATE_FILE_BYTES: u64 = 64 << 20;
 
 impl MachineConfig {

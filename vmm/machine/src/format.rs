@@ -24,7 +24,8 @@ pub enum Format {
     /// Format 6: format 5 with additions for machines with several processors. After the machine's state in format
     /// 5 come the states of the other processors ([`OtherProcessorsV1`]). The manifest has the number of
     /// processors. The state of the turns follows ([`TurnStateV1`]), unless the counts alone determine whose turn
-    /// it is. If spins yield, the search for spins comes last ([`SpinStateV1`]).
+    /// it is. If a turn ends when its processor spins, the state of the search for spins comes last
+    /// ([`SpinStateV1`]).
     V6,
 }
 

@@ -259,7 +259,7 @@ pub trait Inputs<C: Count> {
     }
 }
 
-/// A mutable reference to inputs has the trait, too. So a caller that passes a reference to a run can use the
+/// A mutable reference to inputs implements [`Inputs`], too. So a caller can pass a reference to a run, and use the
 /// inputs after the run.
 impl<C: Count, I: Inputs<C> + ?Sized> Inputs<C> for &mut I {
     fn poll(&mut self, view: &View<'_, C>) -> Result<Option<Event>, Error> {

@@ -190,7 +190,7 @@ impl Display for Length {
 /// `time_ns` distinguishes these points.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Moment<C> {
-    /// The count since power-on.
+    /// The count since the start of the run.
     pub count: C,
     /// Virtual nanoseconds since power-on.
     pub time_ns: u64,

@@ -187,7 +187,7 @@ impl<U: Unit> Machine<U> {
         }
     }
 
-    /// The CPU, for a debugger's reads.
+    /// The CPU, so that a debugger can read its state.
     pub fn cpu(&self) -> &cpu::Cpu {
         self.engine.cpu()
     }
@@ -203,7 +203,7 @@ impl<U: Unit> Machine<U> {
         Machine { engine: wrap(self.engine), ..self }
     }
 
-    /// A view of guest memory, for the host's side of a run.
+    /// A view of guest memory, for host code that accesses the memory while the machine runs.
     pub fn ram_view(&self) -> RamView {
         self.ram().view()
     }

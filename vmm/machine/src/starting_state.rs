@@ -17,7 +17,8 @@
 //! machine then moves to the starting state that was made from its own state ([`crate::Machine::begin_at`]). Every
 //! replay also begins in the starting state. A state does not hold all parts of a machine. The recorded run and its
 //! replays thus begin without the same parts. The guest's earlier writes to its disk stay in memory
-//! ([`crate::disk::OverlayDisk::set_start`]). Later writes replace them when the disk is read.
+//! ([`crate::disk::OverlayDisk::set_start`]). If the guest writes such a block again, reads return the later
+//! contents.
 //!
 //! The module `going_on` makes starting states, and starts machines from them. `vmm/recording/FORMAT.md` describes
 //! the file. The file may come from a stranger: the reader checks all values, and reads no more than a machine of

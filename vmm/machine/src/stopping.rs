@@ -1,4 +1,5 @@
-//! Stops engines that count no instructions between two exits, and finds such a place again.
+//! Stops an engine at a place between two exits, and finds this place again in a replay. The module is for engines
+//! that count no instructions.
 //!
 //! While recording, such an engine stops the guest when a time limit is reached, at any place between two exits. An
 //! event then describes this place, which is called a landing place. In a replay the engine stops at each place
@@ -46,7 +47,7 @@ impl<U: Unit> Machine<U> {
         Ok(Leave::At(LandingPlace { branches, not_here, ..goal }))
     }
 
-    /// Handles the end of an engine's run. `leave` is the instruction that the engine got for this run. Returns
+    /// Handles the end of an engine's run. `leave` is the value that told the engine when to end this run. Returns
     /// `None` if there is nothing to report and the machine continues.
     pub(super) fn arrive(&mut self, end: End, leave: Leave) -> Result<Option<Stop>, Error> {
         match (end, leave) {
@@ -67,7 +68,8 @@ impl<U: Unit> Machine<U> {
         Ok(Stopped { registers: fold_registers(&state.gpr), ram_digest: self.ram_digest()? })
     }
 
-    /// Compares the CPU's hash and RAM's digest, and notes whether the guest is at the landing place.
+    /// Compares the CPU's hash and RAM's digest with the values of the landing place. Notes whether the guest is
+    /// there.
     fn compare_with(&mut self, goal: LandingPlace) -> Result<(), Error> {
         let stopped = Stopped { registers: goal.registers, ram_digest: goal.ram_digest };
         let registers = self.view().cpu_hash() == goal.cpu_hash;

@@ -26,7 +26,7 @@ pub type BuildEngine = fn(GuestRam, CpuModel) -> Result<Box<dyn Engine>, Error>;
 /// An engine that machines can be built on.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineKind {
-    /// The engine's name. Two kinds with the same name are the same.
+    /// The engine's name. Two kinds with the same name are regarded as equal.
     pub name: &'static str,
     /// Whether the engine counts instructions. If not, it counts exits.
     pub counts_instructions: bool,
@@ -89,7 +89,7 @@ pub trait Engine: Send {
     fn set_processors(&mut self, processors: Processors) {
         assert_eq!(processors.count(), 1, "this engine has one processor");
     }
-    /// The CPU, for a debugger's reads.
+    /// The CPU, so that a debugger can read its state.
     fn cpu(&self) -> &Cpu;
     /// Replaces all breakpoints. If the host cannot set a breakpoint, the next run returns the error.
     fn set_breakpoints(&mut self, points: &[(AddressKind, u64)]);
