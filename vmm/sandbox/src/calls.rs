@@ -109,7 +109,7 @@ const WAITING: &[c_long] = &[
 /// Calls about the identity of the process.
 const IDENTITY: &[c_long] = &[libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid];
 
-/// Calls on existing sockets. No call creates, binds or connects a socket.
+/// Calls on existing sockets. The process may not create, bind or connect a socket.
 pub(crate) const SOCKETS: &[c_long] = &[libc::SYS_recvfrom, libc::SYS_shutdown];
 
 /// Calls that accept clients on a bound socket.

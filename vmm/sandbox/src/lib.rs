@@ -96,8 +96,8 @@ pub fn enter(kind: ThreadKind) {
     }
 }
 
-/// The number of the process's threads. The kernel may list a thread for a moment after it was joined, so this
-/// function waits up to a second until only one thread is listed.
+/// The number of the process's threads. The kernel may list a thread for a moment after it was joined. So this
+/// function waits up to a second for other threads to end.
 fn lasting_threads() -> usize {
     const MOST_WAITS: u32 = 200;
     const WAIT: Duration = Duration::from_millis(5);

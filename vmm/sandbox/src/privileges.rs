@@ -50,7 +50,7 @@ fn wanted(needs: &Needs) -> CapsHashSet {
         wanted.insert(Capability::CAP_IPC_LOCK);
     }
     if needs.kvm {
-        // Each vCPU opens its own counter.
+        // Each new vCPU opens its own performance counter, and the process may make vCPUs at any time.
         wanted.insert(Capability::CAP_PERFMON);
     }
     wanted
