@@ -526,7 +526,7 @@ impl MultiThreadRangeStepping for Adapter<'_> {
 
 impl ReverseStep<Tid> for Adapter<'_> {
     fn reverse_step(&mut self, _: Tid) -> Result<(), Infallible> {
-        // If gdb has chosen no thread, the library names the first one.
+        // If gdb has chosen no thread, the library names the first thread. The selected CPU is used instead.
         let cpu = self.mover.unwrap_or_else(|| self.target.selected_cpu());
         self.requested = Move::StepBackward(cpu);
         Ok(())

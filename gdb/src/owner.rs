@@ -174,7 +174,7 @@ mod tests {
         for (ends, state, user, inode, found) in [
             (theirs, "01", 1000, 77, Some(1000)),
             (mapped, "01", 1001, 77, Some(1001)),
-            // This line is the server's end.
+            // This line shows the server's end of the connection.
             ("0100007F:04D2 0100007F:9C40", "01", 0, 77, None),
             ("0100007F:9C41 0100007F:04D2", "01", 1000, 77, None),
             ("0200007F:9C40 0100007F:04D2", "01", 1000, 77, None),

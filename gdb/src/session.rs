@@ -184,7 +184,8 @@ impl<'t> Session<'t> {
             return Ok(None);
         }
         if body.starts_with(b"qfThreadInfo") {
-            // The library also lists threads for other reasons, but this request means that gdb shows the place.
+            // The library also lists threads for other reasons, but this request means that gdb shows the current
+            // position to its user.
             adapter.shown();
         }
         if let Some((address, hardware, conditions)) = parse_packet(body) {
@@ -312,7 +313,8 @@ impl<'t> Session<'t> {
                 }
                 Some(if killed { SessionEnd::Killed } else { SessionEnd::Detached })
             }
-            // While the target moves, the library gets no bytes and no ^C, so these states do not last.
+            // While the target moves, the library gets no bytes and no ^C. So the library should never be in these
+            // states here.
             Ok(GdbStubStateMachine::Running(_) | GdbStubStateMachine::CtrlCInterrupt(_)) => {
                 self.replace_library(adapter);
                 None

@@ -144,7 +144,7 @@ impl LocalApic {
             TPR => self.s.tpr = value as u8,
             EOI => self.end_of_interrupt(),
             SVR => self.write_spurious_vector(value & SVR_WRITABLE),
-            // A write latches the errors since the last write, and clears them.
+            // A write to ESR latches the errors since the last write to ESR, and clears these errors.
             ESR => self.s.esr = std::mem::take(&mut self.s.errors),
             INITIAL_COUNT => self.timer().set_initial_count(value, now_ns),
             DIVIDE => self.timer().set_divide(value & DIVIDE_WRITABLE, now_ns),

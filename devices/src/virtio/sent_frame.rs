@@ -29,7 +29,8 @@ impl SentFrame {
         let (start, offset) = (field(CHECKSUM_START_AT), field(CHECKSUM_OFFSET_AT));
         let at = start + offset;
         if header[0] & NEEDS_CHECKSUM != 0 && at + 2 <= bytes.len() {
-            // The field holds the sum of the pseudo header. A sum of zero would mean "no checksum" (RFC 768).
+            // The checksum field holds the sum of the pseudo header. A sum of zero would mean "no checksum" (RFC
+            // 768).
             let sum = match !ones_complement_sum(&bytes[start..]) {
                 0 => 0xFFFF,
                 sum => sum,

@@ -61,7 +61,8 @@ impl FakeVcpu {
             }
         };
         if self.left == Left::Signal {
-            // Stop anywhere, not only right after a branch: also in a repeated instruction, or in a shadow.
+            // Stop anywhere, not only right after a branch: also in a repeated instruction, or in an interrupt
+            // shadow.
             let extra = self.skid.below(8);
             if extra > 0 && self.step(extra) == Stop::Met(Met::Breakpoint) {
                 self.left = Left::Breakpoint;
@@ -216,7 +217,7 @@ fn calls(ram: &GuestRam, changes_register: bool) -> (Snapshot, u64) {
         a.dec(ecx)?;
         a.jnz(round)?;
         (0..4).try_for_each(|_| a.call(function))?;
-        // Then branches for ever, so that a guest that does not land goes on.
+        // Then the code loops for ever, so that a guest that misses the landing keeps running.
         a.mov(ecx, -1)?;
         a.jmp(round)?;
         a.set_label(&mut function)?;

@@ -61,7 +61,7 @@ impl KvmCpu {
             _ => 64,
         };
         let read = |at: u64, to: &mut [u8]| self.cpu().core().peek(at, to);
-        // With a count of branches, any place is equally easy to find.
+        // With a count of branches, a replay finds every place equally easily.
         let any = self.counts_branches() || bits != 64;
         let delay_waited_for =
             run.stopping.as_ref().is_some_and(|stopping| stopping.patience == LONGEST_DELAY);

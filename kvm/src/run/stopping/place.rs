@@ -118,7 +118,8 @@ const ALL: u32 = RflagsBits::OF | RflagsBits::SF | RflagsBits::ZF | RflagsBits::
 
 fn defined_flags(instruction: &Instruction) -> u32 {
     let defined = instruction.rflags_written() | instruction.rflags_cleared() | instruction.rflags_set();
-    // A shift by zero keeps the flags, and the count is unknown here. POPF is too rare to matter.
+    // A shift by zero keeps the flags, and this code does not know the count of a shift. POPF is too rare to
+    // matter.
     match instruction.mnemonic() {
         Mnemonic::Popf | Mnemonic::Popfd | Mnemonic::Popfq => 0,
         _ if instruction.rflags_undefined() & ALL != 0 => 0,
@@ -221,7 +222,7 @@ mod tests {
                 0x8000..0x8038 => stack[(at - 0x8000) as usize / 8].to_le_bytes()[at as usize % 8],
                 0x1100..0x1105 => [0xe8, 0xfb, 0x0e, 0, 0][(at - 0x1100) as usize],
                 0x3000..0x3002 => [0xff, 0xd0][(at - 0x3000) as usize],
-                // A call stands before this address too, but of another function.
+                // There is a call before 0x1200 too, but it calls another function.
                 0x11fb..0x1200 => [0xe8, 0, 0x10, 0x10, 0][(at - 0x11fb) as usize],
                 _ => 0x90,
             }
