@@ -26,7 +26,7 @@ use crate::output::say;
 use crate::passthrough_arg::PassthroughArg;
 use crate::progress;
 
-/// The machine and its surroundings.
+/// The options of the machine, of its console and network, and of the end of its run.
 #[derive(clap::Args)]
 pub struct MachineArgs {
     /// Kernel: a bzImage, an ELF vmlinux, or a PVH or Multiboot kernel

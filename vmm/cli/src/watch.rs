@@ -171,7 +171,7 @@ fn answer(mut stream: Stream, watch: &Watch) -> std::io::Result<()> {
     stream.write_all(answer.as_bytes())
 }
 
-/// A client's line, without its end.
+/// Reads a client's line, and returns it without the line feed.
 fn read_line(stream: &mut Stream) -> std::io::Result<Vec<u8>> {
     let (begun, mut line) = (Instant::now(), Vec::new());
     while line.len() <= MAX_LINE_BYTES {

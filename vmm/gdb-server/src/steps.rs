@@ -289,7 +289,7 @@ impl GdbTarget<'_> {
         }
     }
 
-    /// Runs until `back` or one of `points` stops the machine, or until the thread ends, but at most a number of steps.
+    /// Runs until `back` or one of `points` stops the machine, or until the thread ends, but at most `at_most` steps.
     pub(super) fn pass_run(
         &mut self,
         here: &Level,

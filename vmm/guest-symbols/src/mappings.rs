@@ -37,13 +37,13 @@ const PAGE_BITS: u32 = 12;
 /// A mapped part of a file in a process's address space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// The range of virtual addresses.
+    /// The virtual addresses at which this part is mapped.
     pub range: Range<u64>,
     /// The access rights, as in `/proc/PID/maps`: `r-xp`.
     pub rights: String,
     /// The offset in the file, in bytes.
     pub offset: u64,
-    /// The file. Control characters are replaced.
+    /// The file's path, with control characters replaced.
     pub path: String,
 }
 

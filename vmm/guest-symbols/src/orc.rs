@@ -97,7 +97,7 @@ impl std::fmt::Display for End {
 /// The result of a walk, the innermost function first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backtrace {
-    /// The functions.
+    /// The functions that have not returned.
     pub frames: Vec<Frame>,
     /// How the walk ended, after the last function.
     pub end: End,
@@ -123,7 +123,7 @@ pub(super) enum Kind {
     None,
 }
 
-/// `ORC_REG_*`.
+/// The numbers of registers in the tables: `ORC_REG_*` of Linux.
 pub(super) mod register {
     pub const PREV_SP: u16 = 1;
     pub const DX: u16 = 2;
@@ -429,7 +429,7 @@ impl Walk<'_> {
     }
 }
 
-/// `struct pt_regs`.
+/// Offsets in `struct pt_regs`, in which the kernel's entry code saves registers.
 pub(super) mod saved {
     pub const R15: u64 = 0;
     pub const R14: u64 = 8;

@@ -75,11 +75,11 @@ pub struct NamedType {
 /// A variable or a part of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variable {
-    /// The address of the first byte.
+    /// The address of the variable's first byte.
     pub address: u64,
-    /// The size in bytes.
+    /// The variable's size in bytes.
     pub size: u64,
-    /// The type.
+    /// The variable's type.
     pub kind: NamedType,
     /// The first bit and the number of bits, if the variable is a bit field.
     pub bits: Option<(u32, u8)>,

@@ -71,9 +71,9 @@ pub enum Unusable {
     /// The file cannot be read, or is not an ELF file with symbols.
     #[error("cannot use the symbols of {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The error from reading the file.
         source: io::Error,
     },
     /// The file is of another kernel.
@@ -83,7 +83,7 @@ pub enum Unusable {
         path.display()
     )]
     OtherKernel {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The number of functions in both the file and the guest's kernel.
         common: usize,
@@ -131,7 +131,7 @@ type Functions = BTreeMap<Vec<u8>, Option<u64>>;
 /// The loaded contents of a file.
 pub(super) struct Contents {
     functions: Functions,
-    /// See [`Placement::fixed`].
+    /// The sections that are not moved (see [`Placement::fixed`]).
     fixed: Vec<(String, u64)>,
 }
 

@@ -33,14 +33,14 @@ pub struct Access {
     pub linear: u64,
     /// Guest-physical address of the first byte.
     pub physical: u64,
-    /// The bytes.
+    /// The loaded or stored bytes.
     pub bytes: Vec<u8>,
 }
 
 /// An executed instruction.
 #[derive(Clone, Copy)]
 pub struct Executed<'a> {
-    /// The instruction.
+    /// The decoded instruction.
     pub instruction: &'a Instruction,
     /// The processor before the instruction.
     pub before: &'a CpuState,
@@ -119,7 +119,7 @@ pub enum Outside {
 pub struct Effect {
     /// The first written byte.
     pub to: Place,
-    /// The number of bytes.
+    /// The number of written bytes.
     pub bytes: u8,
     /// Where the bytes come from.
     pub from: Source,
@@ -619,7 +619,7 @@ impl Rules<'_> {
         }
     }
 
-    /// LEAVE: RBP is popped.
+    /// LEAVE: RBP gets the word at the address that RBP had before.
     fn leave(&mut self) {
         let register = match stored_bytes(self.executed.loads) {
             2 => Register::BP,

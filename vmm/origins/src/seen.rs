@@ -27,9 +27,9 @@ pub struct Step {
     pub is_user: bool,
     /// The instruction and the processor before it; `None` if the step is the delivery of an interrupt.
     pub executed: Option<(Instruction, Box<CpuState>)>,
-    /// The loads, in order.
+    /// The step's loads, in order.
     pub loads: Vec<Access>,
-    /// The stores, in order.
+    /// The step's stores, in order.
     pub stores: Vec<Access>,
     /// The interrupt or exception that was delivered.
     pub delivery: Option<Delivery>,

@@ -71,7 +71,7 @@ pub struct Call {
     /// The moment just before the function's first instruction.
     #[serde(flatten)]
     pub at: Moment,
-    /// The kernel, if there are several.
+    /// The kernel that executes the function, if the guest has several kernels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<OfKernel>,
     /// The function's name, or its address in hex.
@@ -99,7 +99,7 @@ pub struct Returned {
     pub instructions: u64,
 }
 
-/// A thread's stack at a place. The address space distinguishes the stacks of programs.
+/// A thread's stack: its address space and the stack pointer. The address space distinguishes the stacks of programs.
 type Stack = (u64, u64);
 
 /// An event of a call.
@@ -124,7 +124,7 @@ struct End {
     instruction: u64,
     return_address: u64,
     time_ns: u64,
-    /// RAX.
+    /// The value of RAX when the function has returned.
     result: u64,
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn prstatus(state: &CpuState, pid: u32) -> Vec<u8> {
     bytes
 }
 
-/// `struct user_regs_struct`.
+/// The registers as a `struct user_regs_struct` of Linux.
 fn user_regs(state: &CpuState) -> [u64; 27] {
     let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] = state.gpr;
     let selector = |register: SegReg| u64::from(state.segments[register as usize].selector);
@@ -87,7 +87,7 @@ fn user_regs(state: &CpuState) -> [u64; 27] {
     ]
 }
 
-/// QEMU's `QEMUCPUState`.
+/// The processor's state as a `QEMUCPUState` of QEMU.
 fn qemu_state(state: &CpuState) -> Vec<u8> {
     const BYTES: u32 = 440;
     let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, rest @ ..] = state.gpr;
@@ -106,7 +106,8 @@ fn qemu_state(state: &CpuState) -> Vec<u8> {
     bytes
 }
 
-/// QEMU's `QEMUCPUSegment`. The flags are the second half of a descriptor, without base and limit.
+/// A segment register as a `QEMUCPUSegment` of QEMU. The flags are the second half of a descriptor, without base
+/// and limit.
 fn qemu_segment(segment: Segment) -> impl Iterator<Item = u8> {
     let flags = u32::from(segment.attributes) << 8;
     let words = [segment.selector.into(), segment.limit, flags, 0].into_iter().flat_map(u32::to_le_bytes);

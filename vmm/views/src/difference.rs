@@ -82,7 +82,7 @@ pub struct Difference {
 pub struct RegisterChange {
     /// The processor's number.
     pub processor: usize,
-    /// The register.
+    /// The register's name.
     pub name: &'static str,
     /// The register's value in the first state, in hex.
     pub old: String,

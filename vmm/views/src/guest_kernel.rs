@@ -39,7 +39,7 @@ pub struct GuestKernel {
 /// The functions that have not returned, the innermost first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Backtrace {
-    /// The functions.
+    /// The functions that have not returned.
     pub frames: Vec<Call>,
     /// Why the backtrace ends after the last function.
     pub end: String,

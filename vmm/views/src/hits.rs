@@ -47,7 +47,7 @@ pub struct Search<'a> {
 /// Which places of events a search lists.
 #[derive(Clone, Copy, Debug)]
 pub enum Wanted {
-    /// The next hit in this direction.
+    /// The first hit from `from` on, in one direction.
     One {
         /// Where the search begins.
         from: Instructions,

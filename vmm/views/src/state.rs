@@ -44,11 +44,11 @@ pub struct StateOptions {
 /// The machine's state at one place.
 #[derive(Clone, Debug, Serialize)]
 pub struct State {
-    /// Number of instructions executed so far.
+    /// The number of instructions executed so far.
     pub instruction: u64,
-    /// Conditional branches so far.
+    /// The number of conditional branches executed so far.
     pub branches: u64,
-    /// System calls so far.
+    /// The number of system calls so far.
     pub system_calls: u64,
     /// The guest's time.
     pub guest_seconds: f64,

@@ -171,7 +171,7 @@ impl SystemCall {
     /// The system call with this number that a processor has just entered by SYSCALL, without its result.
     pub fn entered(processor: &Processor<'_, Instructions>, number: u64) -> SystemCall {
         let gpr = processor.state().gpr;
-        // RDI, RSI, RDX, R10, R8, R9.
+        // The registers of arguments: RDI, RSI, RDX, R10, R8, R9.
         let values = [7, 6, 2, 10, 8, 9].map(|register: usize| gpr[register]);
         let call = usize::try_from(number).ok().and_then(Sysno::new);
         let known = CALLS.iter().find(|(known, _)| Some(*known) == call).map(|(_, kinds)| *kinds);

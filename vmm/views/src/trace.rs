@@ -46,23 +46,23 @@ const MAX_LINE_BYTES: usize = 4096;
 /// The number of events of each kind in a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// Entered system calls.
+    /// The number of entered system calls.
     pub system_calls: u64,
-    /// System calls whose return is in the trace.
+    /// The number of system calls whose return is in the trace.
     pub system_calls_returned: u64,
-    /// Exceptions, including page faults.
+    /// The number of exceptions, including page faults.
     pub exceptions: u64,
-    /// Page faults.
+    /// The number of page faults.
     pub page_faults: u64,
-    /// Interrupts: vectors from 32 on.
+    /// The number of interrupts, which have vectors from 32 on.
     pub interrupts: u64,
-    /// Switches from one thread to another.
+    /// The number of switches from one thread to another.
     pub switches: u64,
-    /// Lines on the console.
+    /// The number of lines on the console.
     pub console_lines: u64,
-    /// Threads with any of these events.
+    /// The number of threads with any of these events.
     pub threads: u64,
-    /// Turns of processors, if the machine has several.
+    /// The number of turns of processors, if the machine has several processors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub turns: Option<u64>,
 }
@@ -440,7 +440,7 @@ impl<W: Write> Trace<W> {
         let category = if is_interrupt { "interrupt" } else { "exception" };
         let name = vector_name(vector);
         // If the thread is not known, the trace has no event for the end of the handler. An NMI's handler ends with
-        // another IRET, which is not traced. Both get an event without a duration.
+        // another IRET, which is not traced. In both cases, the interrupt is an event without a duration.
         if track == track::MACHINE || vector == NMI {
             return self.instant(track, time_ns, category, name, annotations);
         }

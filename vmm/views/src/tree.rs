@@ -61,7 +61,7 @@ pub struct Tree {
     pub name: Option<String>,
     /// The outermost calls, in the order of the run.
     pub calls: Vec<Node>,
-    /// Number of steps of the part.
+    /// The number of steps in this part of the recording.
     pub replayed: u64,
     /// Whether calls are missing because there are too many.
     pub is_cut: bool,
@@ -116,7 +116,7 @@ struct Open {
     note: Option<usize>,
 }
 
-/// Notes the calls of one thread.
+/// Records the calls of one thread.
 struct Watcher {
     tasks: Option<Tasks>,
     symbols: Arc<Symbols>,
@@ -314,12 +314,13 @@ fn instruction_at(core: &Core, rip: u64) -> Option<Instruction> {
     (count > 0).then(|| Decoder::with_ip(64, &bytes[..count], rip, DecoderOptions::NONE).decode())
 }
 
-/// SYSCALL and SYSENTER count as calls for the decoder. But these instructions call no function.
+/// Whether an instruction is SYSCALL or SYSENTER. The decoder treats these instructions as calls, but they call no
+/// function.
 fn is_system_call(instruction: &Instruction) -> bool {
     matches!(instruction.code(), Code::Syscall | Code::Sysenter)
 }
 
-/// IRET, SYSRET and SYSEXIT.
+/// Whether an instruction is IRET, SYSRET or SYSEXIT.
 fn is_far_return(instruction: &Instruction) -> bool {
     use Code::{Iretd, Iretq, Iretw, Sysexitd, Sysexitq, Sysretd, Sysretq};
     matches!(instruction.code(), Iretd | Iretq | Iretw | Sysexitd | Sysexitq | Sysretd | Sysretq)

@@ -20,7 +20,7 @@ use views::state::{Running, RunningKernel, State, StateOptions};
 use views::tasks::Task;
 use views::trace;
 
-/// The system calls of the guest.
+/// The number of system calls that the guest makes.
 const CALLS_MADE: u32 = 5;
 const RAM_BYTES: u64 = 4 << 20;
 

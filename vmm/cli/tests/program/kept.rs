@@ -10,7 +10,7 @@ use tiny_guest::write_kernel;
 
 /// mov dx, 0x604; mov ax, 0x3400; out dx, ax: powers off by ACPI.
 const POWER_OFF: [u8; 10] = [0x66, 0xba, 0x04, 0x06, 0x66, 0xb8, 0x00, 0x34, 0x66, 0xef];
-/// ud2. The guest has no handler for the exception, so a triple fault ends the run.
+/// The instruction UD2. The guest has no handler for the exception, so a triple fault ends the run.
 const CRASH: [u8; 2] = [0x0f, 0x0b];
 
 /// mov dx, port; mov al, value; out dx, al

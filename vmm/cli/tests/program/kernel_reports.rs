@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::common::ttvm;
 
-/// Spins for ever.
+/// A jump to itself, which loops for ever.
 const SPIN: [u8; 2] = [0xeb, 0xfe];
 /// Pulses the reset line through the keyboard controller.
 const RESET: [u8; 4] = [0xb0, 0xfe, 0xe6, 0x64];
@@ -124,7 +124,7 @@ fn a_text_on_the_console_ends_a_run_at_once() {
     assert!(code == 2 && told.contains("--stop-when"), "{told}");
 }
 
-/// Halts for ever. A timer ticks, but both interrupt controllers are masked.
+/// Code that halts for ever. A timer ticks, but both interrupt controllers are masked.
 const SLEEP: [u8; 22] = [
     0xb0, 0x34, 0xe6, 0x43, 0xb0, 0x00, 0xe6, 0x40, 0xb0, 0x00, 0xe6, 0x40, // the timer
     0xb0, 0xff, 0xe6, 0x21, 0xe6, 0xa1, // the controllers

@@ -95,7 +95,7 @@ const PROGRAMS_ENTRIES: [&[u8]; 2] = [
     &[20, 0, 0, 0],
 ];
 
-/// The section's name.
+/// The name of the section with unwind information.
 pub(super) const SECTION: &str = ".debug_frame";
 
 /// The section for a kernel with its modules.
@@ -111,7 +111,7 @@ pub(crate) fn add_programs(bytes: &mut Vec<u8>) {
     bytes.extend([PROGRAMS.start, PROGRAMS.end - PROGRAMS.start].map(u64::to_le_bytes).concat());
 }
 
-/// The section that is being written.
+/// The section with unwind information while it is being written.
 struct Frames {
     table: FrameTable,
     /// The common entries (CIEs). There is one for called code, one for interrupt entry code, one for returns from

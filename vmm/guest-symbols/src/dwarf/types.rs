@@ -153,7 +153,7 @@ impl TypeUnit {
         Some(())
     }
 
-    /// The sections for a file.
+    /// Writes the unit, and returns the sections for an ELF file.
     pub fn sections(mut self) -> Vec<(&'static str, Vec<u8>)> {
         let mut sections = Sections::new(EndianVec::new(LittleEndian));
         self.dwarf

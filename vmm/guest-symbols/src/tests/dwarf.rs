@@ -297,7 +297,7 @@ fn variables_with_room_for_many_elements_are_arrays() {
     assert_eq!(counts, ["subrange_type count=8192", "subrange_type count=16", "subrange_type count=3"]);
 }
 
-/// The row for an address.
+/// The row of the unwind information for an address.
 fn row(section: &[u8], address: u64) -> Option<(UnwindTableRow<usize>, bool)> {
     let mut frames = DebugFrame::new(section, LittleEndian);
     frames.set_address_size(8);

@@ -11,7 +11,7 @@ const RING: u64 = BASE + 0x3_0000;
 const DESCRIPTORS: u64 = BASE + 0x4_0000;
 const INFOS: u64 = BASE + 0x5_0000;
 const TEXTS: u64 = BASE + 0x6_0000;
-/// Four descriptors, 128 bytes of texts.
+/// The ring has four descriptors and 128 bytes of texts. These constants are the base-2 logarithms.
 const COUNT_BITS: u32 = 2;
 const SIZE_BITS: u32 = 7;
 

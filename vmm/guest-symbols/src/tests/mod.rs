@@ -76,9 +76,9 @@ enum Shape {
     Linux6_1,
     /// The offsets are after the token index, and another table is before the token table.
     Later,
-    /// Like 6.1, without `CONFIG_KALLSYMS_ABSOLUTE_PERCPU`.
+    /// Like Linux 6.1, but without `CONFIG_KALLSYMS_ABSOLUTE_PERCPU`.
     AllRelative,
-    /// Like later kernels, with the per-CPU variables among all others.
+    /// Like `Later`, but the per-CPU variables are among all other symbols.
     Linux6_15,
     /// Each offset is relative to its own address, there is no base, and all tables are aligned to four bytes.
     Linux7_0,
@@ -270,7 +270,7 @@ fn offsets_from_their_places_stay_in_the_kernel() {
     assert_eq!(kallsyms::tables_in(&bytes, TABLES), None, "addresses that do not ascend");
 }
 
-/// Type information, record by record.
+/// Builds type information, record by record.
 pub(super) struct Types {
     records: Vec<u8>,
     strings: Vec<u8>,

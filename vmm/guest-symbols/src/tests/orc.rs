@@ -150,7 +150,7 @@ fn returns(address: u64) -> Frame {
     Frame { address, is_return: true }
 }
 
-/// `struct pt_regs` at an address.
+/// Writes a `struct pt_regs` to an address.
 fn write_registers(memory: &mut Pages, at: u64, rip: u64, cs: u64, rsp: u64, rbp: u64) {
     (0..21).for_each(|number| memory.write_u64(at + 8 * number, 0));
     for (offset, value) in [(32, rbp), (128, rip), (136, cs), (152, rsp)] {

@@ -39,7 +39,7 @@ enum From {
     Signs,
 }
 
-/// An instruction's written bytes.
+/// The bytes that an instruction writes, each with its source.
 type Moves = Vec<(Byte, From)>;
 
 /// A seeded generator of numbers (splitmix64).
