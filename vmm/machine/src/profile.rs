@@ -1,7 +1,7 @@
 //! The properties of a machine that follow from its CPU model.
 //!
-//! [`Profile::of`] is the only code that decides anything by the CPU model. All other code uses a field of
-//! [`Profile`].
+//! In this package, only [`Profile::of`] distinguishes the CPU models. All other code of the package uses a field
+//! of [`Profile`].
 
 use cpu::CpuModel;
 use devices::pci::PciRevision;
