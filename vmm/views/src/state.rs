@@ -119,7 +119,7 @@ pub struct Registers {
     /// The value of each register by name, in hex.
     #[serde(flatten)]
     pub values: BTreeMap<&'static str, String>,
-    /// Some registers in lines for people.
+    /// The most important registers, as lines of text for people.
     #[serde(skip)]
     pub lines: Vec<String>,
 }

@@ -14,7 +14,7 @@ const FILE: u64 = DIRECT_MAP + 0x14_0000;
 const ENTRIES: u64 = DIRECT_MAP + 0x15_0000;
 const MOUNTS: u64 = DIRECT_MAP + 0x16_0000;
 const NAMES: u64 = DIRECT_MAP + 0x17_0000;
-/// Slots of both kinds of nodes: fewer than Linux has.
+/// The number of slots in a node of either kind. The nodes of Linux have more slots.
 const SLOTS: u64 = 4;
 
 fn types(with_tree: bool) -> Types {
