@@ -22,7 +22,7 @@ pub enum DeliveryMode {
 }
 
 impl DeliveryMode {
-    /// Decodes the low three bits.
+    /// Decodes a delivery mode from the low three bits of `bits`.
     pub fn from_bits(bits: u64) -> DeliveryMode {
         match bits & 7 {
             0 => DeliveryMode::Fixed,

@@ -299,7 +299,7 @@ impl LocalApic {
         Some(vector)
     }
 
-    /// Takes the messages to other processors.
+    /// Takes the messages that this APIC has sent to other processors.
     pub fn take_sent(&mut self) -> Vec<Ipi> {
         std::mem::take(&mut self.sent)
     }

@@ -65,7 +65,7 @@ fn the_ports_of_a_machine_description_keep_their_names() {
     }
 }
 
-/// Passed-through devices were added after network cards.
+/// Passed-through devices were added after network cards, so this test has their states.
 #[test]
 fn passed_through_devices_have_the_bytes_of_version_1() {
     let hash = std::array::from_fn(|number| 0xa0 + number as u8);

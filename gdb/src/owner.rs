@@ -27,12 +27,12 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    /// Checks owners of Unix sockets.
+    /// Makes an `Owners` that checks clients of Unix sockets.
     pub fn of_sockets() -> Owners {
         Owners { own: geteuid().as_raw(), tables: Vec::new() }
     }
 
-    /// Checks owners of TCP connections.
+    /// Makes an `Owners` that checks clients of TCP ports.
     pub fn of_connections() -> io::Result<Owners> {
         // A host without IPv6 has only one table.
         let second = File::open("/proc/net/tcp6").ok();

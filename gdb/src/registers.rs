@@ -78,7 +78,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Number of bytes in the protocol.
+    /// Number of bytes that the register has in the protocol.
     pub(crate) const fn size_bytes(self) -> usize {
         match self {
             Place::Word(_) | Place::Double(_) => 4,

@@ -73,7 +73,7 @@ pub struct SleepingThread {
 pub struct Threads {
     /// The text that gdb shows for each CPU beside its name: a description of the running thread.
     pub cpus: Vec<String>,
-    /// All other threads.
+    /// The threads that no CPU executes.
     pub sleeping: Vec<SleepingThread>,
 }
 

@@ -47,9 +47,9 @@ pub(crate) struct Place {
 /// The reason why the guest left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// The breakpoint: the instruction has not begun.
+    /// The guest hit the breakpoint: the instruction at RIP has not begun.
     Breakpoint,
-    /// A signal of the counter or the watchdog.
+    /// A signal of the counter or the watchdog stopped the guest.
     Signal,
     /// Any other reason, or the guest has not been entered.
     Other,
@@ -68,7 +68,7 @@ pub(crate) enum Arrival {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Margin {
     usual: u64,
-    /// Overshots since the last landing.
+    /// Number of overshots since the last successful landing.
     in_a_row: u32,
 }
 

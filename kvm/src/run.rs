@@ -30,7 +30,7 @@ const BREAKPOINTS_AT_FIRST: u32 = 4096;
 
 const RESUME_FLAG: u64 = 1 << 16;
 
-/// A CPU that KVM executes.
+/// A CPU whose instructions KVM executes.
 pub struct KvmCpu {
     vm: Vm,
     vcpu: Vcpu,
@@ -107,7 +107,7 @@ impl KvmCpu {
         &self.soft
     }
 
-    /// Replaces the whole state. The counts stay.
+    /// Replaces the whole state of the CPU. The counts do not change.
     pub fn set_state(&mut self, state: &CpuState) {
         self.soft.set_state(state);
         self.ahead = true;

@@ -42,7 +42,7 @@ pub(crate) enum Exit {
     Window,
     /// A hardware breakpoint, or a completed step: [`Vcpu::debug_status`].
     Breakpoint,
-    /// CR8 was lowered.
+    /// The guest lowered CR8.
     TaskPriority,
     /// A signal came, or an immediate exit was requested. No instruction is half done.
     Interrupted,

@@ -15,7 +15,7 @@ use crate::error::{Error, failed};
 /// Three pages that Intel's processors need for real mode. The pages lie below the usual place of the
 /// firmware, at addresses without RAM.
 const TSS_ADDRESS: usize = 0xfffb_d000;
-/// One more page for the same purpose.
+/// One more page that Intel's processors need for real mode.
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
 /// Ranges of model-specific registers that KVM itself implements as the architecture says: SYSENTER, PAT,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// A part of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RegionV1 {
-    /// A base address register's range.
+    /// The range of the base address register with this number.
     Bar(u8),
     /// Configuration space.
     Config,
@@ -30,7 +30,7 @@ pub enum InterruptModeV1 {
 /// A read from, a write to or a notice for a passed-through device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AskV1 {
-    /// The guest reads.
+    /// The guest reads from the device.
     Read {
         /// The passed-through device's number.
         device: u8,
@@ -41,7 +41,7 @@ pub enum AskV1 {
         /// The number of bytes: 1, 2, 4 or 8.
         size_bytes: u8,
     },
-    /// The guest writes.
+    /// The guest writes to the device.
     Write {
         /// The passed-through device's number.
         device: u8,
@@ -104,7 +104,7 @@ pub struct InterruptV1 {
 pub struct DeviceInputV1 {
     /// The question that this input answers, if any.
     pub asked: Option<AskV1>,
-    /// Writes to memory.
+    /// The devices' writes to memory.
     pub dma: Vec<DmaV1>,
     /// Interrupts.
     pub interrupts: Vec<InterruptV1>,

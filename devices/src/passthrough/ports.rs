@@ -69,7 +69,7 @@ impl PassedPorts {
         self.line.as_ref().map(|line| line.up)
     }
 
-    /// Sets the line, if there is one.
+    /// Sets the level of the interrupt line, if there is one.
     pub fn set_line(&mut self, up: Option<bool>) {
         if let (Some(line), Some(up)) = (&mut self.line, up) {
             line.up = up;

@@ -146,12 +146,12 @@ impl ConfigSpace {
         }
     }
 
-    /// A 16-bit register.
+    /// The 16-bit register at `offset`.
     pub fn u16_at(&self, offset: usize) -> u16 {
         u16::from_le_bytes([self.bytes[offset], self.bytes[offset + 1]])
     }
 
-    /// A 32-bit register.
+    /// The 32-bit register at `offset`.
     pub fn u32_at(&self, offset: usize) -> u32 {
         u32::from(self.u16_at(offset)) | u32::from(self.u16_at(offset + 2)) << 16
     }

@@ -9,7 +9,7 @@ use crate::state::nothing_under_way;
 use crate::vcpu::Exit;
 use engine_contract::End;
 
-/// Length of HLT.
+/// Length of a HLT instruction.
 const HALT_BYTES: u64 = 1;
 
 impl KvmCpu {

@@ -22,7 +22,7 @@ pub struct Difference {
     pub reason: String,
 }
 
-/// Where a difference is expected.
+/// The models or engines on which a difference is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum On {
     /// The model of new machines.

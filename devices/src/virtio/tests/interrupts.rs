@@ -16,7 +16,7 @@ fn rng(features: u64, msix: bool) -> (Pc, Driver, Ring) {
     (pc, driver, rings.remove(0))
 }
 
-/// Pin of the rng's slot.
+/// The interrupt pin of the entropy device's slot, as a bit.
 const RNG_LEVEL: u32 = 1 << (RNG_SLOT % 4);
 
 #[test]

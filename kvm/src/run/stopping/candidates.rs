@@ -40,9 +40,9 @@ struct Candidate {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Patience {
     Lasts,
-    /// A place was decided on.
+    /// One of the places was chosen.
     Decided,
-    /// The guest never reached the place.
+    /// The guest reached no place in time.
     IsOver,
 }
 
