@@ -3,7 +3,7 @@
 
 /// Interrupt lines must be sampled ([`Bus::signals`](crate::bus::Bus::signals)) or are known to be raised.
 pub const SIGNALS: u32 = 1;
-/// An interrupt shadow is in force. The shadow ends with the next instruction.
+/// An interrupt shadow is in force. The shadow ends when the next instruction has completed.
 pub const SHADOW: u32 = 1 << 1;
 /// TF, RF, the guest's debug registers or a pending debug trap require that the CPU executes one instruction at a
 /// time.

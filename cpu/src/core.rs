@@ -210,7 +210,7 @@ impl Core {
     }
 
     /// The number of steps up to the end of the run, including the running step. A repeated string instruction may
-    /// execute so many iterations.
+    /// execute at most this number of iterations.
     #[inline(always)]
     pub fn remaining_steps(&self) -> u64 {
         self.budget_end.saturating_sub(self.steps())

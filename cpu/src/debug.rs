@@ -1,6 +1,6 @@
 //! The debugger's breakpoints and watchpoints, which the CPU itself implements. The debugger may set any number of
-//! points, and guest memory does not change. Code and data in pages without such points stay as fast. The guest's
-//! own debug registers use the same checks.
+//! points, and guest memory does not change. Accesses to pages without such points are not slower. The guest's own
+//! debug registers use the same checks.
 
 use std::collections::BTreeSet;
 

@@ -64,7 +64,7 @@ pub struct WatchHit {
 pub struct Traps {
     /// The system calls that stop a run, by number (RAX at SYSCALL, SYSENTER or INT 80h).
     pub system_calls: SystemCalls,
-    /// The entries of the interrupt table at which a run stops. Every delivery through such an entry counts:
+    /// The entries of the interrupt table at which a run stops. Every delivery through such an entry stops the run:
     /// exceptions, interrupts, NMI and INT n.
     pub vectors: BTreeSet<u8>,
     /// Whether completed IRET, SYSRET and SYSEXIT stop the run.

@@ -96,8 +96,8 @@ pub struct Cpu {
     translate_after: u32,
 }
 
-/// Logs, once per process, that the host has no memory for translated code. The interpreter then executes every
-/// guest, which takes longer.
+/// Logs, once per process, that the host has no memory for translated code. The interpreter then executes all guest
+/// code, so guests run more slowly.
 #[cold]
 fn tell_of_no_translator() {
     static TOLD: Once = Once::new();

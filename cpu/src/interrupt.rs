@@ -31,8 +31,8 @@ const EXT: u32 = 1;
 struct Event {
     vector: u8,
     error_code: Option<u32>,
-    /// Whether INT n, INT3 or INTO caused the event. Only then is the gate's DPL checked against the CPL. Faults
-    /// during such a delivery have error codes without the bit `EXT`.
+    /// Whether INT n, INT3 or INTO caused the event. For such an event only, the gate's DPL is checked against the
+    /// CPL. Faults during its delivery have error codes without the bit `EXT`.
     software: bool,
     /// The RFLAGS image to push.
     rflags: u64,

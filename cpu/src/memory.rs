@@ -596,7 +596,8 @@ impl Core {
     /// Stores one page's part of an access, and notes the store if it is watched.
     fn store_watched(&mut self, bus: &mut dyn Bus, address: u64, target: Target, bytes: &[u8]) {
         let old = match target {
-            // Check again for a watchpoint, because most accesses missed the fast path for another reason.
+            // Find out whether the page is watched: most accesses on this path missed the fast path for another
+            // reason.
             Target::Ram(offset)
                 if self.sees_page(address, self.ram.layout().gpa_of(offset), WatchKind::Write) =>
             {

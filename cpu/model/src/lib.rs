@@ -12,8 +12,8 @@
 //!
 //! `ttvm-v2.1` is an x86-64-v2 processor with the identity of an AMD family 17h part. Details such as the behaviour
 //! of SYSCALL follow from this identity. A kernel also chooses by the identity which model-specific registers it
-//! uses. Older recordings name the model `ttvm-v2`. On the model `ttvm-v2-kvm`, CPUID reports fewer features. A
-//! model's [`Description`] has the model's instructions and CPUID leaves; [`Quirks`] has the model's deviations
+//! uses. Older recordings name another model, `ttvm-v2`. On the model `ttvm-v2-kvm`, CPUID reports fewer features.
+//! A model's [`Description`] has the model's instructions and CPUID leaves; [`Quirks`] has the model's deviations
 //! from the manuals. [`Topology`] describes the sockets, cores and threads of several processors, and gives their
 //! answers to CPUID.
 //!

@@ -31,7 +31,7 @@ pub struct Quirks {
     /// An access at an address that is not canonical changes CR2, although no page fault is raised. Seen on QEMU's TCG.
     pub noncanonical_address_in_cr2: bool,
     /// FXSAVE and XSAVE write no opcode, and write zeroes for the x87 pointers. Both instructions do not write the
-    /// six bytes after each x87 register; other processors write zeroes to them. Seen on QEMU's TCG.
+    /// six bytes after each x87 register; other processors write zeroes to these bytes. Seen on QEMU's TCG.
     pub fxsave_leaves_gaps: bool,
     /// CR0.AM and EFLAGS.AC do not enable alignment checks. Seen on QEMU's TCG.
     pub no_alignment_checks: bool,

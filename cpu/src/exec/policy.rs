@@ -46,8 +46,8 @@ impl Turn {
     pub const MOST_AT_ONCE: usize = 2048;
     /// The largest number of given turns that can wait in the queue. A CPU ignores further given turns.
     pub const MOST_WAITING: usize = 4 * Turn::MOST_AT_ONCE;
-    /// If the present turn is a given turn and fewer given turns than this wait, the run stops, so that the caller
-    /// can give more.
+    /// If the present turn is a given turn and fewer given turns than this number wait, the run stops, so that the
+    /// caller can give more.
     pub const FEW_WAITING: usize = 64;
 }
 
@@ -262,8 +262,8 @@ impl Turns {
         next.filter(|&next| next != seat)
     }
 
-    /// Removes the first given turn whose processor can run from the queue, and all turns before this turn. If no
-    /// such turn exists, all given turns stay in the queue.
+    /// Returns the first given turn whose processor can run. Removes this turn and all turns before it from the
+    /// queue. If no such turn exists, all given turns stay in the queue.
     fn next_given(&mut self, count: usize, can_run: &mut impl FnMut(usize) -> bool) -> Option<Turn> {
         if self.waiting.is_empty() {
             return None;

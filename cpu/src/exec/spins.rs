@@ -7,7 +7,7 @@
 //! cut.
 
 /// Number of steps of a turn before the first *look*, which computes a hash of the registers. A look takes as much
-/// time as some hundred instructions.
+/// time as a few hundred instructions.
 const CALM_STEPS: u64 = 10_000;
 /// Number of steps from the first look to the second one. A spin is found if the number of steps in one round of
 /// the loop divides 5040. The divisors include 1 to 10, 12, 14, 15, 16 and 18.

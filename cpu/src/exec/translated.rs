@@ -1,4 +1,4 @@
-//! Runs translated code, and executes the instructions that translated code cannot execute with the interpreter.
+//! Runs translated code. The interpreter executes the instructions that translated code cannot execute.
 
 use cpu_model::registers::{cr0, cr4};
 use guest_ram::PAGE_SIZE;
@@ -228,8 +228,8 @@ impl Cpu {
         None
     }
 
-    /// Looks up the block at RIP again, as the page tables and the code's bytes now are. Then executes the block
-    /// with the interpreter.
+    /// Looks up the block at RIP again, because the page tables or the code may have changed. Then executes the
+    /// block with the interpreter.
     fn interpret_anew(&mut self, bus: &mut dyn Bus) {
         match self.find_block_slow(self.core.rip) {
             Ok(number) => {

@@ -128,7 +128,7 @@ impl Cpu {
     ///
     /// # Panics
     ///
-    /// If `states` does not fit the number of processors, or there is no processor `seat`.
+    /// If `states` does not have one state for each other processor, or there is no processor `seat`.
     pub fn set_parked(&mut self, seat: usize, states: &[CpuState]) {
         self.seats.set_parked(seat, states);
         self.core.processor = seat;

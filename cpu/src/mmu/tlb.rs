@@ -96,7 +96,7 @@ impl Mmu {
         };
     }
 
-    /// The privilege with an index.
+    /// The privilege that has this index (see [`Mmu::set_index`]).
     pub(crate) fn privilege(index: usize) -> Privilege {
         let user = index == 0 || Mmu::checks_alignment(index);
         Privilege { user, smap: index == 1 }

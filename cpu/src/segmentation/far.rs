@@ -275,8 +275,8 @@ impl Core {
         Ok(())
     }
 
-    /// The code segment that a far return or IRET loads. Raises #GP if the segment has a more privileged level than
-    /// the running code.
+    /// The code segment that a far return or IRET loads. Raises #GP if the return would lead to a more privileged
+    /// level.
     pub(super) fn returned_code_segment(&mut self, bus: &mut dyn Bus, selector: u16) -> Res<Segment> {
         if selector & !3 == 0 {
             return Err(self.gp(0));

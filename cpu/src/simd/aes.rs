@@ -90,8 +90,8 @@ fn mix_columns<const N: usize>(a: [u8; N], row: [u8; 4]) -> [u8; N] {
     })
 }
 
-/// Doubleword `n` of AESKEYGENASSIST's result. Even ones are a substituted odd doubleword of the source; odd ones
-/// are this value, rotated and combined with the constant.
+/// Doubleword `n` of AESKEYGENASSIST's result. An even doubleword is the next odd doubleword of the source after
+/// substitution. An odd doubleword is the same value, rotated and combined with the constant.
 fn key_word(b: &[u8], imm: u8, n: usize) -> u32 {
     let source = u32::get(b, n | 1);
     let substituted = u32::from_le_bytes(sub_bytes(source.to_le_bytes(), &SBOX));

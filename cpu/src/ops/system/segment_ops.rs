@@ -101,7 +101,7 @@ fn mov_from_segment(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     write16(core, bus, op, u64::from(selector))
 }
 
-/// Pushes a selector zero-extended to the operand size, as on AMD. Other processors write only 16 bits of the
+/// Pushes a selector zero-extended to the operand size, as on AMD. Some other processors write only 16 bits of the
 /// pushed value.
 fn push_segment(core: &mut Core, bus: &mut dyn Bus, op: &Op) -> Res<()> {
     let selector = core.segment(segment_register(op)).selector;
