@@ -46,8 +46,8 @@ impl Turn {
     pub const MOST_AT_ONCE: usize = 2048;
     /// The largest number of given turns that can wait in the queue. A CPU ignores further given turns.
     pub const MOST_WAITING: usize = 4 * Turn::MOST_AT_ONCE;
-    /// If the present turn is a given turn and fewer given turns than this number wait, the run stops, so that the
-    /// caller can give more.
+    /// If fewer given turns than this number wait during a given turn, the run stops, so that the caller can give
+    /// more.
     pub const FEW_WAITING: usize = 64;
 }
 
