@@ -88,10 +88,10 @@ pub struct LocalApic {
     s: RegisterFile,
     id: u8,
     startup: StartupV1,
-    /// Messages to other processors. The owner takes them at once.
+    /// Messages to other processors. The board, which owns the APIC, takes these messages at once.
     sent: Vec<Ipi>,
-    /// The vector of a finished level-triggered interrupt, for the I/O APIC. The owner takes the vector
-    /// at once.
+    /// The vector of a finished level-triggered interrupt, for the I/O APIC. The board, which owns the APIC,
+    /// takes the vector at once.
     eoi_broadcast: Option<u8>,
 }
 
@@ -231,8 +231,8 @@ impl LocalApic {
         self.s.timer.expiry_ns
     }
 
-    /// Lets the timer expire if it is due. If a periodic timer expired several times since the last call, it causes one
-    /// interrupt, as on hardware while the CPU cannot take it.
+    /// Lets the timer expire if it is due. If a periodic timer expired several times since the last call, it causes
+    /// only one interrupt, as on hardware if the CPU cannot take interrupts in the meantime.
     pub fn advance(&mut self, now_ns: u64) {
         if Timer::new(&mut self.s.timer, self.s.lvt[LVT_TIMER]).expire(now_ns) {
             self.fire_lvt(LVT_TIMER);
@@ -467,7 +467,7 @@ impl LocalApic {
         id >> 4 << 16 | 1 << (id & 0xF)
     }
 
-    /// Sends an inter-processor interrupt: to this processor at once, to others through the owner.
+    /// Sends an inter-processor interrupt: to this processor at once, to others through the board.
     fn send_ipi(&mut self, command: u32, destination: u32) {
         let broadcast = if self.mode() == Mode::X2Apic { u32::MAX } else { 0xFF };
         let named = match command >> 11 & 1 != 0 {

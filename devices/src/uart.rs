@@ -154,7 +154,7 @@ impl Uart {
         }
     }
 
-    /// Level of the interrupt line. On a PC the OUT2 pin gates it, and loopback turns that pin off.
+    /// Level of the interrupt line. On a PC the OUT2 pin gates the line, and loopback turns the OUT2 pin off.
     pub fn irq(&self) -> bool {
         let gate_open = self.s.mcr & (MCR_OUT2 | MCR_LOOP) == MCR_OUT2;
         gate_open && self.interrupt_source() != IIR_NONE

@@ -1,10 +1,10 @@
 //! The bytes of a saved board in recordings of version 1.
 //!
-//! `golden/*.json` are two states that together have every variant. In each state, no two fields of the same type are
-//! equal. Flags differ in their pattern over both states and all chips of a kind. `golden/*.hex` are the bytes of these
-//! states, made by the program that first wrote such recordings. A field that is moved, added or retyped breaks these
-//! tests. If the tests break, add version 2 of the state and keep reading version 1: never renew the bytes. (Renaming a
-//! field or a type keeps the bytes; change the JSON then.)
+//! `golden/*.json` are two states that together have every variant. In each state, no two fields of the same type
+//! are equal. Over both states and all chips of a kind, each flag has a pattern of values that no other flag has.
+//! `golden/*.hex` are the bytes of these states, made by the program that first wrote such recordings. A field that
+//! is moved, added or retyped breaks these tests. If the tests break, add version 2 of the state and keep reading
+//! version 1: never renew the bytes. (Renaming a field or a type keeps the bytes; change the JSON then.)
 
 use devices::DebugPortsV1;
 use devices::passthrough::{AskV1, InterruptModeV1, RegionV1, TranslationStateV1, WrittenV1};

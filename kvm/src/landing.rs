@@ -39,7 +39,7 @@ pub(crate) struct Place {
     pub(crate) rip: u64,
     /// [`cpu::fold_registers`].
     pub(crate) registers: u64,
-    /// Whether an interrupt could be taken here if the guest allowed it.
+    /// Whether the guest could take an interrupt at this place if its interrupt flag were set.
     pub(crate) interruptible: bool,
     pub(crate) left: Left,
 }

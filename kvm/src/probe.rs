@@ -1,4 +1,4 @@
-//! Tests this host's KVM with small guests, which show whether it is the processor's own virtualisation.
+//! Tests this host's KVM with small guests, which show whether this KVM is the processor's own virtualisation.
 //!
 //! On some hosts, `/dev/kvm` emulates the kernel mode of its guests in software: slowly, incompletely, and
 //! with silent errors. No capability shows whether KVM executes as hardware does, but a few executed

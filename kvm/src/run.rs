@@ -182,7 +182,7 @@ impl KvmCpu {
         alarm.map(Some).map_err(|error| Error::Call("set a timer", error))
     }
 
-    /// Copies the software CPU's state to the vCPU, if it is newer.
+    /// Copies the software CPU's state to the vCPU, if the software CPU's state is newer.
     fn load(&mut self, bus: &mut dyn Bus) -> Result<(), Error> {
         if !self.ahead {
             return Ok(());

@@ -117,9 +117,9 @@ impl Vm {
         }
     }
 
-    /// Makes MONITOR and MWAIT undefined if CPUID lacks them, and VMCALL undefined if the processor has another such
-    /// instruction. By default KVM ignores MONITOR and MWAIT, and rewrites VMCALL. An older KVM does not know the call,
-    /// or not all bits.
+    /// Makes MONITOR and MWAIT undefined if CPUID lacks them, and VMCALL undefined if the processor has another
+    /// instruction for hypercalls. By default KVM ignores MONITOR and MWAIT, and rewrites VMCALL. An older KVM does
+    /// not know the call, or not all bits.
     fn disable_quirks(&self) {
         const KVM_CAP_DISABLE_QUIRKS2: u32 = 213;
         const FIX_HYPERCALL_INSN: u64 = 1 << 5;

@@ -65,7 +65,7 @@ pub enum AskV1 {
     Translate {
         /// The root table's address; `None` if devices can access no memory.
         root: Option<u64>,
-        /// The first changed address, as devices see it.
+        /// The first changed address: an address that devices use, before translation.
         first: u64,
         /// Number of pages that changed; 0 for all.
         pages: u64,

@@ -285,7 +285,7 @@ impl VirtioFunction {
     }
 
     /// The target of an access to the data field of the PCI configuration access capability: offset in BAR 0 and
-    /// length. Returns `None` if the driver has not set them properly (section 4.1.4.9).
+    /// length. Returns `None` if the driver has not set offset and length properly (section 4.1.4.9).
     fn pci_cfg_target(&self) -> Option<(u32, usize)> {
         let at = |field| self.config.u32_at(self.pci_cfg_capability + field);
         let (offset, length) = (at(PCI_CFG_OFFSET), at(PCI_CFG_LENGTH));

@@ -155,7 +155,8 @@ impl World {
             && ram == place.ram
     }
 
-    /// Lands at one place from another, where the vCPU may already stand. Returns the number of tries.
+    /// Lands at the place `to` from the place `from`, at which the vCPU may already stand. Returns the number of
+    /// tries.
     fn travel(&mut self, from: &Snapshot, stands_there: bool, to: &Snapshot) -> u32 {
         for tries in 1..100 {
             if tries > 1 || !stands_there {

@@ -1,4 +1,4 @@
-//! Rings that break the rules. The device requests a reset and works again after it.
+//! Rings that break the rules. The device requests a reset and works again after the reset.
 
 use super::driver::{F_INDIRECT_DESC, INDIRECT, NEXT, WRITE};
 use super::*;
