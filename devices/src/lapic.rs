@@ -232,7 +232,7 @@ impl LocalApic {
     }
 
     /// Lets the timer expire if it is due. If a periodic timer expired several times since the last call, it causes
-    /// only one interrupt, as on hardware if the CPU cannot take interrupts in the meantime.
+    /// only one interrupt. Hardware does the same if the CPU cannot take interrupts in the meantime.
     pub fn advance(&mut self, now_ns: u64) {
         if Timer::new(&mut self.s.timer, self.s.lvt[LVT_TIMER]).expire(now_ns) {
             self.fire_lvt(LVT_TIMER);
