@@ -934,9 +934,9 @@ impl Writer {
         self.put(&[0x0f, 0x22, 0xc0 | number << 3 | register]);
     }
 
-    /// Writes code that switches between address spaces, and accesses memory after each switch. Before half of the
-    /// switches, the code changes an entry of a root, which is the top-level page table of the current or another
-    /// address space.
+    /// Writes code that switches between address spaces, and accesses memory after each switch. A root is the
+    /// top-level page table of an address space. Before half of the switches, the code changes an entry of the
+    /// current root or of another root.
     fn switch_spaces(&mut self) {
         if self.bits != Bits::B64 {
             return self.control_register();
