@@ -1,4 +1,4 @@
-//! Results that the manuals leave open, and that differ between processors of different vendors. These are
+//! Results that the manuals leave open, and that differ between processors of different vendors. Such results are
 //! undefined flags and results, x87 pointers, and encodings that one vendor decodes differently. For such results
 //! the software CPU follows Intel's processors. So only a comparison with an Intel processor can include all
 //! results. On other processors the comparison leaves out open results, and the golden vectors ([`crate::golden`])

@@ -1,5 +1,6 @@
-//! gdb on a guest with four processors. Each processor is a thread. A step goes to the next instruction of the selected
-//! processor, or back to its last instruction. The answers are compared with the machine's single steps.
+//! Tests gdb on a recording of a guest with four processors. gdb shows each processor as a thread. A step goes to
+//! the next instruction of the selected processor, or back to its previous instruction. The test compares gdb's
+//! answers with single steps of the machine.
 
 use cpu::Traps;
 use history::timeline::{Stops, Timeline};
@@ -14,7 +15,7 @@ const COUNT: usize = 4;
 /// The largest number of instructions before and after a place in which the test looks for a turn of each processor.
 const STEPS: u64 = 3_000_000;
 
-/// RIP and RSP of a processor.
+/// RIP and RSP of a processor at a position.
 type Place = (u64, u64);
 
 fn places(timeline: &Timeline) -> Vec<Place> {
@@ -51,7 +52,7 @@ fn last_step(timeline: &mut Timeline, processor: usize, place: Instructions) -> 
     last.unwrap_or_else(|| panic!("processor {processor} does not run near {place}")).before
 }
 
-/// Numbers in a line, also those in parentheses.
+/// Returns the numbers in a line, also numbers in parentheses.
 fn numbers(line: &str) -> Vec<u64> {
     line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
 }
