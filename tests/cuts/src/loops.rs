@@ -29,8 +29,7 @@ const BASES: [u8; 5] = [3, 5, 6, 7, 12];
 const RESERVE: usize = 0x180;
 /// The address at which the upper half of the canonical addresses begins.
 const UPPER: u64 = 0xffff_8000_0000_0000;
-/// The address to which SYSCALL jumps. The code at this address is in the place of a handler whose vector no
-/// program uses.
+/// The address to which SYSCALL jumps. The address belongs to the handler of a vector that no program uses.
 pub const SYSCALL_ENTRY: u64 = HANDLERS + 0xf0 * HANDLER_BYTES;
 
 /// All instructions that [`silicon::catalogue`] offers, and the integer instructions among them.

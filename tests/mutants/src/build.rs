@@ -26,7 +26,8 @@ const MODULE: &str = "\nmod mutation;\n";
 /// The build's result.
 pub struct Built {
     pub programs: Vec<Program>,
-    /// Maps every mutant that was built to the number of its place. A test that reaches the place records this number.
+    /// Maps every mutant that was built to the number of its location in the source. A test that executes the
+    /// location records this number.
     pub places: BTreeMap<u32, u32>,
     /// Maps every mutant that the compiler refuses to the code of the compiler's error.
     pub refused: BTreeMap<u32, String>,
@@ -215,7 +216,7 @@ fn refuse(tree: &Path, message: &Value, refused: &mut BTreeMap<u32, String>) -> 
     )
 }
 
-/// The place where the compiler proposes a change.
+/// Returns the source location at which the compiler proposes a change.
 fn proposal(message: &Value) -> Option<&Value> {
     let notes = message["children"].as_array()?;
     notes.iter().filter(|note| note["level"] == "help").find_map(|note| note["spans"].as_array()?.last())

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// A change of the source. The change's number is its place in the list, counted from 1.
+/// A change of the source. The number of a change is its index in the list, counted from 1.
 #[derive(Debug, Deserialize)]
 pub struct Mutant {
     /// The mutant's name: `FILE:LINE:COLUMN: WHAT in FUNCTION`.

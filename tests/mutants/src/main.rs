@@ -23,7 +23,7 @@ use crate::build::{Built, Program};
 use crate::list::{Genre, Mutant};
 use crate::run::Verdict;
 
-/// The memory that a mutant may use. A mutant that needs more counts as caught.
+/// The memory that a mutant may use. If a mutant needs more memory, the script counts this mutant as caught.
 const MEMORY_BYTES: u64 = 6 << 30;
 
 #[derive(Parser)]

@@ -16,13 +16,13 @@ use crate::list::{Genre, Mutant, Place};
 
 /// A mutant's number, and its replacement text.
 type Change = (u32, String);
-/// Maps each changed place of a file to the mutants of this place. A place may have several mutants.
+/// Maps each changed location of a file to the mutants of this location. A location may have several mutants.
 type Changes = BTreeMap<(Genre, Place), Vec<Change>>;
 
 /// A source file with its mutants.
 pub struct Rewritten {
     pub text: String,
-    /// Every mutant in the text, with the number of its place.
+    /// Maps every mutant in the text to the number of its location.
     pub places: BTreeMap<u32, u32>,
 }
 
@@ -87,9 +87,9 @@ enum Form {
         operand: Range<usize>,
         is_literal: bool,
     },
-    /// The place after a function's opening brace.
+    /// The location after a function's opening brace.
     Body,
-    /// The place after the pattern of a `match` arm that has no guard.
+    /// The location after the pattern of a `match` arm that has no guard.
     Arm,
     /// The guard of a `match` arm, and the number of the mutant that removes the whole arm.
     Guard {
@@ -251,7 +251,8 @@ impl Renderer<'_> {
         text
     }
 
-    /// Returns the rewritten source of a site. `inner` is the number of the first site that may lie in this site.
+    /// Returns the rewritten source of a site. `inner` is the number of the first site that may be inside this
+    /// site.
     fn site(&self, site: &Site, inner: usize) -> String {
         let part = |range: &Range<usize>| self.render(range.clone(), inner);
         let raw = |range: &Range<usize>| &self.source[range.clone()];

@@ -22,7 +22,7 @@ pub enum Verdict {
     /// A test ran much longer than without the mutant.
     Endless,
     Missed,
-    /// No test executes the mutant's place.
+    /// No test executes the code with the mutant.
     NotReached,
 }
 
@@ -31,7 +31,7 @@ pub struct Test<'a> {
     program: &'a Program,
     name: String,
     time: Duration,
-    /// The places with mutants that the test executes.
+    /// The numbers of the locations with mutants that the test executes.
     reached: BTreeSet<u32>,
 }
 
@@ -66,7 +66,7 @@ pub fn in_parallel<T: Sync, R: Send>(
 }
 
 /// Runs every wanted test of the programs twice, each time in a new process. The first run measures the test's
-/// time. The second run finds the places with mutants that the test executes.
+/// time. The second run finds the locations with mutants that the test executes.
 pub fn tests<'a>(
     work: &Path,
     programs: &[&'a Program],
@@ -113,7 +113,7 @@ fn first_run<'a>(work: &Path, worker: usize, program: &'a Program, name: &str) -
     Ok(Some(Test { program, name: name.to_owned(), time, reached }))
 }
 
-/// Runs the tests that reach a mutant's place, the fastest first, until one fails.
+/// Runs the tests that execute a mutant's location, the fastest test first, until a test fails.
 pub fn judge(work: &Path, worker: usize, tests: &[Test], mutant: u32, place: u32) -> Result<Verdict> {
     let mut reaching: Vec<&Test> = tests.iter().filter(|test| test.reached.contains(&place)).collect();
     if reaching.is_empty() {

@@ -7,18 +7,19 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 /// The value of `ACTIVE` before the program has read the environment variable.
 const UNKNOWN: u32 = u32::MAX;
-/// The value of `ACTIVE` while no mutant is active, and the program records the places that it reaches.
+/// The value of `ACTIVE` while no mutant is active, and the program records the locations with mutants that it
+/// executes.
 const RECORD: u32 = u32::MAX - 1;
 const PLACES: usize = 1 << 16;
 
 static ACTIVE: AtomicU32 = AtomicU32::new(UNKNOWN);
 static SEEN: [AtomicBool; PLACES] = [const { AtomicBool::new(false) }; PLACES];
-/// The file into which the program writes the reached places. A process that locks itself in later can open no
-/// file, so the file stays open.
+/// The file into which the program writes the locations that it executes. A process that locks itself in later can
+/// open no file, so the file stays open.
 static REACHED: OnceLock<File> = OnceLock::new();
 
-/// Returns the number of the active mutant, or 0 if no mutant is active. The rewritten code calls this at each
-/// place with mutants.
+/// Returns the number of the active mutant, or 0 if no mutant is active. The rewritten code calls this function at
+/// each location with mutants.
 #[inline(always)]
 pub fn at(place: u32) -> u32 {
     match ACTIVE.load(Relaxed) {

@@ -35,7 +35,7 @@ enum Scope {
 struct Rule {
     /// The short name of the rule, which the report prints.
     name: &'static str,
-    /// The place in the manual that permits the difference.
+    /// The passage of the manual that permits the difference.
     #[allow(dead_code, reason = "for the reader")]
     manual: &'static str,
     applies: fn(&Case, &Pair<'_>) -> bool,
@@ -152,7 +152,8 @@ pub fn apply(case: &Case, pair: &Pair<'_>, soft: &mut Outcome, uses: &mut Uses) 
     }
 }
 
-/// Copies C1, and copies ST(0) and ST(1) if the two sides' values differ by at most `ulps` units in the last place.
+/// Copies C1 from `native` to `soft`. Also copies ST(0) and ST(1) if their values in `native` and `soft` differ by
+/// at most `ulps` units in the last place.
 pub fn take_extended(native: &FxImage, soft: &mut FxImage, ulps: u64) {
     const C1: u16 = 1 << 9;
     // The exception's flag, and the bits ES and B, which an unmasked exception sets.

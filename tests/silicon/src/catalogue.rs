@@ -82,8 +82,8 @@ fn legacy_heads() -> impl Iterator<Item = Form> {
     })
 }
 
-/// Whether a byte in an opcode's place is a prefix or leads to another map. Other prefixes and maps have forms of their
-/// own.
+/// Whether a byte at the position of the opcode is a prefix, or selects another opcode map. Other prefixes and maps
+/// have forms of their own.
 fn is_prefix(map: &[u8], opcode: u8) -> bool {
     match map {
         [] => {

@@ -276,8 +276,8 @@ fn unpack(image: &[u8], registers: &mut Registers, data: &mut [u8]) {
     data.copy_from_slice(&image[DATA_AT..]);
 }
 
-/// Returns the FXSAVE image with its x87 registers in the order of their physical numbers: ST(n) is at the place of
-/// register n + `top`.
+/// Returns the FXSAVE image with its x87 registers in the order of their physical numbers: ST(n) is at the position
+/// of register n + `top`.
 fn by_number(fx: &FxImage, top: usize) -> FxImage {
     let mut turned = *fx;
     for n in 0..8 {

@@ -149,7 +149,7 @@ unsafe extern "C" {
 const STUBS: u64 = CODE + CODE_BYTES;
 const STUB_BYTES: u64 = 16;
 
-/// The place at which the instruction left its slot.
+/// The way in which control left the instruction's slot.
 #[derive(Clone, Copy)]
 pub enum Exit {
     /// The instruction reached the jump after it.

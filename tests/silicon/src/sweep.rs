@@ -33,7 +33,7 @@ const SIB: u8 = 0x24;
 /// The result of executing the bytes of one encoding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum End {
-    /// The instruction was executed, and has this many bytes.
+    /// The CPU executed the instruction. The number is the instruction's length in bytes.
     Executed(u64),
     /// The instruction raised this exception.
     Raised(u8),

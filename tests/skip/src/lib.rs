@@ -51,7 +51,7 @@ fn name() -> String {
     }
 }
 
-/// The name of the running program, without Cargo's hash at its end; `None` if the host does not tell the name.
+/// The name of the running program, without Cargo's hash at its end; `None` if the host does not provide the name.
 fn program() -> Option<String> {
     let stem = std::env::current_exe().ok()?.file_stem()?.to_string_lossy().into_owned();
     Some(stem.rsplit_once('-').map_or(stem.clone(), |(name, _)| name.to_string()))

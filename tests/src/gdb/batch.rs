@@ -47,7 +47,8 @@ pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// How often gdb said that history ends in this direction. gdb 13 and gdb 18 use different words.
+/// Returns how often gdb printed that the recorded history ends in this direction. gdb 13 and gdb 18 use different
+/// words.
 pub fn ends_of_history(said: &str) -> usize {
     let words = ["No more reverse-execution history", "Reached end of recorded history; stopping"];
     words.iter().map(|words| said.matches(words).count()).sum()

@@ -108,7 +108,7 @@ impl GdbScript {
     }
 }
 
-/// Returns an answer without the names after addresses. The server gives these names only after certain earlier
+/// Returns an answer without the names after addresses. The server adds these names only after certain earlier
 /// commands.
 fn without_names(answer: &str) -> String {
     let lines = answer.lines().map(|line| line.split(" <").next().unwrap_or(line));

@@ -75,7 +75,7 @@ impl Variable {
 
 /// A part of the recording, executed in single steps.
 pub struct Window {
-    /// The step count of the first place.
+    /// The step count at which the window begins.
     pub start: usize,
     /// The machine at every step count from `start` on.
     pub places: Vec<Place>,
@@ -96,7 +96,7 @@ pub struct Fork {
 }
 
 impl Window {
-    /// The last step count with a place.
+    /// Returns the last step count of the window.
     pub fn end(&self) -> usize {
         self.start + self.places.len() - 1
     }

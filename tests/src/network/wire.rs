@@ -120,8 +120,8 @@ pub fn passt_process(directory: &Path) -> PathBuf {
     directory.join("passt.pid")
 }
 
-/// Runs a function in its own network namespace, which ends with the function. Returns `None` if this process is not
-/// allowed to make namespaces.
+/// Runs a function in a new network namespace, which exists only until the function returns. Returns `None` if this
+/// process is not allowed to make namespaces.
 pub fn in_own_network<R: Send>(run: impl FnOnce() -> R + Send) -> Option<R> {
     // Only this thread and its children change to the namespace.
     let in_thread = || unshare(CloneFlags::CLONE_NEWNET).is_ok().then(run);

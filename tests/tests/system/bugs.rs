@@ -16,7 +16,7 @@ use tests::record::{open, record};
 use tests::run::last_lines;
 use tests::terminal::Terminal;
 
-/// A bug, and the places that gdb must reach, in this order.
+/// A bug, and the positions that gdb must reach, in this order.
 struct Bug {
     name: &'static str,
     source: &'static str,

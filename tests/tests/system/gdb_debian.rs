@@ -283,8 +283,8 @@ impl<'a> Session<'a> {
         if backward { self.at - distance } else { self.at + distance }
     }
 
-    /// The first step count before or after the session's place at which a condition is true; `None` if the window has
-    /// none.
+    /// Returns the first step count before or after the session's position at which a condition is true; `None` if
+    /// the window has none.
     fn find(&self, backward: bool, holds: impl Fn(usize, &Place) -> bool) -> Option<usize> {
         let holds = |&step: &usize| holds(step, self.window.at(step));
         if backward {
@@ -300,7 +300,8 @@ impl<'a> Session<'a> {
             || step > self.window.start && self.window.at(step - 1).rip == rip
     }
 
-    /// The step count of an instruction near the session's place. The instruction does not repeat itself.
+    /// Returns the step count of an instruction near the session's position. The instruction is not a repeated
+    /// string instruction.
     fn instruction(&mut self, backward: bool) -> usize {
         loop {
             let step = self.elsewhere(backward);
@@ -319,7 +320,7 @@ fn run_word(backward: bool) -> &'static str {
 /// target.
 type Leads<'a> = fn(&Reference<'a>, usize) -> Option<usize>;
 
-/// The kinds of actions. An action returns `false` if it was not possible at the session's place.
+/// The kinds of actions. An action returns `false` if it was not possible at the session's position.
 impl<'a> Session<'a> {
     fn steps(&mut self, backward: bool) -> bool {
         let count = 1 + self.below(60);
@@ -396,8 +397,8 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// The step count of the next write that changes a variable. Going backward, the count before the write, and going
-    /// forward, the count after the write. `None` if the window has no such write.
+    /// Finds the next write that changes a variable. Returns the step count before the write in a search backward,
+    /// and the step count after the write in a search forward. Returns `None` if the window has no such write.
     fn change(&self, variable: usize, backward: bool) -> Option<usize> {
         let value = |step: usize| self.window.at(step).values[variable];
         if backward {
@@ -431,7 +432,7 @@ impl<'a> Session<'a> {
         let found = if backward {
             self.find(true, |_, place| place.accesses[variable])
         } else {
-            // The search includes the instruction at the session's place.
+            // The search includes the instruction at the session's position.
             (self.at..self.window.end())
                 .find(|&step| self.window.at(step).accesses[variable])
                 .map(|step| step + 1)
@@ -685,7 +686,7 @@ impl<'a> Session<'a> {
     ];
 
     /// Does `ACTIONS` actions in a window, each kind in turn. Skips an action that is not possible at the session's
-    /// place.
+    /// position.
     fn look_around(&mut self, window: &'a Window) {
         self.window = window;
         for number in 0..ACTIONS {

@@ -57,8 +57,8 @@ impl Boot<'_> {
         self.timeline.seek(position, &mut || false).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// The last places after `from` at which a condition is true, with the running process, newest first. Returns
-    /// at most eight times `HITS` positions.
+    /// Returns the last positions after `from` at which a condition is true, with the running process, newest
+    /// first. Returns at most eight times `HITS` positions.
     fn hits(&mut self, from: Instructions, stops: Stops) -> Vec<(Instructions, Process)> {
         self.timeline.set_stops(stops);
         let end = self.timeline.end();
@@ -98,7 +98,7 @@ impl Boot<'_> {
     }
 }
 
-/// The places of the first `HITS` hits in a wanted process.
+/// Returns the positions of the first `HITS` hits in a wanted process.
 fn chosen(hits: &[(Instructions, Process)], wanted: impl Fn(&Process) -> bool) -> Vec<Instructions> {
     hits.iter().filter(|(_, process)| wanted(process)).map(|&(at, _)| at).take(HITS).collect()
 }
@@ -188,8 +188,8 @@ fn stops_are_in_one_process(boot: &mut Boot<'_>, from: Instructions) {
     assert_eq!(said.lines().filter(|line| line.ends_with(" sleep")).count(), 2, "{said}");
 }
 
-/// `tt back-to last-syscall execve` and `last-write EXPR == VALUE` must lead to the same places as a search for the
-/// condition.
+/// `tt back-to last-syscall execve` and `last-write EXPR == VALUE` must go to the same positions as a search for
+/// the condition.
 fn what_is_looked_for_has_names_and_values(boot: &mut Boot<'_>) {
     let end = boot.timeline.end();
     let jiffies = boot.symbols.address_of("jiffies_64").expect("it is there");

@@ -12,7 +12,8 @@ use tests::guests::{BUSYBOX, CLOUD, Guest, linux_options, repository};
 use tests::record::{open, record};
 
 const COUNT: usize = 4;
-/// The largest number of instructions before and after a place in which the test looks for a turn of each processor.
+/// The largest number of instructions before and after a position in which the test looks for a turn of each
+/// processor.
 const STEPS: u64 = 3_000_000;
 
 /// RIP and RSP of a processor at a position.
@@ -29,7 +30,7 @@ fn seek(timeline: &mut Timeline, to: Instructions) {
     timeline.seek(to, &mut || false).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// The step count of the machine at which a processor executes its next step.
+/// Returns the step count of the machine at which a processor executes its next step.
 fn next_step(timeline: &mut Timeline, processor: usize) -> Instructions {
     let end = timeline.position() + STEPS;
     while timeline.machine().cpu().seat() != processor {
@@ -41,7 +42,7 @@ fn next_step(timeline: &mut Timeline, processor: usize) -> Instructions {
     timeline.position()
 }
 
-/// The step count of the machine at which a processor executed its last step before a place.
+/// Returns the step count of the machine at which a processor executed its last step before a position.
 fn last_step(timeline: &mut Timeline, processor: usize, place: Instructions) -> Instructions {
     let traps = Traps { turns: true, ..Traps::default() };
     timeline.set_stops(Stops { traps, ..Stops::default() });

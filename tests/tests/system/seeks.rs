@@ -213,15 +213,15 @@ fn in_the_workload_rd() {
 
 /// The largest number of steps that a debugger may replay to open a recording of a boot at its end.
 const TO_THE_END: u64 = 400_000_000;
-/// The largest number of steps that may be replayed to reach a place in the first second, before the checkpoint in
-/// this second. All code in the first second runs for the first time, so the replay is slow.
+/// The largest number of steps that may be replayed to reach a position in the first second, before the checkpoint
+/// in this second. All code in the first second runs for the first time, so the replay is slow.
 const EARLY: u64 = 420_000_000;
 /// The largest number of steps that may be replayed to reach a position in the first second, after the checkpoint
 /// in this second.
 const FIRST: u64 = 620_000_000;
 /// The largest number of additional steps that a seek to a time may replay to find the time's instruction.
 const FINDING: u64 = 24_000_000;
-/// The largest number of steps that may be replayed to reach a place that the session has passed before.
+/// The largest number of steps that may be replayed to reach a position that the session has passed before.
 const NEAR: u64 = 48_000_000;
 
 /// Seeks to a time. Returns the number of replayed steps.

@@ -213,8 +213,8 @@ pub fn add_checkpoints(recording: &Recording<Instructions>, places: &[u64]) {
     }
 }
 
-/// Replays a recording to its end, and compares everything. Returns the output from a place on, the machine, and how
-/// the replay ended.
+/// Replays a recording to its end, and compares everything. Returns the console output after the position `from`,
+/// the machine, and how the replay ended.
 pub fn replayed_from(
     recording: &Recording<Instructions>,
     from: Instructions,
