@@ -121,8 +121,8 @@ fn compares(mnemonic: Mnemonic) -> bool {
     matches!(mnemonic, Cmpsb | Cmpsw | Cmpsd | Cmpsq | Scasb | Scasw | Scasd | Scasq)
 }
 
-/// Whether one side raised a page fault on the last bytes below the non-canonical addresses, and the other side #GP or
-/// #SS.
+/// Whether processor and software CPU raised different exceptions for an operand that reaches into the non-canonical
+/// addresses: one of the two raised a page fault, and the other raised #GP or #SS.
 fn in_the_hole(pair: &Pair<'_>) -> bool {
     const HOLE: u64 = 0x8000_0000_0000;
     let (Some(native), Some(soft)) = (pair.native.fault, pair.soft.fault) else { return false };
