@@ -122,7 +122,7 @@ fn compares(mnemonic: Mnemonic) -> bool {
 }
 
 /// Whether processor and software CPU raised different exceptions for an operand that reaches into the non-canonical
-/// addresses: one of the two raised a page fault, and the other raised #GP or #SS.
+/// addresses. One of the two raised a page fault just below these addresses, and the other raised #GP or #SS.
 fn in_the_hole(pair: &Pair<'_>) -> bool {
     const HOLE: u64 = 0x8000_0000_0000;
     let (Some(native), Some(soft)) = (pair.native.fault, pair.soft.fault) else { return false };
