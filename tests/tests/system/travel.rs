@@ -286,7 +286,8 @@ fn both_ends_of_history_are_ends() {
     assert_eq!((timeline.position(), timeline.machine().cpu().rip()), (Instructions(0), walk.rips[0]));
 }
 
-/// Tests searches far away from the position, with few or many checkpoints on the way, on one core or several.
+/// Tests searches whose hits are far away from the position, with few or many checkpoints on the way, on one core
+/// or on several cores.
 #[test]
 fn all_hits_are_found_whatever_the_number_of_cores() {
     let (_directory, traveller, walk) = prepare_with_checkpoints(1);
