@@ -357,7 +357,8 @@ impl LoopWriter {
         }
     }
 
-    /// Writes a change of the entry of a page with data: its rights, its target, its accessed and dirty bits.
+    /// Writes code that changes the page-table entry of a page with data: the entry's rights, its target, its
+    /// accessed and dirty bits.
     fn change_entry(&mut self) {
         if self.rng.percent(10) {
             return self.change_root();

@@ -1,4 +1,4 @@
-//! The reference: this host's processor, or recorded results of one.
+//! The reference for comparisons: this host's processor, or recorded results of a processor.
 
 use std::io;
 

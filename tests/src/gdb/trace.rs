@@ -39,7 +39,7 @@ pub struct Place {
     pub accesses: [bool; WATCHED],
 }
 
-/// Variables that are watched in one window.
+/// The number of variables that are watched in one window.
 pub const WATCHED: usize = 5;
 
 /// A variable, and the kind of accesses that are recorded.

@@ -64,7 +64,7 @@ fn guest(directory: &Path, work: &str, processors: Processors) -> Guest {
     Guest::new(&options)
 }
 
-/// A run's end.
+/// The results at the end of a run.
 #[derive(PartialEq, Eq)]
 struct End {
     outcome: Outcome,
