@@ -184,7 +184,7 @@ fn run(
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("TMPDIR", &temporary)
         .env(variable, value)
-        // Backtraces would take time, and nobody reads the tests' output.
+        // Nobody reads the tests' output, so do not spend time on backtraces or on smaller examples.
         .env("RUST_BACKTRACE", "0")
         .env("PROPTEST_MAX_SHRINK_ITERS", "0")
         .stdin(Stdio::null())

@@ -98,8 +98,8 @@ const WITHOUT_ACPI: &str = r#"
 /// The largest distance in instructions from a checkpoint to a position, unless the next checkpoint is nearer. The
 /// distance is so long that KVM runs a part of the way.
 const BEHIND_CHECKPOINT: u64 = 150_000_000;
-/// If events are at least this many instructions apart, KVM runs between them in a replay. The software CPU runs
-/// the last part of the replay.
+/// If two events are farther apart than this number of instructions, the test expects that KVM runs between them in
+/// a replay. The software CPU runs the last part of the replay.
 const FROM_EVENT_TO_EVENT: u64 = 30_000_000;
 
 /// Opens the recording of this name that was packed in the lab. The recording counts exits.

@@ -323,7 +323,8 @@ fn modules_are_placed(boot: &mut Boot) {
     for (name, section) in [("virtblk_probe", ".text"), ("virtblk_wq", ".bss"), ("virtio_blk", ".data")] {
         expect(&said, &[&format!("{name} in section {section} of {module}\n")]);
     }
-    // The kernel has freed the section .init.text, so gdb must find no symbol at its address.
+    // The kernel has freed the section .init.text, so gdb must not load the symbols of this section, for example at
+    // address 0.
     expect(&said, &["No symbol matches 0.\n"]);
     expect(
         &said,
